@@ -1,6 +1,9 @@
 """What may change in a traced model, and what may not."""
 
 import copy
+import random
+import warnings
+from types import MethodType
 
 import pytest
 import torch
@@ -8,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils import prune
 from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
 
 import pathspace as ps
 
@@ -422,6 +426,7 @@ class Scaled(nn.Module):
         self.out = nn.Linear(4, 2)
         self.slope, self.act, self.sizes, self.calls = 0.1, functional.relu, [1, 2], 0
         self.dropped, self.note, self.keep = 0.5, "unused", torch.tensor([True, True, True, True])
+        self.gain, self.drop_last = 1.0, False
         self.used = nn.Linear(4, 4)
 
     def forward(self, x):
@@ -431,7 +436,9 @@ class Scaled(nn.Module):
 
     def finish(self, h):
         h = functional.leaky_relu(self.used(h), getattr(self, "slope"))  # noqa: B009 -- read by its name
-        return self.out(h) * self.sizes[0] * self.factor
+        if self.drop_last:
+            return h[:, :2]
+        return self.out(h) * self.sizes[0] * self.factor * getattr(self, "gain")  # noqa: B009
 
 
 def _class_swapped(model):
@@ -453,9 +460,12 @@ WATCHED = {
         lambda m: setattr(m.pool, "kernel_size", 3),
         r"'pool\.kernel_size' was 2 .* is 3 now",
     ),
-    "eps": (lambda m: setattr(m.norm, "eps", 1.0), r"'norm\.eps'"),
-    "statistics": (lambda m: setattr(m.norm, "track_running_stats", False), r"'norm\.track_running_stats'"),
-    "number by name": (lambda m: setattr(m, "slope", 0.2), r"attribute 'slope' was 0\.1 .* is 0\.2 now"),
+    "number by name": (lambda m: setattr(m, "gain", 0.2), r"attribute 'gain' was 1\.0 .* is 0\.2 now"),
+    "flag of what is dropped": (
+        lambda m: setattr(m, "drop_last", True),
+        r"'drop_last' was False .* is True now",
+    ),
+    "what is gone": (lambda m: delattr(m, "slope"), r"'slope' was 0\.1 .* is gone"),
     "function": (lambda m: setattr(m, "act", torch.tanh), "attribute 'act'"),
     "list": (lambda m: m.sizes.__setitem__(0, 3), r"'sizes' was \[1, 2\] .* is \[3, 2\] now"),
     "mask in an attribute": (lambda m: m.keep.__setitem__(1, False), "'keep' has other values"),
@@ -500,6 +510,238 @@ def test_what_the_forward_pass_does_not_read_may_change():
     network.check_current()
     model.forward = torch.compile(model.forward)
     network.check_current()
+
+
+class DropPath(nn.Module):
+    """Stochastic depth as timm has it."""
+
+    def __init__(self, prob):
+        super().__init__()
+        self.drop_prob, self.p, self.prob = prob, prob, prob
+
+    def forward(self, x):
+        keep = 1 - max(self.drop_prob, self.p, self.prob) * self.training
+        return x * (torch.rand(len(x), 1) < keep) / keep
+
+
+class Counted(nn.Module):
+    """A residual network that counts the passes that are made of it, on data or without."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.inner, self.out = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        self.drop, self.path = nn.Dropout(0), DropPath(0.0)
+        self.norm = nn.BatchNorm1d(4)
+        self.slope, self.epoch, self.scale, self.shift = 0.1, 0, 1.0, 0
+        self.gradient_checkpointing, self.dtype, self.place = False, torch.float32, torch.device("cpu")
+        self.stats, self.sizes, self.table = {"seen": 0}, [1, 2], {str(i): 1 for i in range(200)}
+        self.passes = []
+
+    def forward(self, x):
+        object.__getattribute__(self, "tally").append(1)
+        h = self.norm(self.first(x.to(self.place, self.dtype)))
+        if self.epoch >= 3:
+            h = h * 2
+        h = functional.leaky_relu(h, self.slope) * self.sizes[0] * self.table["7"]
+        self.note(len(x))
+        h = self.path(self.drop(h)) + self.scale * self.branch(h).roll(self.shift, 1)
+        return self.out(h)
+
+    def note(self, count):
+        stats = self.stats
+        if count > 4:
+            stats["seen"] += count
+            self.passes.append(count)
+
+    def branch(self, h):
+        h = h.clone()
+        h[:, 0] = self.sizes[1] * h[:, 1]
+        if self.gradient_checkpointing:
+            return checkpoint(self.inner, h, use_reentrant=False)
+        return self.inner(h)
+
+
+TALLY = []
+Counted.tally = property(lambda _: TALLY)
+
+
+def counted():
+    torch.manual_seed(0)
+    TALLY.clear()
+    model = Counted()
+    network = ps.trace(model, torch.randn(2, 3))
+    TALLY.clear()
+    return model, network
+
+
+def _schedule(model):
+    model.drop.p, model.path.drop_prob, model.path.p, model.path.prob = 0.3, 0.2, 0.2, 0.2
+
+
+def _count(model):
+    model.stats["seen"] = 7
+    model.passes.append(3)
+
+
+def _place(model):
+    model.dtype, model.place = torch.float64, torch.device("meta")
+
+
+@pytest.mark.parametrize(
+    "change", [_schedule, _count, _place, lambda m: m.norm.__dict__.update(momentum=0.5)]
+)
+def test_what_no_scale_depends_on_costs_no_trace(change):
+    model, network = counted()
+    change(model)
+    network.check_current()
+    assert not TALLY
+
+
+NEUTRAL = {
+    "slope": lambda m: setattr(m, "slope", 0.3),
+    "eps": lambda m: setattr(m.norm, "eps", 1e-3),
+    "statistics": lambda m: setattr(m.norm, "track_running_stats", False),
+    "epoch": lambda m: setattr(m, "epoch", 2),
+    "a longer table": lambda m: m.table.update(more=2),
+    "checkpoints": lambda m: setattr(m, "gradient_checkpointing", True),
+    "method": lambda m: setattr(m, "branch", MethodType(lambda m, h: Counted.branch(m, h), m)),
+    "forward": lambda m: setattr(m, "forward", MethodType(lambda m, x: Counted.forward(m, x), m)),
+}
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_a_change_that_leaves_the_network_the_same_is_taken(name):
+    model, network = counted()
+    optimizer = ps.optim.PathSGD(model.parameters(), network, lr=0.01)
+    NEUTRAL[name](model)
+    model.eval()  # the network goes on in the form in which it was traced
+    before = {key: value.clone() for key, value in ps.paths.kappa(network).items()}
+    traced_once = len(TALLY)
+    network.check_current()
+    copied = copy.deepcopy(network)
+    copied.check_current()
+    assert len(TALLY) == traced_once > 0
+    fresh = ps.paths.kappa(ps.trace(model.train(), torch.randn(2, 3)))
+    assert before.keys() == fresh.keys()
+    for key, value in fresh.items():
+        assert_close(before[key], value)
+    model(torch.randn(5, 3)).sum().backward()
+    optimizer.step()
+    assert ps.paths.data_dependent_kappa(network, torch.randn(5, 3)).keys() == fresh.keys()
+
+
+NOT_NEUTRAL = {
+    "a later epoch": (lambda m: setattr(m, "epoch", 3), "'epoch' was 0"),
+    "of a branch that is zero": (lambda m: setattr(m, "scale", 2.0), "'scale' was 1.0"),
+    "where values go": (lambda m: setattr(m, "shift", 1), "'shift' was 0"),
+    "a size beside a write": (lambda m: m.sizes.__setitem__(1, 3), r"'sizes' was \[1, 2\]"),
+    "a long table": (
+        lambda m: setattr(m, "table", {**m.table, "7": 3}),
+        "'table' had 200 entries .* others now",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_NEUTRAL)
+def test_a_change_of_the_network_is_refused_whatever_its_weights_are(name):
+    change, says = NOT_NEUTRAL[name]
+    model, network = counted()
+    nn.init.zeros_(model.inner.weight)
+    nn.init.zeros_(model.inner.bias)
+    network.check_current()
+    change(model)
+    for use in (network.check_current, lambda: ps.paths.kappa(network)):
+        with pytest.raises(RuntimeError, match=f"{says}.* trace the model again"):
+            use()
+
+
+def test_another_long_table_with_the_same_entries_is_no_change():
+    model, network = counted()
+    for _ in range(3):
+        model.table = dict(model.table)
+        network.check_current()
+    assert not TALLY
+
+
+def test_eps_in_evaluation_form_is_refused():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)).eval()
+    network = ps.trace(model, torch.randn(5, 3))
+    model[1].eps = 1e-3
+    with pytest.raises(RuntimeError, match=r"'1\.eps'"):
+        network.check_current()
+
+
+def test_a_second_trace_leaves_the_model_alone():
+    model, network = counted()
+    calls = []
+    for module in model.modules():
+        module.register_forward_hook(lambda *_: calls.append("after"))
+        module.register_forward_pre_hook(lambda *_: calls.append("before"))
+        module.register_full_backward_hook(lambda *_: calls.append("back"))
+    model(torch.randn(5, 3, requires_grad=True)).sum().backward()
+    calls.clear()
+    model.eval()
+    model.inner.train()
+    model.gradient_checkpointing = True
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    gradients = {key: p.grad.clone() for key, p in model.named_parameters()}
+    modes = [module.training for module in model.modules()]
+    drawn = torch.get_rng_state(), random.getstate()
+    held = [dict(vars(module)) for module in model.modules()]
+    network.check_current()
+    assert TALLY
+    assert not calls
+    assert torch.equal(torch.get_rng_state(), drawn[0])
+    assert random.getstate() == drawn[1]
+    assert [module.training for module in model.modules()] == modes
+    assert [dict(vars(module)) for module in model.modules()] == held
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    assert all(torch.equal(p.grad, gradients[key]) for key, p in model.named_parameters())
+
+
+def test_a_model_that_draws_in_a_second_trace_keeps_the_random_state():
+    class Layered(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.layerdrop = nn.Linear(3, 3), nn.Linear(3, 2), 0
+
+        def forward(self, x):
+            if self.layerdrop and random.random() < self.layerdrop:
+                return self.b(x)
+            return self.b(self.a(x).relu())
+
+    model = Layered()
+    network = ps.trace(model, torch.randn(2, 3))
+    model.layerdrop = 0.5
+    before = random.getstate()
+    with pytest.raises(RuntimeError, match="'layerdrop' was 0"):
+        network.check_current()
+    assert random.getstate() == before
+
+
+def test_what_changes_at_every_step_is_named_once():
+    model, network = counted()
+    optimizer = ps.optim.PathSGD(model.parameters(), network, lr=0.01)
+    told = []
+    for step in range(8):
+        model.slope = 0.1 + 0.01 * step
+        model(torch.randn(5, 3)).sum().backward()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            optimizer.step()
+        told += [str(one.message) for one in caught if "changes at every step" in str(one.message)]
+    assert len(told) == 1
+    assert told[0].startswith("the attribute 'slope' changes at every step")
+
+
+def test_a_model_that_holds_its_network_is_traced_again():
+    model, network = counted()
+    model.network = network
+    model.epoch = 1
+    network.check_current()
+    model.scale = 2.0
+    with pytest.raises(RuntimeError, match="'scale'"):
+        network.check_current()
 
 
 class Cached(nn.Module):

@@ -7,16 +7,22 @@ code: the names that occur in ``forward``, and in the methods and functions that
 
 from __future__ import annotations
 
+import ast
+import copy
 import dis
 import enum
 import functools
+import inspect
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
 
 Attributes = Mapping[tuple[str, str], Any]
 """(Path of a module, name of its attribute) -> value."""
@@ -35,10 +41,18 @@ _PLAIN = (
     torch.dtype,
     torch.device,
 )
-_CONTAINERS = (tuple, list, set, frozenset)
+_CONTAINERS = (tuple, list, set, frozenset, dict)
+_NEVER = (torch.dtype, torch.device)
+"""Values that no scale depends on."""
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, functools.partial)
 _BY_NAME = {"setattr", "__setattr__", "__dict__"}
 """With these, code assigns attributes by a string."""
+_STORES = {"STORE_SUBSCR", "DELETE_SUBSCR"}
+_FILLS = {
+    *("add", "append", "clear", "discard", "extend", "insert", "pop", "popitem", "remove", "setdefault"),
+    "update",
+}
+"""Methods by which code writes into a container."""
 _LIBRARIES = {"torch", *sys.stdlib_module_names}
 """Libraries whose functions read no attributes of a model's own."""
 _OF_TORCH = frozenset(vars(nn.Module())) | {"forward", "momentum"}
@@ -48,7 +62,8 @@ _OF_TORCH = frozenset(vars(nn.Module())) | {"forward", "momentum"}
 def watched(model: nn.Module, outside: Iterable[str]) -> dict[tuple[str, str], Any]:
     """Return the plain attributes that the forward pass of a model may read.
 
-    Probabilities of dropping (names with ``drop`` in them) are left out: all paths count, whatever is dropped.
+    Probabilities of dropping are left out, as all paths count, whatever is dropped. So are types and devices, and
+    containers into which the forward pass writes.
 
     Args:
         model: any module.
@@ -58,11 +73,19 @@ def watched(model: nn.Module, outside: Iterable[str]) -> dict[tuple[str, str], A
         Copies of the values, by the path of the module and the name of the attribute.
     """
     modules = dict(_inside(model, outside))
-    names = frozenset[str]().union(*(_names_of(type(m), forward_of(m)) for m in modules.values()))
+    found = [_read_by(type(m), forward_of(m)) for m in modules.values()]
+    names = frozenset[str]().union(*(read.names for read in found))
+    in_containers = frozenset[str]().union(*(read.names - read.filled for read in found))
     result = {}
     for path, module in modules.items():
         for key, value in vars(module).items():
-            if key in names and key not in _OF_TORCH and "drop" not in key and is_plain(value):
+            read = in_containers if isinstance(value, _CONTAINERS) else names
+            if (
+                key in read
+                and key not in _OF_TORCH
+                and _matters(type(module), key, value)
+                and is_plain(value)
+            ):
                 result[path, key] = _copied(value)
     return result
 
@@ -81,15 +104,30 @@ def of_classes(model: nn.Module, outside: Iterable[str]) -> dict[tuple[str, str]
     """
     result = {}
     for path, module in _inside(model, outside):
-        read = _names_of(type(module), forward_of(module))
-        for key in read - _OF_TORCH - vars(module).keys():
+        read = _read_by(type(module), forward_of(module))
+        for key in read.names - _OF_TORCH - vars(module).keys():
             owner = _owner_of(type(module), key)
-            if owner is None or "drop" in key:
+            if owner is None or not _matters(type(module), key, vars(owner)[key]):
                 continue
             value = vars(owner)[key]
             if is_plain(value) or isinstance(value, (staticmethod, classmethod, property)):
                 result[path, key] = owner, value
     return result
+
+
+def _matters(kind: type, key: str, value: Any) -> bool:
+    """Return whether a scale may depend on an attribute: not on types and devices, nor on what drops how much."""
+    if isinstance(value, _NEVER):
+        return False
+    if key in ("p", "prob") and _drops(kind):
+        return type(value) not in (float, int)
+    return "drop" not in key or type(value) is not float
+
+
+def _drops(kind: type) -> bool:
+    """Return whether a class of modules is one of dropout or stochastic depth."""
+    names = (base.__name__ for base in kind.__mro__)
+    return issubclass(kind, _DropoutNd) or any("Drop" in name or "StochasticDepth" in name for name in names)
 
 
 def _owner_of(kind: type, key: str) -> type | None:
@@ -147,11 +185,18 @@ def wraps(found: Any, function: Any) -> bool:
 
 def is_plain(value: Any) -> bool:
     """Return whether a value is a number, a string or a function, or a container of such."""
-    if isinstance(value, _CONTAINERS):
-        return all(map(is_plain, value))
     if isinstance(value, dict):
         return all(map(is_plain, value.values()))
+    if isinstance(value, _CONTAINERS):
+        return all(map(is_plain, value))
     return isinstance(value, (*_PLAIN, *_FUNCTIONS))
+
+
+def entries(value: Any) -> int:
+    """Return how many values a container holds, those of containers in it included; 1 for anything else."""
+    if isinstance(value, dict):
+        return sum(map(entries, value.values()))
+    return sum(map(entries, value)) if isinstance(value, _CONTAINERS) else 1
 
 
 def _inside(model: nn.Module, outside: Iterable[str]) -> Iterator[tuple[str, nn.Module]]:
@@ -164,20 +209,42 @@ def _inside(model: nn.Module, outside: Iterable[str]) -> Iterator[tuple[str, nn.
 def _copied(value: Any) -> Any:
     """Return a value whose containers are new ones, which nobody changes."""
     if isinstance(value, dict):
-        return {key: _copied(one) for key, one in value.items()}
+        result = copy.copy(value)
+        for key, one in value.items():
+            result[key] = _copied(one)
+        return result
     if isinstance(value, list):
-        return [_copied(one) for one in value]
-    return set(value) if isinstance(value, set) else value
+        result = copy.copy(value)
+        result[:] = map(_copied, value)
+        return result
+    if type(value) is tuple:
+        parts = tuple(map(_copied, value))
+        return value if all(a is b for a, b in zip(parts, value, strict=True)) else parts
+    return copy.copy(value) if isinstance(value, set) else value
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What code reads of modules.
+
+    Attributes:
+        names: names in it that it does not assign.
+        filled: attributes that are containers into which it writes.
+    """
+
+    names: frozenset[str]
+    filled: frozenset[str]
 
 
 @functools.lru_cache(maxsize=1000)
-def _names_of(kind: type, forward: Any) -> frozenset[str]:
-    """Return the names in the code of a class of modules, of ``forward`` and what it calls, that it does not assign.
+def _read_by(kind: type, forward: Any) -> _Read:
+    """Return what the code of a class of modules reads: of ``forward`` and what it calls.
 
     What a forward pass assigns itself, such as a counter or the length of a cache, may change from call to call.
     """
     names = set[str]()
     assigned = set[str]()
+    filled = set[str]()
     left = [forward, *_methods(kind, "forward")]
     seen = set[CodeType]()
     while left:
@@ -189,13 +256,14 @@ def _names_of(kind: type, forward: Any) -> frozenset[str]:
         found = _names_in(code)
         names |= found
         assigned |= _assigned_in(code)
+        filled |= _filled_in(code)
         for name in found:
             left += _methods(kind, name)
             called = getattr(function, "__globals__", {}).get(name)
             called = getattr(called, "__wrapped__", called)
             if isinstance(called, FunctionType) and called.__module__.partition(".")[0] not in _LIBRARIES:
                 left.append(called)
-    return frozenset(names - assigned)
+    return _Read(frozenset(names - assigned), frozenset(filled))
 
 
 def _methods(kind: type, name: str) -> list[Callable[..., Any]]:
@@ -225,3 +293,46 @@ def _assigned_in(code: CodeType) -> set[str]:
         if isinstance(constant, CodeType):
             found |= _assigned_in(constant)
     return found
+
+
+@functools.lru_cache(maxsize=1000)
+def _filled_in(code: CodeType) -> frozenset[str]:
+    """Return the names of attributes that hold containers into which code writes, as far as its source says so."""
+    stores = any(i.opname in _STORES for i in dis.get_instructions(code))
+    if not stores and not _FILLS & _names_in(code):
+        return frozenset()
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
+    except (OSError, TypeError, SyntaxError):  # of a console, or a lambda inside an expression
+        return frozenset()
+    written = [node for node in map(_written_by, ast.walk(tree)) if node is not None]
+    names = {node.id for node in written if isinstance(node, ast.Name)}
+    for node in ast.walk(tree):
+        # another name for a container
+        if isinstance(node, ast.Assign) and any(
+            isinstance(t, ast.Name) and t.id in names for t in node.targets
+        ):
+            written.append(node.value)
+    return frozenset().union(*map(_attributes_in, written))
+
+
+def _written_by(node: ast.AST) -> ast.expr | None:
+    """Return the container into which a piece of code writes."""
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, (ast.Store, ast.Del)):
+        return _container_of(node.value)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _FILLS:
+        return _container_of(node.func.value)
+    return None
+
+
+def _container_of(node: ast.expr) -> ast.expr:
+    """Return the outermost container that an expression takes entries of: ``a.b`` of ``a.b[0][1]``."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return node
+
+
+def _attributes_in(node: ast.expr) -> set[str]:
+    """Return the attribute that a container is, or is an entry of."""
+    node = _container_of(node)
+    return {node.attr} if isinstance(node, ast.Attribute) else set()

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from pathspace.network.attributes import Attributes
 from pathspace.network.errors import expect_network, expect_weights
+from pathspace.network.likeness import same_arguments, same_network, same_slots
 from pathspace.network.program import Cut, Program, told
 from pathspace.network.row_blocks import row_blocks
 from pathspace.network.sharded import WHAT_TO_DO
@@ -46,6 +47,7 @@ class Call:
         attributes: plain attributes of modules that the forward pass may have read.
         forwards: the function that each module ran, by its path.
         of_classes: what the forward pass may have read of the modules' classes, with the class that defines it.
+        again: traces a model in the same way, in the form in which this one was traced, and has no effect on it.
     """
 
     arguments: Any
@@ -58,6 +60,7 @@ class Call:
     attributes: Attributes = field(default_factory=dict)
     forwards: Mapping[str, Any] = field(default_factory=dict)
     of_classes: Attributes = field(default_factory=dict)
+    again: Callable[[nn.Module], Network] | None = None
 
 
 def arguments_in(data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -142,17 +145,30 @@ class Network:
 
     @cached_property
     def _staleness(self) -> StalenessCheck:
-        call = self.call
-        return StalenessCheck(
-            self.model,
-            self.parameters,
-            call.outside,
-            call.constants,
-            tied=call.tied,
-            attributes=call.attributes,
-            forwards=call.forwards,
-            of_classes=call.of_classes,
-        )
+        return StalenessCheck(self.model, self.parameters, self.call, self._retraced)
+
+    def _retraced(self) -> Call | None:
+        """Return how the model is called in another trace of it; None if that finds another network, or none."""
+        if self.call.again is None:
+            return None
+        try:
+            other = self.call.again(self.model)
+            if not same_network(self, other):
+                return None
+        except Exception:  # the model's own, too, which may be of any kind
+            return None
+        if not same_arguments(self.program, other.program):
+            if not same_slots(self.program, other.program):
+                return None
+            self.__dict__["program"] = other.program
+        return replace(other.call, again=self.call.again)
+
+    def _checked(self) -> dict[str, nn.Parameter]:
+        """Compare the model with what was traced; return its parameters that were split over processes since."""
+        split = self._staleness.check()
+        # what is watched, if a change was none of the network
+        self.__dict__["call"] = self._staleness.call
+        return split
 
     def watch(self) -> None:
         """From now on, notice what changes in the model."""
@@ -167,9 +183,9 @@ class Network:
         """
         if "_stale" in self.__dict__:
             raise RuntimeError(self.__dict__["_stale"])
-        split = self._staleness.check()
+        split = self._checked()
         if split:
-            # the only change ever made to a network: whoever keeps it would keep the whole weights in memory
+            # else whoever keeps the network would keep the whole weights in memory
             self.__dict__["parameters"] = MappingProxyType({**self.parameters, **split})
             for name in ("names_by_id", "splits", "_staleness"):
                 self.__dict__.pop(name, None)
@@ -230,12 +246,15 @@ class Network:
             return memo[id(self)]
         # not by name: a model that has it as an attribute is copied up to here
         parameters = MappingProxyType({name: copy.deepcopy(p, memo) for name, p in self.parameters.items()})
+        stale = ""
+        try:
+            self._checked()
+        except RuntimeError as error:  # the copy of a network that does not fit its model does not fit either
+            stale = str(error)
         created = replace(self, model=model, parameters=parameters)
         created.rescalings["done"] = self.rescalings["done"]
-        try:
-            self._staleness.check()
-        except RuntimeError as error:  # the copy of a network that does not fit its model does not fit either
-            created.__dict__["_stale"] = str(error)
+        if stale:
+            created.__dict__["_stale"] = stale
         return created
 
     def __reduce__(self) -> Any:

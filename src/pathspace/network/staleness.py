@@ -3,47 +3,62 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as global_hooks
 
-from pathspace.network.attributes import Attributes, runs, wraps
+from pathspace.network.attributes import entries, runs, wraps
 from pathspace.network.sharded import WHAT_TO_DO, flattened, follow, shards
 from pathspace.squared.parts import is_split
+
+if TYPE_CHECKING:
+    from pathspace.network.network import Call
 
 # what makes no difference to the network, in whatever way it is switched
 _NEUTRAL = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
+_LONG = 100
+"""Containers of more entries are compared by identity and length."""
+_NEAR = 5
+"""A change so many checks after the last one is that of the next step, which makes one to three."""
+_TIMES = 3
+"""How often in a row a part changes until its cost is told."""
+
+
 class StalenessCheck:
     """A record of a traced model, to compare with what it is later.
+
+    An attribute or a function that is another one than before leads to a second trace. If that finds the same network,
+    the new value is the one that is watched from then on.
 
     Args:
         model: the model.
         parameters: name -> parameter of the network.
-        outside: paths of modules that the network leaves out; what they are made of may change.
-        constants: name -> values of the buffers that decided the network.
-        tied: second names of shared parameters, each with the first.
-        attributes: plain attributes that the forward pass may have read.
-        forwards: the function that each module ran, by its path.
-        of_classes: what the forward pass may have read of the modules' classes, with the class that defines it.
+        call: how the model was called, with what is watched.
+        retraced: traces the model again, and returns what is watched then; None if the network is another one.
+
+    Attributes:
+        call: with what is watched now.
     """
 
     def __init__(
         self,
         model: nn.Module,
         parameters: Mapping[str, nn.Parameter],
-        outside: frozenset[str],
-        constants: Mapping[str, Tensor],
-        tied: Sequence[tuple[str, str]] = (),
-        attributes: Attributes | None = None,
-        forwards: Mapping[str, Any] | None = None,
-        of_classes: Attributes | None = None,
+        call: Call,
+        retraced: Callable[[], Call | None],
     ) -> None:
         self._model = model
+        self._retraced = retraced
+        self._retracing = False
+        self._checks = 0
+        self._in_a_row: dict[str, tuple[int, int]] = {}  # part -> retraces in a row, and the last one's check
+        self._told = set[str]()
+        outside = call.outside
         # Every step of an optimizer asks, so the dictionaries of the modules are looked into without a detour.
         self._children: list[tuple[Mapping[str, nn.Module | None], str, nn.Module, str]] = []
         self._lengths: list[tuple[Mapping[str, nn.Module | None], int, str]] = []
@@ -62,26 +77,36 @@ class StalenessCheck:
                 (model.get_submodule(path)._parameters, leaf, parameter, parameter.shape, name)
             )
 
-        self._tied = [(second, first) for second, first in tied if first in parameters]
-        modules = dict(model.named_modules())
-        self._attributes = [
-            (vars(modules[path]), key, value, f"{path}.{key}".lstrip("."))
-            for (path, key), value in (attributes or {}).items()
-            if path in modules
-        ]
+        self._tied = [(second, first) for second, first in call.tied if first in parameters]
+        self._global_hooks = self._hooks_of_trace = _global_hooks()
+        self._constants = call.constants
+        self._seen: dict[str, tuple[Tensor, int]] = {}  # buffers that had these values, and their version
+        self._watch(call)
+
+    def _watch(self, call: Call) -> None:
+        """Watch the attributes and functions of a call."""
+        self.call = call
+        modules = dict(self._model.named_modules())
+        self._attributes: list[tuple[dict[str, Any], str, Any, str]] = []
+        self._long: list[_LongContainer] = []
+        for (path, key), value in call.attributes.items():
+            if path not in modules:
+                continue
+            held, name = vars(modules[path]), f"{path}.{key}".lstrip(".")
+            if entries(value) > _LONG:
+                self._long.append(_LongContainer(held, key, value, name))
+            else:
+                self._attributes.append((held, key, value, name))
         self._forwards = [
             (modules[path], type(modules[path]), function, path)
-            for path, function in (forwards or {}).items()
+            for path, function in call.forwards.items()
             if path in modules
         ]
         self._of_classes = [
             (modules[path], owner, key, value, f"{path}.{key}".lstrip("."))
-            for (path, key), (owner, value) in (of_classes or {}).items()
+            for (path, key), (owner, value) in call.of_classes.items()
             if path in modules
         ]
-        self._global_hooks = _global_hooks()
-        self._constants = constants
-        self._seen: dict[str, tuple[Tensor, int]] = {}  # buffers that had these values, and their version
 
     def check(self) -> dict[str, nn.Parameter]:
         """Raise RuntimeError if a part was replaced; by name, the parameters that were split over processes since."""
@@ -129,34 +154,77 @@ class StalenessCheck:
                 )
         for second, first in self._tied:
             self._check_tie(second, first)
-        self._check_attributes()
-        self._check_forwards()
+        self._checks += 1
+        change = self._changed_attribute() or self._changed_forward()
+        if change is not None:
+            self._retrace(*change)
         self._warn_of_global_hooks()
         for name, values in self._constants.items():
             self._check_constant(name, values)
         return split
 
-    def _check_attributes(self) -> None:
-        """Raise RuntimeError if an attribute that the forward pass may read has another value."""
+    def _changed_attribute(self) -> tuple[str, str] | None:
+        """Return an attribute that the forward pass may read and that has another value, and what to say of it."""
         for held, key, value, name in self._attributes:
             now = held.get(key, _MISSING)
             if now is not value and not _equal(now, value):
-                raise RuntimeError(_changed(name, value, now))
-
+                return f"the attribute '{name}'", _changed(name, value, now)
+        for container in self._long:
+            if container.has_changed():
+                return f"the attribute '{container.name}'", container.changed()
         for module, owner, key, value, name in self._of_classes:
             now = module.__dict__.get(key, owner.__dict__.get(key, _MISSING))
             if now is not value and not wraps(now, value):
-                raise RuntimeError(_changed(name, value, now))
+                return f"the attribute '{name}'", _changed(name, value, now)
+        return None
 
-    def _check_forwards(self) -> None:
-        """Raise RuntimeError if a module runs another function as its forward."""
+    def _changed_forward(self) -> tuple[str, str] | None:
+        """Return a module that runs another function as its forward, and what to say of it."""
         for module, kind, function, path in self._forwards:
             as_it_was = type(module) is kind and "forward" not in module.__dict__ and kind.forward is function
             if not as_it_was and not runs(module, function):
-                raise RuntimeError(
-                    f"the forward of {_named(path)} is another function than when the model was traced: trace the "
-                    "model again, and make a new optimizer"
+                what = f"the forward of {_named(path)}"
+                return what, (
+                    f"{what} is another function than when the model was traced: trace the model again, and make a new "
+                    "optimizer"
                 )
+        return None
+
+    def _retrace(self, what: str, message: str) -> None:
+        """Go on with what is there now if the model still has the same network.
+
+        Args:
+            what: the part that has changed.
+            message: what to raise otherwise.
+
+        Raises:
+            RuntimeError: the network is another one, or the model cannot be traced as it is now.
+        """
+        # a model that holds its own network has it checked while it is copied
+        if self._retracing or _global_hooks() != self._hooks_of_trace:
+            raise RuntimeError(message)
+        self._retracing = True
+        try:
+            call = self._retraced()
+        finally:
+            self._retracing = False
+        if call is None:
+            raise RuntimeError(message)
+        self._watch(call)
+        self._warn_of_cost(what)
+
+    def _warn_of_cost(self, what: str) -> None:
+        """Warn once of a part that changes at every step."""
+        times, last = self._in_a_row.get(what, (0, 0))
+        times = times + 1 if self._checks - last <= _NEAR else 1
+        self._in_a_row[what] = times, self._checks
+        if times == _TIMES and what not in self._told:
+            self._told.add(what)
+            warnings.warn(
+                f"{what} changes at every step, and each time the model is traced again to see that its network is the "
+                "same. If that takes long, keep a number that changes in a buffer (register_buffer)",
+                stacklevel=2,
+            )
 
     def _check_tie(self, second: str, first: str) -> None:
         """Raise RuntimeError if two names of one parameter are names of two by now."""
@@ -213,6 +281,43 @@ def _wraps(found: nn.Module | None, child: nn.Module) -> bool:
 
 
 _MISSING = object()
+
+
+class _LongContainer:
+    """An attribute with so many entries that comparing them takes longer than a step may.
+
+    Args:
+        held: the attributes of its module.
+        key: its name there.
+        value: a copy of what it was when the model was traced.
+        name: its name in the model.
+    """
+
+    def __init__(self, held: dict[str, Any], key: str, value: Any, name: str) -> None:
+        self.name = name
+        self._held = held
+        self._key = key
+        self._value = value
+        self._seen: Any = _MISSING  # which had these entries
+
+    def has_changed(self) -> bool:
+        """Return whether it has another length, or is another container with other entries."""
+        now = self._held.get(self._key, _MISSING)
+        if now is self._seen and len(now) == len(self._value):
+            return False
+        if not _equal(now, self._value):
+            return True
+        self._seen = now
+        return False
+
+    def changed(self) -> str:
+        """Return what to say of the change."""
+        now = self._held.get(self._key, _MISSING)
+        is_now = "is gone" if now is _MISSING else "has others now"
+        return (
+            f"the attribute '{self.name}' had {len(self._value)} entries when the model was traced and {is_now}, and "
+            "the forward pass may read it: trace the model again, and make a new optimizer"
+        )
 
 
 def _global_hooks() -> frozenset[int]:

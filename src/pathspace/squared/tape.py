@@ -85,6 +85,7 @@ class Tape:
         watch: Sequence[int] = (),
         taps: list[Tap] | None = None,
         mix: Mix | None = None,
+        inputs: Callable[[tuple[int, ...]], Tensor] | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """Replay the squared network.
 
@@ -95,12 +96,13 @@ class Tape:
             watch: slots whose values are wanted too.
             taps: a list to which the inside of every recurrent cell is appended.
             mix: replaces values by others as soon as they are there.
+            inputs: returns the values of a network input of some shape; ones by default.
 
         Returns:
             gamma_net^2, a 0-dim tensor, and the watched values.
         """
         like = next(iter(squared.values()), torch.zeros(()))
-        slots = self._leaves(squared, live, like)
+        slots = self._leaves(squared, live, like, inputs)
         if first_split(slots.values()) is None:
             return self._run(slots, watch, taps, mix)
         gathering = Gathering()
@@ -137,13 +139,19 @@ class Tape:
         return total, [slots[i] for i in watch]
 
     def _leaves(
-        self, squared: Mapping[str, Tensor], live: Callable[[str], Tensor], like: Tensor
+        self,
+        squared: Mapping[str, Tensor],
+        live: Callable[[str], Tensor],
+        like: Tensor,
+        inputs: Callable[[tuple[int, ...]], Tensor] | None = None,
     ) -> dict[int, Tensor]:
         """The values of the leaves, in the type and on the device of ``like``."""
         slots: dict[int, Tensor] = {}
         for leaf in self.leaves:
             if leaf.kind == "parameter" and leaf.name in squared:
                 slots[leaf.slot] = squared[leaf.name]
+            elif leaf.kind == "input" and inputs is not None:
+                slots[leaf.slot] = inputs(leaf.shape)
             elif leaf.kind == "input":
                 slots[leaf.slot] = torch.ones((), dtype=like.dtype, device=like.device).expand(leaf.shape)
             else:

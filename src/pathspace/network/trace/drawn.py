@@ -7,7 +7,13 @@ drops. That such values change from call to call is remembered, since no scale m
 
 from __future__ import annotations
 
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 RANDOM = {
     *("rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "rand_like"),
@@ -71,3 +77,18 @@ def keeps_zeros(name: str) -> bool:
     Attention mixes its values.
     """
     return "alpha" not in name and name != _ATTENTION
+
+
+@contextmanager
+def random_states_kept() -> Iterator[None]:
+    """Leave the random states of Python, numpy and torch as they are, whatever is drawn inside."""
+    of_numpy = sys.modules.get("numpy.random")
+    before = random.getstate()
+    numpys = None if of_numpy is None else of_numpy.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(before)
+        if of_numpy is not None:
+            of_numpy.set_state(numpys)

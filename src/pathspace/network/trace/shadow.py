@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.rnn import PackedSequence
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import UntraceableError, WrongBatchDimension
@@ -23,10 +24,18 @@ from pathspace.network.trace.recorder import Recorder
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def shadow_of(model: nn.Module, recorder: Recorder) -> tuple[nn.Module, dict[str, nn.Parameter]]:
-    """A copy of the model without data, its parameters and floating-point buffers bound to leaves."""
+def shadow_of(
+    model: nn.Module, recorder: Recorder, memo: Mapping[int, Any] | None = None
+) -> tuple[nn.Module, dict[str, nn.Parameter]]:
+    """A copy of the model without data, its parameters and floating-point buffers bound to leaves.
+
+    Args:
+        model: any module.
+        recorder: of the trace.
+        memo: what stands for further parts of the model in the copy, by their identity.
+    """
     parameters = dict(model.named_parameters())
-    memo: dict[int, Any] = {}
+    memo = dict(memo or {})
     for name, parameter in parameters.items():
         empty = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
         memo[id(parameter)] = recorder.add_leaf(empty, "parameter", name)
@@ -49,11 +58,52 @@ def shadow_of(model: nn.Module, recorder: Recorder) -> tuple[nn.Module, dict[str
     for name, held in _plain_tensors(model):  # as buffers, whose values a trace may go by
         if id(held) not in memo:
             memo[id(held)] = recorder.copy_buffer(held, name)
-    shadow = copy.deepcopy(model, memo | _optimizers_of(model) | _empty_hooks_of(model))
-    for module in shadow.modules():
-        if isinstance(module, _SpectralNorm):  # in training it writes into its buffers, whatever it returns
-            module.eval()
+    shadow = copy.deepcopy(model, _empty_hooks_of(model) | _optimizers_of(model) | memo)
+    _without_writes_(shadow)
     return shadow, parameters
+
+
+def _without_writes_(shadow: nn.Module) -> None:
+    """Keep modules that in training write into their buffers, whatever they return, from doing so."""
+    for module in shadow.modules():
+        if isinstance(module, _SpectralNorm):
+            module.eval()
+
+
+def put_into_form_(shadow: nn.Module, training: Mapping[str, bool]) -> None:
+    """Put the copy of a model that was traced before into the form that the model had then, by path of the modules."""
+    for path, module in shadow.named_modules():
+        module.training = training.get(path, module.training)
+    _without_writes_(shadow)
+
+
+def known_hooks(model: nn.Module, outside: set[str]) -> dict[int, OrderedDict[int, Any]]:
+    """Return dictionaries of hooks without those that a trace would refuse, by the identity of the whole ones.
+
+    Args:
+        model: the model, which is not changed.
+        outside: paths of the modules left outside, whose hooks stay.
+    """
+    result = {}
+    for path, module in model.named_modules():
+        if any(path == one or path.startswith(f"{one}.") for one in outside):
+            continue
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+            kept = [(key, hook) for key, hook in hooks.items() if not may_change_results(hook)]
+            result[id(hooks)] = OrderedDict(kept)
+        for hooks in (module._backward_hooks, module._backward_pre_hooks):
+            result[id(hooks)] = OrderedDict()
+    return result
+
+
+def hooks_of(module: nn.Module) -> list[Callable[..., Any]]:
+    """Return the hooks that run before and after the forward pass of a module."""
+    return [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+
+
+def may_change_results(hook: Callable[..., Any]) -> bool:
+    """Return whether a hook may change what its module computes, in a way that a trace does not see."""
+    return not getattr(hook, "only_looks", False) and not isinstance(hook, WeightNorm)
 
 
 def _plain_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

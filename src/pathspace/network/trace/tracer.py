@@ -9,13 +9,13 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils import _pytree as pytree
 
 from pathspace.network.attributes import Attributes, forwards, of_classes, present, unchanged, watched
@@ -29,6 +29,7 @@ from pathspace.network.rules import MOVEMENTS, RULES
 from pathspace.network.sharded import WHAT_TO_DO, shards
 from pathspace.network.trace.assemble import assemble, coverage
 from pathspace.network.trace.choices import Choices, whatever_the_answers
+from pathspace.network.trace.drawn import random_states_kept
 from pathspace.network.trace.examples import Examples
 from pathspace.network.trace.functions import of_missing_values
 from pathspace.network.trace.interpreter import Interpreter
@@ -36,7 +37,15 @@ from pathspace.network.trace.memory import check_memory
 from pathspace.network.trace.outputs import kept_by, outputs_of
 from pathspace.network.trace.outside import Outside, outside_names, with_all_obstacles
 from pathspace.network.trace.recorder import Recorder
-from pathspace.network.trace.shadow import arguments_for, observe, shadow_of
+from pathspace.network.trace.shadow import (
+    arguments_for,
+    hooks_of,
+    known_hooks,
+    may_change_results,
+    observe,
+    put_into_form_,
+    shadow_of,
+)
 from pathspace.squared.parts import is_split
 
 
@@ -105,7 +114,18 @@ def trace(
     _check_whole(model)
     if isinstance(example_input, Mapping):
         example_input = dict(example_input)
-    plan = _Plan(model, example_input, names, output, frozenset(states), strict)
+    options = _Options(
+        _without_data(example_input),
+        frozenset(names),
+        output,
+        frozenset(states),
+        strict,
+        batch_dim,
+        training={path: module.training for path, module in model.named_modules()},
+    )
+    plan = _Plan(
+        model, example_input, names, output, frozenset(states), strict, again=partial(_again, options)
+    )
     try:
         network = plan.network(batch_dim)
     except UntraceableError as error:
@@ -120,6 +140,43 @@ def trace(
     if not network.num_classes:
         warnings.warn(_without_classes(network), stacklevel=2)
     return network
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What a trace was asked for, its example without data, and the form that the model was in."""
+
+    example_input: Any
+    outside: frozenset[str]
+    output: Callable[[Any], Any] | None
+    states: frozenset[int | str]
+    strict: bool
+    batch_dim: int | str | None
+    training: Mapping[str, bool]
+
+
+def _again(options: _Options, model: nn.Module) -> Network:
+    """Trace a model that was traced before in the same way; neither it nor any random state changes."""
+    _check_whole(model)
+    plan = _Plan(
+        model,
+        options.example_input,
+        set(options.outside),
+        options.output,
+        options.states,
+        options.strict,
+        training=options.training,
+    )
+    with warnings.catch_warnings(), random_states_kept():
+        warnings.simplefilter("ignore")
+        return plan.network(options.batch_dim)
+
+
+def _without_data(example_input: Any) -> Any:
+    """Return an example input of the same form whose tensors are on the meta device."""
+    return pytree.tree_map_only(
+        Tensor, lambda t: torch.empty(t.shape, dtype=t.dtype, device="meta"), example_input
+    )
 
 
 def _example_in_words(example_input: Any) -> str:
@@ -164,6 +221,8 @@ class _Plan:
     choices: Choices = field(default_factory=Choices)
     tie_mixed: bool = False
     mixing: list[str] = field(default_factory=list)  # reshapes of which the sizes may decide on unit classes
+    training: Mapping[str, bool] | None = None  # of a model that was traced before: its form then
+    again: Callable[[nn.Module], Network] | None = None  # traces the model in the same way later
 
     def network(self, batch_dim: int | str | None) -> Network:
         """The network, with the batch in a given dimension or in any that can be.
@@ -192,7 +251,8 @@ class _Plan:
         return False
 
     def _of_given_sizes(self, batch_dim: int | str | None) -> Network:
-        _check_model(self.model, self.outside)
+        # no hook that was registered after the first trace is watched
+        _check_model(self.model, self.outside, hooks=self.training is None)
 
         def traced(choices: Choices) -> Network:
             plan = replace(self, choices=choices)
@@ -290,7 +350,11 @@ class _Plan:
             RULES, examples, strict=self.strict, choices=self.choices, tie_mixed=self.tie_mixed
         )
         interpreter = Interpreter(recorder)
-        shadow, parameters = shadow_of(self.model, recorder)
+        if self.training is None:
+            shadow, parameters = shadow_of(self.model, recorder)
+        else:
+            shadow, parameters = shadow_of(self.model, recorder, known_hooks(self.model, self.outside))
+            put_into_form_(shadow, self.training)
         args, kwargs = arguments_for(recorder, self.example_input, batch_dim, examples.count, self.states)
         observe(shadow, interpreter, self.outside)
         with uncompiled(), torch.no_grad(), interpreter:
@@ -321,15 +385,12 @@ class _Plan:
     def _call(
         self, batch_dim: int | None, constants: Set[str], unused: tuple[str, ...], attributes: Attributes
     ) -> Call:
-        empty = pytree.tree_map_only(
-            Tensor, lambda t: torch.empty(t.shape, dtype=t.dtype, device="meta"), self.example_input
-        )
         values = {n: _tensor_at(self.model, n).detach().to("cpu", copy=True) for n in sorted(constants)}
         first = {id(p): name for name, p in self.model.named_parameters()}
         every = self.model.named_parameters(remove_duplicate=False)
         tied = tuple((name, first[id(p)]) for name, p in every if first[id(p)] != name)
         return Call(
-            empty,
+            _without_data(self.example_input),
             batch_dim,
             self.states,
             frozenset(self.outside),
@@ -339,6 +400,7 @@ class _Plan:
             attributes,
             forwards(self.model, self.outside),
             of_classes(self.model, self.outside),
+            self.again,
         )
 
 
@@ -449,7 +511,7 @@ def _check_whole(model: nn.Module) -> None:
             raise UntraceableError(by, name, "it splits the weights over processes", WHAT_TO_DO)
 
 
-def _check_model(model: nn.Module, outside: set[str]) -> None:
+def _check_model(model: nn.Module, outside: set[str], *, hooks: bool) -> None:
     _check_types(dict(model.named_parameters()), lambda p: not p.is_complex())
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(tensor):
@@ -460,8 +522,7 @@ def _check_model(model: nn.Module, outside: set[str]) -> None:
         if isinstance(module, torch.jit.ScriptModule):
             reason = "its code is compiled, and tracing does not see it"
             raise UntraceableError("scripted module", name, reason, "Trace the plain module")
-        hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-        if any(not getattr(hook, "only_looks", False) and not isinstance(hook, WeightNorm) for hook in hooks):
+        if hooks and any(map(may_change_results, hooks_of(module))):
             raise UntraceableError(
                 "forward hook",
                 name,

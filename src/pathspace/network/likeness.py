@@ -1,0 +1,118 @@
+"""Whether two traces of one model are the same network.
+
+Two polynomials in many variables are the same if they, and their derivatives, agree at a random point: that they do so
+by chance has probability zero. What is compared is the path mass of every output, weighed by random numbers, as a
+function of squared weights and squared inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from pathspace.squared.precision import full_precision
+
+if TYPE_CHECKING:
+    from pathspace.network.network import Network
+    from pathspace.network.program import Program
+
+_ROUNDING = 1e-9
+"""The largest relative difference of sums in float64 that counts as rounding."""
+
+
+def same_network(a: Network, b: Network) -> bool:
+    """Return whether two networks of one model have the same operations, unit classes and paths."""
+    if not _same_form(a, b) or not _same_tables(a, b):
+        return False
+    return _same_paths(a, b)
+
+
+def same_arguments(a: Program, b: Program) -> bool:
+    """Return whether the operations of two programs take the same tensors: running statistics may have gone."""
+    forms = [[(o.arguments, o.shapes) for o in program.operations] for program in (a, b)]
+    return forms[0] == forms[1]
+
+
+def same_slots(a: Program, b: Program) -> bool:
+    """Return whether two programs name their values alike, so that one may stand for the other."""
+    forms = [
+        ([o.results for o in program.operations], program.outputs, program.nodes.keys()) for program in (a, b)
+    ]
+    return forms[0] == forms[1] and all(
+        torch.equal(labels, b.nodes[slot]) for slot, labels in a.nodes.items()
+    )
+
+
+def _same_form(a: Network, b: Network) -> bool:
+    """Return whether the operations and the names of parts are the same; parameters outside may have been added."""
+    same_parameters = a.parameters.keys() == b.parameters.keys() and all(
+        b.parameters[name] is parameter for name, parameter in a.parameters.items()
+    )
+    return same_parameters and set(a.outside) <= set(b.outside) and _form(a) == _form(b)
+
+
+def _form(network: Network) -> tuple[Any, ...]:
+    """Return what is equal, part by part, for equal networks."""
+    program, call = network.program, network.call
+    operations = [(o.name, o.module, o.kind, o.batch, o.shapes[-1:]) for o in program.operations]
+    biases = {name: edges.bias for name, edges in network.edges.items()}
+    of_program = operations, program.cuts, program.by_batch
+    of_call = call.batch_dim, set(call.unused), call.constants.keys()
+    return of_program, of_call, network.class_names, network.returned, biases
+
+
+def _same_tables(a: Network, b: Network) -> bool:
+    """Return whether all labels, and the values of buffers that decided on them, are the same."""
+    tables = []
+    for network in (a, b):
+        ends = [t for edges in network.edges.values() for t in (edges.target, edges.source)]
+        tables.append([network.monomials, *ends, *network.call.constants.values()])
+    return all(map(torch.equal, *tables))
+
+
+@torch.inference_mode(False)
+def _same_paths(a: Network, b: Network) -> bool:
+    """Return whether path mass is the same polynomial."""
+    if not a.parameters:
+        return True
+    squares = _random_squares(a.parameters)
+    first, second = (_at_random_inputs(network, squares) for network in (a, b))
+    if [t.shape for t in first] != [t.shape for t in second]:
+        return False
+    return all(torch.allclose(x, y, rtol=_ROUNDING, atol=0.0) for x, y in zip(first, second, strict=True))
+
+
+def _random_squares(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return random squared weights under which path mass neither grows nor shrinks much from layer to layer."""
+    draw = _numbers()
+    result = {}
+    for name, parameter in parameters.items():
+        fan_in = parameter[0].numel() if parameter.dim() > 1 and len(parameter) else 1
+        square = draw(parameter.shape).to(parameter.device) / max(1, fan_in)
+        result[name] = square.requires_grad_()
+    return result
+
+
+def _at_random_inputs(network: Network, squares: Mapping[str, Tensor]) -> list[Tensor]:
+    """Return the path mass at some squared weights, and its derivatives; NaN where it is not finite."""
+    draw = _numbers()
+    like = next(iter(squares.values()))
+    tape = network.tape
+    with full_precision(like), torch.enable_grad():
+        _, outputs = tape.run(
+            squares, network.live, tape.outputs, inputs=lambda shape: draw(shape).to(like.device)
+        )
+        total = like.new_zeros(())
+        for output in outputs:
+            total = total + (output * draw(output.shape).to(like.device)).sum()
+        gradients = torch.autograd.grad(total, list(squares.values()), materialize_grads=True)
+    return [torch.where(t.isfinite(), t, torch.nan) for t in (total.detach(), *gradients)]
+
+
+def _numbers() -> Callable[[tuple[int, ...]], Tensor]:
+    """Return a function that draws float64 numbers between 0.5 and 1.5, the same ones in each such function."""
+    generator = torch.Generator().manual_seed(0)
+    return lambda shape: 0.5 + torch.rand(shape, generator=generator, dtype=torch.float64)
