@@ -13,8 +13,10 @@ import dis
 import enum
 import functools
 import inspect
+import linecache
 import sys
 import textwrap
+import tokenize
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
@@ -301,9 +303,11 @@ def _filled_in(code: CodeType) -> frozenset[str]:
     stores = any(i.opname in _STORES for i in dis.get_instructions(code))
     if not stores and not _FILLS & _names_in(code):
         return frozenset()
+    # not inspect.getsource, which looks through all modules that were ever imported
+    lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
-    except (OSError, TypeError, SyntaxError):  # of a console, or a lambda inside an expression
+        tree = ast.parse(textwrap.dedent("".join(inspect.getblock(lines))))
+    except (SyntaxError, tokenize.TokenError):  # a lambda inside an expression
         return frozenset()
     written = [node for node in map(_written_by, ast.walk(tree)) if node is not None]
     names = {node.id for node in written if isinstance(node, ast.Name)}
