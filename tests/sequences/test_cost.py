@@ -44,7 +44,7 @@ def test_networks_without_number_are_refused(options):
         Mixed(PCNN(**options)).fit(TEXT)
 
 
-@pytest.mark.parametrize("name", ["damping", "reach", "prior_writing", "rate"])
+@pytest.mark.parametrize("name", ["damping", "writing_damping", "reach", "prior_writing", "rate"])
 def test_a_whole_number_beyond_float64_is_refused(name):
     with pytest.raises(ValueError, match=f"{name} must be"):
         PCNN(**{name: 10**400}).fit(TEXT)

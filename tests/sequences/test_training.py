@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from pathspace.sequences import CNN, PCNN, RNN
 from pathspace.sequences.evaluation import code_length
 from pathspace.sequences.graph import Graph
 from pathspace.sequences.parameters import Direction, start
@@ -231,6 +232,7 @@ def test_a_symbol_that_the_text_lacks_has_a_whole_metric_with_damping_alone(metr
         ({"writing": "x"}, "unknown writing step 'x'"),
         ({"damping": -1.0}, "damping"),
         ({"damping": float("nan")}, "damping"),
+        ({"writing_damping": -1.0}, "writing_damping must be at least 0 and finite, got -1.0"),
         # with infinite ones nothing was learned, without a word
         ({"damping": math.inf}, "damping must be at least 0 and finite, got inf"),
         ({"prior_writing": math.inf}, "prior_writing must be at least 0 and finite"),
@@ -306,3 +308,48 @@ def test_directions_with_a_prior_climb_the_objective(kind):
     step = transition_direction(model, corpus, state, "fb", prior=prior)
     plain = transition_direction(model, corpus, state, "fb")
     assert_close(step.tau - plain.tau, prior.tau * (centre.tau - model.tau), 1e-9)
+
+
+def twins(model, metric, **options):
+    """Train two networks, whose start is one function in two coordinates; log-likelihoods and bits by the squash."""
+    symbols = np.cumsum(np.random.default_rng(1).integers(0, 2, 600)) % 4
+    text = "".join("abcd"[k] for k in symbols)
+    options |= {"units": 4, "connectivity": 2, "metric": metric, "damping": 0.0, "passes": 12, "seed": 3}
+    found = {}
+    for squash in ("tanh", "logistic"):
+        seen = []
+        network = model(squash=squash, **options)
+        network.fit(text, report=lambda training, seen=seen: seen.append(training.log_likelihood))
+        found[squash] = np.array(seen), network.bits(text[::-1])
+    return found["tanh"], found["logistic"]
+
+
+@pytest.mark.parametrize(
+    ("model", "metric"),
+    [(PCNN, "rbp"), (PCNN, "rutsd-qd"), (CNN, "rutsd"), (CNN, "rbp-qd"), (RNN, "rbp-qd")],
+)
+def test_without_dampings_tanh_and_logistic_networks_learn_the_same(model, metric):
+    tanh, logistic = twins(model, metric, writing_damping=0.0)
+    assert len(tanh[0]) == 12
+    # the metrics are nearly singular, which amplifies the rounding
+    assert_close(logistic[0], tanh[0], 1e-7)
+    assert logistic[1] == pytest.approx(tanh[1], rel=1e-6)
+
+
+@pytest.mark.parametrize("writing", [{"writing_damping": 1.0}, {"writing_damping": 0.0, "writing": "dh"}])
+def test_with_a_damping_of_writing_steps_or_their_diagonal_alone_they_part(writing):
+    tanh, logistic = twins(PCNN, "rbp-qd", **writing)
+    assert np.abs(logistic[0] - tanh[0]).max() > 1
+
+
+@pytest.mark.parametrize("metric", ["rbp-qd", "rutsd-qd", "rutsd"])
+def test_the_start_of_a_saturated_unit_stays_without_damping(metric):
+    """The start value has no effect: its gradient and its modulus are 0."""
+    training, corpus, _ = some_training()
+    w, V0 = np.random.default_rng(2).normal(size=training.model.w.shape), training.model.V0.copy()
+    V0[2] = 60.0
+    model = replace(training.model, w=w, V0=V0, kind="cnn")
+    step = transition_direction(model, corpus, forward(model, corpus), metric, 0.0)
+    assert step.V0[2] == 0
+    assert np.isfinite(step.V0).all()
+    assert (step.V0[[1, 3]] != 0).all()

@@ -29,9 +29,11 @@ class PCNN(SequenceModel):
         metric: of the transition steps: "rbp" or "rutsd", whole; "rbp-qd" or "rutsd-qd", quasi-diagonal; "fb",
             frequency-adjusted backpropagation. None: "rbp", or "rbp-qd" for an RNN.
         writing: step of the writing weights, "qdh" (quasi-diagonal) or "dh" (diagonal Hessian).
-        squash: "tanh" or "logistic"; invariant metrics learn the same with both, up to the damping.
+        squash: "tanh" or "logistic"; invariant metrics learn the same with both where the two dampings are 0.
         damping: added to the diagonal of the transition metric. Where few symbols are to be predicted, long after
             what they depend on, its sums are small and a damping of 1 outweighs them.
+        writing_damping: factor of the damping of the writing metric, which is the frequency of each symbol plus
+            2.2e-16. With 0, and a damping of 0, tanh and logistic networks learn the same.
         reach: most that one step may change what one symbol adds to a unit V_j: each unit's step at each symbol
             is shortened to it, by itself. With little damping the step of one unit may be huge, and without a bound
             the one rate of all shrinks until nothing else moves. None: no bound. A bound that acts is not

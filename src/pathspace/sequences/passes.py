@@ -285,10 +285,9 @@ def transition_direction(
         extra += prior.tau
     if metric == "fb":
         return _frequency_adjusted(model, corpus, sums, pull)
-    # V0_j moves by B_j^0 / (m_j^0 + eps)
+    # V0_j moves by B_j^0 / (m_j^0 + eps), and not at all where this is 0 / 0: a saturated unit has no start to move
     V0 = np.zeros(model.units + 1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        V0[1:] = sums.B0[1:] / (sums.m0[1:] + damping)
+    V0[1:] = _divide(sums.B0[1:], sums.m0[1:] + damping, sums.m0[1:] + damping)
     if detail == 2:
         step = np.empty_like(sums.G)
         solve_packed(sums.G + pull, sums.M, model.graph.first, model.graph.triangle, extra, step)

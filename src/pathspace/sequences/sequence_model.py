@@ -55,6 +55,7 @@ class SequenceModel(Reader):
         writing: WritingStep = "qdh",
         squash: Squash = "tanh",
         damping: float = 1.0,
+        writing_damping: float = 1.0,
         reach: float | None = None,
         prior_writing: float = 0.0,
         prior_transition: float = 0.0,
@@ -77,6 +78,7 @@ class SequenceModel(Reader):
         self.writing: WritingStep = writing
         self.squash: Squash = squash
         self.damping = damping
+        self.writing_damping = writing_damping
         self.reach = reach
         self.prior_writing = prior_writing
         self.prior_transition = prior_transition

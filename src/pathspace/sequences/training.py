@@ -55,6 +55,7 @@ class Settings:
         metric: "rbp", "rutsd", "rbp-qd", "rutsd-qd" or "fb" for the transition steps.
         writing: "qdh" or "dh" for the writing steps.
         damping: eps of the transition metric.
+        writing_damping: factor of eps_y, the damping of the writing metric: the frequency of y plus 2.2e-16.
         reach: most that a transition step may change what a symbol adds to a unit; None: no bound.
         prior_writing: precision of a Gaussian prior of the writing weights, 0 for none.
         prior_transition: precision of a Gaussian prior of the transition weights, around the start values.
@@ -72,6 +73,7 @@ class Settings:
     metric: Metric = "rbp"
     writing: WritingStep = "qdh"
     damping: float = 1.0
+    writing_damping: float = 1.0
     reach: float | None = None
     prior_writing: float = 0.0
     prior_transition: float = 0.0
@@ -86,7 +88,7 @@ class Settings:
             raise ValueError(f"unknown metric {self.metric!r}, choose from {get_args(Metric)}")
         if self.writing not in get_args(WritingStep):
             raise ValueError(f"unknown writing step {self.writing!r}, choose from {get_args(WritingStep)}")
-        for name in ("damping", "prior_writing", "prior_transition"):
+        for name in ("damping", "writing_damping", "prior_writing", "prior_transition"):
             if not 0 <= _number(getattr(self, name)) < math.inf:
                 raise ValueError(f"{name} must be at least 0 and finite, got {getattr(self, name)!r}")
         if self.reach is not None and not 0 < _number(self.reach) < math.inf:
@@ -203,7 +205,9 @@ def advance(
     writing = training.passes % 2 == 0
     with np.errstate(all="ignore"):  # a direction that is not finite is told of below
         if writing:
-            direction = writing_direction(training.model, corpus, state, settings.writing, prior=prior)
+            direction = writing_direction(
+                training.model, corpus, state, settings.writing, settings.writing_damping, prior
+            )
             rate = training.rate_w
         else:
             direction = transition_direction(
@@ -284,7 +288,7 @@ def _compile(model: Parameters, corpus: Corpus, settings: Settings) -> None:
     tiny = Corpus.of([corpus.x[t : t + 1]], corpus.A)
     state = forward(model, tiny)
     with np.errstate(all="ignore"):
-        writing_direction(model, tiny, state, settings.writing)
+        writing_direction(model, tiny, state, settings.writing, settings.writing_damping)
         transition_direction(model, tiny, state, settings.metric, settings.damping)
     code_length(model, tiny)
 

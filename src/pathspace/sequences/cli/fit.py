@@ -83,6 +83,9 @@ def fit(
     ] = None,
     writing: Annotated[str, typer.Option(help="Rule of writing steps: qdh or dh.")] = "qdh",
     damping: Annotated[float, typer.Option(help="Added to the diagonal of the metric.", min=0)] = 1.0,
+    writing_damping: Annotated[
+        float, typer.Option(help="Factor of the damping of writing steps, the frequency of a symbol.", min=0)
+    ] = 1.0,
     reach: Annotated[
         float,
         typer.Option(help="Bound on how much a step changes what a symbol adds to a unit; 0: none.", min=0),
@@ -214,6 +217,7 @@ def fit(
             "metric": metric,
             "writing": writing,
             "damping": damping,
+            "writing_damping": writing_damping,
             "reach": reach or None,
             "prior_writing": prior_writing,
             "prior_transition": prior_transition,

@@ -236,5 +236,6 @@ def rnn_quasi_diagonal_step(G: Array, M: Array, edges: Mask, damping: float) -> 
 def start_step(B: Array, m: Array, damping: float) -> Array:
     """Return the step of the start values, B_j^0 / (m_j^0 + damping), (N+1,)."""
     step = np.zeros(B.shape[1])
-    step[1:] = B[0, 1:] / (m[0, 1:] + damping)
+    # of a saturated unit 0 / 0: it does not move
+    step[1:] = divide(B[0, 1:], m[0, 1:] + damping, m[0, 1:] + damping)
     return step
