@@ -9,7 +9,13 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from pathspace.sequences.baselines import COMPRESSORS, HiddenMarkov, compressed_bits, context_tree_bits
+from pathspace.sequences.baselines import (
+    COMPRESSORS,
+    HiddenMarkov,
+    SparseHiddenMarkov,
+    compressed_bits,
+    context_tree_bits,
+)
 
 
 def krichevsky_trofimov(zeros, ones):
@@ -130,3 +136,74 @@ def test_a_hidden_markov_model_of_one_symbol_has_transitions():
     hidden = HiddenMarkov(2).fit(np.array([0]), 2)
     assert np.allclose(hidden.transition_.sum(axis=1), 1)
     assert hidden.bits(np.zeros(40, int)) < 6
+
+
+def expected_numbers(x, start, transition, emission):
+    """Sum over all paths of states: log-likelihood, expected first states, transitions and emissions."""
+    S, A = emission.shape
+    first, moves, seen, total = np.zeros(S), np.zeros((S, S)), np.zeros((S, A)), 0.0
+    for path in itertools.product(range(S), repeat=len(x)):
+        weight = start[path[0]] * emission[path[0], x[0]]
+        for t in range(1, len(x)):
+            weight *= transition[path[t - 1], path[t]] * emission[path[t], x[t]]
+        total += weight
+        first[path[0]] += weight
+        for t, state in enumerate(path):
+            seen[state, x[t]] += weight
+            if t:
+                moves[path[t - 1], state] += weight
+    return math.log(total), first / total, moves / total, seen / total
+
+
+def test_an_iteration_of_the_sparse_hidden_markov_model_is_the_sum_over_paths():
+    x, A = np.array([0, 1, 1, 2, 0, 1]), 4
+    begin = SparseHiddenMarkov(4, edges=2, iterations=0, seed=5).fit(x, A)
+    once = SparseHiddenMarkov(4, edges=2, iterations=1, seed=5).fit(x, A)
+    before, first, moves, seen = expected_numbers(x, begin.start_, begin.transition_, begin.emission_)
+    assert begin.log_likelihoods_ == [pytest.approx(before, abs=1e-12)]
+    np.testing.assert_allclose(once.start_, first, atol=1e-12)
+    np.testing.assert_allclose(once.transition_, moves / moves.sum(axis=1, keepdims=True), atol=1e-12)
+    np.testing.assert_allclose(once.emission_, seen / seen.sum(axis=1, keepdims=True), atol=1e-12)
+    after, *_ = expected_numbers(x, once.start_, once.transition_, once.emission_)
+    assert once.log_likelihoods_ == [pytest.approx(before, abs=1e-12), pytest.approx(after, abs=1e-12)]
+
+
+@pytest.mark.parametrize(("states", "edges"), [(7, 3), (7, None), (3, 9)])
+def test_expectation_maximization_never_loses_and_keeps_the_graph(states, edges):
+    x = np.cumsum(np.random.default_rng(3).integers(0, 2, 400)) % 4
+    degree = min(edges or 5, states)  # the paper's number of edges is that of the symbols
+    begin = SparseHiddenMarkov(states, edges, iterations=0, seed=2).fit(x, 5)
+    lacks = begin.transition_ == 0
+    assert ((~lacks).sum(axis=1) == degree).all()
+    assert not lacks.diagonal().any()
+    model = SparseHiddenMarkov(states, edges, iterations=40, seed=2).fit(x, 5)
+    assert (model.transition_[lacks] == 0).all()
+    assert len(model.log_likelihoods_) > 10
+    assert (np.diff(model.log_likelihoods_) > -1e-9).all()
+    assert model.log_likelihoods_[-1] > begin.log_likelihoods_[0] + 50
+    for rows in (model.start_[None], model.transition_, model.emission_):
+        np.testing.assert_allclose(rows.sum(axis=1), 1, atol=1e-12)
+    # a symbol that the text lacks is scored by the uniform share alone
+    assert (model.emission_[:, 4] == 0).all()
+    assert math.isfinite(model.bits(np.array([0, 4, 1])))
+
+
+def test_the_sparse_hidden_markov_model_starts_as_the_paper_says():
+    """Emissions are frequencies times U[0, 1], transitions Dirichlet(1/2): each of d edges has the mean 1/d."""
+    x = np.repeat([0, 1, 2], [600, 300, 100])
+    model = SparseHiddenMarkov(2000, edges=2, iterations=0).fit(x, 3)
+    p = model.transition_[model.transition_ > 0]
+    # Dirichlet(1/2, 1/2) is the arcsine law: its mean is 1/2, its variance 1/8
+    assert p.mean() == pytest.approx(0.5, abs=1e-12)
+    assert p.var() == pytest.approx(1 / 8, abs=0.01)
+    ratio = model.emission_ / [0.6, 0.3, 0.1]
+    # up to the norm of the row, of three numbers from U[0, 1] the largest is any with the probability 1/3
+    assert np.bincount(ratio.argmax(axis=1)) / 2000 == pytest.approx([1 / 3] * 3, abs=0.04)
+    assert (model.start_ == 1 / 2000).all()
+
+
+def test_wrong_arguments_of_the_sparse_hidden_markov_model_are_named():
+    with pytest.raises(ValueError, match="connectivity 0"):
+        SparseHiddenMarkov(3, edges=0).fit(np.array([0, 1]), 2)
+    with pytest.raises(ValueError, match="the text is empty"):
+        SparseHiddenMarkov(3).fit(np.zeros(0, int), 2)

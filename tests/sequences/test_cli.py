@@ -677,7 +677,7 @@ def test_baselines_are_printed(run, tmp_path):
     for name, seed in (("a", 1), ("b", 2)):
         (tmp_path / name).write_text(TASKS["music"].generate(np.random.default_rng(seed), bars=80))
     output = run("baseline", "a", "b", "--states", 3, "--iterations", 5, "--task", "music").output
-    for row in ("bzip2", "xz after training", "context trees", "HMM of 3 states"):
+    for row in ("bzip2", "xz after training", "context trees", "HMM of 3 states", "sparse HMM of 3 states"):
         assert row in output
 
 

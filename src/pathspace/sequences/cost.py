@@ -142,8 +142,15 @@ def check_blend(networks: int, units: int, validation: Corpus) -> None:
     )
 
 
-def check_hidden_states(states: int, iterations: int, T: int, A: int) -> None:
+def check_hidden_states(states: int, iterations: int, T: int, A: int, edges: int | None = None) -> None:
     """Refuse a hidden Markov model that memory has no room for, or one iteration of which takes days.
+
+    Args:
+        states: how many.
+        iterations: of expectation-maximization.
+        T: symbols of the text.
+        A: symbols of the alphabet.
+        edges: that leave each state; None: to all.
 
     Raises:
         ValueError: if there is no room, or no time.
@@ -153,7 +160,7 @@ def check_hidden_states(states: int, iterations: int, T: int, A: int) -> None:
     # transitions and their expected numbers; emissions likewise; probabilities on the way forward and back
     needed = _NUMBER * (2 * states * states + 2 * states * A + 2 * T * states)
     check_memory(needed, f"the arrays of {size}", "give fewer states, or less text")
-    days = 2 * T * states * states / _SPEED / _DAY
+    days = 2 * T * states * (states if edges is None else edges) / _SPEED / _DAY
     if days > 1:
         raise ValueError(
             f"one iteration of {size} takes at least {days:,.1f} days, and one is allowed: give fewer states, "

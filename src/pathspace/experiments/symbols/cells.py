@@ -33,7 +33,12 @@ class Cell:
     @property
     def key(self) -> str:
         """A file name."""
-        name = f"{self.row}-{self.text}-{self.size}".replace(", ", "-").replace("+", "-").lower()
+        name = (
+            f"{self.row}-{self.text}-{self.size}".replace(", ", "-")
+            .replace("+", "-")
+            .replace(" ", "-")
+            .lower()
+        )
         return f"{name}-draw{self.draw}" if self.draw else name
 
 
@@ -92,7 +97,7 @@ class _SpentError(Exception):
 
 def cells(protocol: Protocol) -> list[Cell]:
     """Return all cells with all sizes: one draw after the other, of each those that take longest first."""
-    sizes = {"bzip2": (0,), "CTW": protocol.depths, "HMM": protocol.states}
+    sizes = {"bzip2": (0,), "CTW": protocol.depths, "dense HMM": protocol.states}
     found = [
         Cell(row, text, size, draw)
         for draw in range(protocol.seeds)
@@ -170,18 +175,24 @@ def compute(cell: Cell, protocol: Protocol) -> Score:
 
 
 def _baseline(cell: Cell, protocol: Protocol, text: str, held: str, test: str) -> _Trained:
-    from pathspace.sequences.baselines import HiddenMarkov, compressed_bits, context_tree_bits
+    from pathspace.sequences import baselines
     from pathspace.sequences.text import Alphabet
 
     if cell.row == "bzip2":
-        parts = (compressed_bits("bzip2", part.encode(), text.encode()) for part in (held, test))
+        parts = (baselines.compressed_bits("bzip2", part.encode(), text.encode()) for part in (held, test))
     else:
         alphabet = Alphabet.of([text, held, test])
         before, *encoded = (alphabet.encode(part) for part in (text, held, test))
         if cell.row == "CTW":
-            parts = (context_tree_bits(part, len(alphabet), cell.size, before) for part in encoded)
+            parts = (baselines.context_tree_bits(part, len(alphabet), cell.size, before) for part in encoded)
         else:
-            hidden = HiddenMarkov(cell.size, protocol.iterations).fit(before, len(alphabet))
+            if cell.row == "HMM":
+                hidden = baselines.SparseHiddenMarkov(
+                    cell.size, iterations=protocol.iterations, seed=protocol.seed
+                )
+            else:
+                hidden = baselines.HiddenMarkov(cell.size, protocol.iterations)
+            hidden.fit(before, len(alphabet))
             parts = (hidden.bits(part) for part in encoded)
     held_bits, test_bits = parts
     return _Trained(held_bits, test_bits)

@@ -16,7 +16,12 @@ NETWORKS = ("RNN", "CNN", "PCNN")
 # The paper's names: how writing weights are stepped, then transition weights.
 RULES = {"DH+FB": ("dh", "fb"), "QDH+RUTSD": ("qdh", "rutsd"), "QDH+RBP": ("qdh", "rbp")}
 INVARIANT = ("QDH+RUTSD", "QDH+RBP")
-BASELINES = ("bzip2", "CTW", "HMM")
+BASELINES = (
+    "bzip2",
+    "CTW",
+    "HMM",
+    "dense HMM",
+)  # the last one not in the paper: hmmlearn's, from its own start
 ROWS = (*BASELINES, *(f"{network}, {rule}" for network in NETWORKS for rule in RULES))
 # Not in the paper: several networks made one, which have learned the training and the validation text in turn.
 MERGED = "PCNN, merged"
@@ -40,7 +45,7 @@ class Protocol:
         texts: Columns, names in `TEXTS`.
         rows: Rows, names in `ROWS`, or `MERGED`.
         lengths: Lines, bars or blocks of a text; one that is missing has the paper's length.
-        units: Sizes of network to choose from, on the validation text.
+        units: Sizes of network to choose from, on the validation text; of hidden Markov model, too, as in the paper.
         connectivity: Edges that leave each unit, its loop included.
         passes: Passes over the training text, for each text.
         seconds: Processor time of one start of a network of one size, for each text, from its first pass on; passes
@@ -48,8 +53,8 @@ class Protocol:
         patience: Passes without a better validation text after which a training ends.
         restarts: Networks of each size to choose from, for each text; 1 where a text is missing.
         heat: Passes after which the better quarter of the restarts goes on alone; 0 lets all go on.
-        states: Sizes of hidden Markov model to choose from.
-        iterations: Of the hidden Markov model.
+        states: Sizes of dense hidden Markov model to choose from.
+        iterations: Of both hidden Markov models.
         depths: Longest contexts of the context trees to choose from.
         merged: For each text, what the row `MERGED` takes instead of the above: names in `MERGED_OPTIONS`, `PRIORS`.
         data_seed: Decides the texts.

@@ -79,8 +79,8 @@ def notes(protocol: Protocol, published: Published | None, *, broken: bool = Fal
     )
     found = [
         "A training, a validation and a test text of the same length were drawn for each column. The validation text "
-        f"stopped the training and chose the size (networks {units} units, HMM {states} states, contexts {depths}), "
-        "and the test text was scored once. All rows have seen the training text.",
+        f"stopped the training and chose the size (networks {units} units, HMM as many states, dense HMM "
+        f"{states}, contexts {depths}), and the test text was scored once. All rows have seen the training text.",
         f"Networks: {protocol.connectivity} edges leave a unit; at most so many passes: {passes}; "
         f"{_starts(protocol)}. The RNN takes the quasi-diagonal form of its metrics. Seconds: processor time of all "
         "sizes.",

@@ -7,5 +7,6 @@ seen?
 from .compressors import COMPRESSORS, compressed_bits
 from .context_tree import context_tree_bits
 from .hidden_markov import HiddenMarkov
+from .sparse_hidden_markov import SparseHiddenMarkov
 
-__all__ = ["COMPRESSORS", "HiddenMarkov", "compressed_bits", "context_tree_bits"]
+__all__ = ["COMPRESSORS", "HiddenMarkov", "SparseHiddenMarkov", "compressed_bits", "context_tree_bits"]

@@ -35,7 +35,7 @@ def _predictions(x, start, transition, emission):
 
 
 class HiddenMarkov:
-    """A hidden Markov model over symbols.
+    """A hidden Markov model over symbols, all states connected, from hmmlearn's start.
 
     Args:
         states: S.

@@ -33,4 +33,4 @@ for command, short_help in (
 app.command("generate-task", short_help="Write a synthetic text, print its true code length.")(
     tasks.generate_task
 )
-app.command(short_help="Score a file by bzip2, xz, context trees and an HMM.")(tasks.baseline)
+app.command(short_help="Score a file by bzip2, xz, context trees and two HMMs.")(tasks.baseline)

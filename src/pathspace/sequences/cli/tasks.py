@@ -62,14 +62,14 @@ def baseline(
     training: Annotated[Path, typer.Argument(help="File to learn from.", exists=True, dir_okay=False)],
     file: Annotated[Path, typer.Argument(help="File to score.", exists=True, dir_okay=False)],
     depth: Annotated[int, typer.Option(help="Longest context of the context trees.", min=0, max=1000)] = 8,
-    states: Annotated[int, typer.Option(help="Hidden states of the HMM; 0: no HMM.", min=0)] = 0,
-    iterations: Annotated[int, typer.Option(help="Iterations of the HMM.", min=1)] = 100,
+    states: Annotated[int, typer.Option(help="Hidden states of the HMMs; 0: no HMM.", min=0)] = 0,
+    iterations: Annotated[int, typer.Option(help="Iterations of the HMMs.", min=1)] = 100,
     task: Annotated[
         str | None, typer.Option(help="Name of a synthetic task, whose true code length is subtracted.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Score a file by bzip2, xz, context tree weighting and a hidden Markov model, after a training file.
+    """Score a file by bzip2, xz, context tree weighting and two hidden Markov models, after a training file.
 
     Where a file is so short that what a compressor makes of both is no longer than of the first alone, that row is left
     out.
@@ -94,8 +94,10 @@ def baseline(
                 rows[f"{name} after training"] = after
         rows["context trees after training"] = baselines.context_tree_bits(x, len(alphabet), depth, before)
         if states:
-            hidden = baselines.HiddenMarkov(states, iterations).fit(before, len(alphabet))
-            rows[f"HMM of {states} states"] = hidden.bits(x)
+            dense = baselines.HiddenMarkov(states, iterations).fit(before, len(alphabet))
+            rows[f"HMM of {states} states"] = dense.bits(x)
+            sparse = baselines.SparseHiddenMarkov(states, iterations=iterations).fit(before, len(alphabet))
+            rows[f"sparse HMM of {states} states"] = sparse.bits(x)
     if as_json:
         figures = {"task": task, "symbols": len(text), "bits": {name: v - true for name, v in rows.items()}}
         say(True, figures)
