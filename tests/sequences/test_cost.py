@@ -58,6 +58,7 @@ def test_a_whole_number_beyond_float64_is_refused(name):
             {"units": 1_000_000},
             "a network of 1000000 units and 4000000 edges, for 12 symbols and a text of 780",
         ),
+        ({"units": 2000, "writing": "fisher"}, "of memory, and 1.0 GB are there: .* the writing step qdh"),
         ({"units": 10**12, "connectivity": None}, "of memory, and 1.0 GB are there: give fewer units"),
         ({"units": 20_000, "connectivity": None, "passes": 0}, "more than a million GB|GB of memory"),
         (

@@ -1,12 +1,15 @@
 """The compiled passes against the NumPy definition and the exact values."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 
 from pathspace.sequences.graph import Graph
 from pathspace.sequences.kernels import reference as ref
 from pathspace.sequences.layout import Buffers
-from pathspace.sequences.parameters import Parameters, logistic_twin, start
+from pathspace.sequences.parameters import Direction, Parameters, logistic_twin, start
 from pathspace.sequences.passes import (
     forward,
     gradient_and_modulus,
@@ -14,6 +17,7 @@ from pathspace.sequences.passes import (
     transition_direction,
     writing_direction,
 )
+from pathspace.sequences.prior import Prior
 from pathspace.sequences.text import Corpus
 
 from .fixture import KINDS, assert_close, exact, tiny_model, tiny_sequence
@@ -295,3 +299,75 @@ def test_graph_refuses_impossible_edges():
     assert outgoing[0] == 12
     assert (outgoing[1:] == 4).all()
     assert (graph.loops[1:] >= 0).all()
+
+
+def some_passes(kind="pcnn", A=4):
+    """A model, a text whose last symbol is never seen, and one forward pass."""
+    rng = np.random.default_rng(9)
+    masks = [rng.random(size) < 0.8 for size in (90, 31)]
+    corpus = Corpus.of([rng.integers(0, A - 1, len(mask)) for mask in masks], A, masks)
+    model = random_model(kind, "tanh", 3, 2, A, 4, corpus)
+    return model, corpus, forward(model, corpus)
+
+
+def likelihood_of(corpus, a):
+    """The log-likelihood in nats as a function of the writing weights, by torch."""
+    active, seen = torch.from_numpy(a), torch.from_numpy(corpus.expected)
+    return lambda w: -torch.nn.functional.cross_entropy(active @ w, seen, reduction="sum")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fisher_step_is_newtons_by_the_hessian_of_autograd(kind):
+    """The Fisher matrix (63) is the Hessian of minus the log-likelihood, whatever the text."""
+    model, corpus, state = some_passes(kind)
+    likelihood = likelihood_of(corpus, state.a[corpus.predicted])
+    w = torch.from_numpy(model.w).requires_grad_()
+    n = w.numel()
+    fisher = -torch.autograd.functional.hessian(likelihood, w).reshape(n, n)
+    gradient = torch.autograd.grad(likelihood(w), w)[0].reshape(n)
+    eps = torch.from_numpy(corpus.frequencies + ref.FLOOR).repeat(model.units + 1)
+    damped = torch.linalg.solve(fisher + torch.diag(eps), gradient).reshape(w.shape)
+    # of the last symbol, never seen, the damping is 2.2e-16: no step of it is certain
+    step = writing_direction(model, corpus, state, "fisher").w
+    assert_close(step - step[:, -1:], (damped - damped[:, -1:]).numpy(), 1e-6)
+    prior = Prior.around(model.moved(Direction(w=np.ones_like(model.w)), 0.1), 0.5, 0.0)
+    pulled = torch.from_numpy(prior.w.ravel()), torch.from_numpy((prior.centre.w - model.w).ravel())
+    expected = torch.linalg.solve(
+        fisher + torch.diag(eps + pulled[0]), gradient + pulled[0] * pulled[1]
+    ).reshape(w.shape)
+    with_prior = writing_direction(model, corpus, state, "fisher", prior=prior).w
+    assert_close(with_prior[1:], expected[1:].numpy(), 1e-6)
+
+
+def test_a_fisher_step_without_damping_reaches_the_maximum():
+    """Newton's steps, which do not depend on a number that is added to the weights of all symbols."""
+    _, corpus, _ = some_passes()
+    seen = Corpus.of([corpus.x], 3)
+    model = random_model("pcnn", "tanh", 3, 2, 3, 4, seen)
+    ends = []
+    for start_w in (np.zeros_like(model.w), np.zeros_like(model.w) + np.arange(4.0)[:, None]):
+        other = replace(model, w=start_w)
+        for _ in range(12):
+            state = forward(other, seen)
+            other = other.moved(writing_direction(other, seen, state, "fisher", damping=0.0), 1.0)
+        ends.append(forward(other, seen).log_likelihood)
+        gradient = writing_direction(other, seen, forward(other, seen), "bp").w
+        assert np.abs(gradient).max() < 1e-9
+    assert ends[1] == pytest.approx(ends[0], abs=1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_backpropagation_is_the_gradient_by_differences(kind):
+    model, corpus, state = some_passes(kind)
+    writing = writing_direction(model, corpus, state, "bp")
+    transition = transition_direction(model, corpus, state, "bp")
+    rng = np.random.default_rng(3)
+    for direction, names in ((writing, ("w",)), (transition, ("tau", "V0") + ("rho",) * (kind == "rnn"))):
+        way = {name: rng.normal(size=getattr(model, name).shape) for name in names}
+        for array in (way[name] for name in names if name in ("V0", "rho")):
+            array[..., 0] = 0  # means nothing
+        slope = sum(float(np.vdot(getattr(direction, name), array)) for name, array in way.items())
+        ends = [
+            forward(model.moved(Direction(**way), sign * 1e-6), corpus).log_likelihood for sign in (1, -1)
+        ]
+        assert slope == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-6)

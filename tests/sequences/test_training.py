@@ -51,7 +51,7 @@ def some_training(kind="pcnn", units=6, length=400, seed=0):
 
 
 @pytest.mark.parametrize("kind", ["pcnn", "cnn", "rnn"])
-@pytest.mark.parametrize("writing", ["qdh", "dh"])
+@pytest.mark.parametrize("writing", ["qdh", "dh", "fisher", "bp"])
 def test_training_never_loses_and_learns(kind, writing):
     training, corpus, _ = some_training(kind)
     metric = "rbp-qd" if kind == "rnn" else "rbp"
@@ -325,18 +325,28 @@ def twins(model, metric, **options):
 
 
 @pytest.mark.parametrize(
-    ("model", "metric"),
-    [(PCNN, "rbp"), (PCNN, "rutsd-qd"), (CNN, "rutsd"), (CNN, "rbp-qd"), (RNN, "rbp-qd")],
+    ("model", "metric", "writing"),
+    [
+        (PCNN, "rbp", "qdh"),
+        (PCNN, "rutsd-qd", "qdh"),
+        (PCNN, "rbp", "fisher"),
+        (CNN, "rutsd", "qdh"),
+        (CNN, "rbp-qd", "qdh"),
+        (RNN, "rbp-qd", "fisher"),
+        (RNN, "rutsd-qd", "qdh"),
+    ],
 )
-def test_without_dampings_tanh_and_logistic_networks_learn_the_same(model, metric):
-    tanh, logistic = twins(model, metric, writing_damping=0.0)
+def test_without_dampings_tanh_and_logistic_networks_learn_the_same(model, metric, writing):
+    tanh, logistic = twins(model, metric, writing=writing, writing_damping=0.0)
     assert len(tanh[0]) == 12
     # the metrics are nearly singular, which amplifies the rounding
     assert_close(logistic[0], tanh[0], 1e-7)
     assert logistic[1] == pytest.approx(tanh[1], rel=1e-6)
 
 
-@pytest.mark.parametrize("writing", [{"writing_damping": 1.0}, {"writing_damping": 0.0, "writing": "dh"}])
+@pytest.mark.parametrize(
+    "writing", [{"writing_damping": 1.0}, {"writing": "dh", "writing_damping": 0.0}, {"writing": "bp"}]
+)
 def test_with_a_damping_of_writing_steps_or_their_diagonal_alone_they_part(writing):
     tanh, logistic = twins(PCNN, "rbp-qd", **writing)
     assert np.abs(logistic[0] - tanh[0]).max() > 1

@@ -57,6 +57,7 @@ class Networks:
         restarts: how many networks.
         jobs: processes.
         passes: most passes of each; without any, no state along the text is kept.
+        writing: rule of the writing steps.
     """
 
     kind: str
@@ -66,6 +67,11 @@ class Networks:
     restarts: int = 1
     jobs: int = 1
     passes: int = 1
+    writing: str = "qdh"
+
+    def fisher(self, A: int) -> int:
+        """Return the rows of the whole Fisher matrix of the writing weights, 0 if none is made."""
+        return (self.units + 1) * A if self.writing == "fisher" and self.passes else 0
 
     @property
     def edges(self) -> int:
@@ -92,6 +98,8 @@ class Networks:
         if self.passes:
             # a and B now and on trial, and the predictions now and on trial; see docs/sequences.md
             numbers += 3 * T * (self.units + 1) + 2 * P * A
+        # the matrix, its eigenvectors, and room to find them
+        numbers += 4 * self.fisher(A) ** 2
         return _NUMBER * numbers
 
     def seconds(self, A: int, T: int, P: int) -> float:
@@ -101,6 +109,8 @@ class Networks:
         if self.metric in ("rbp", "rutsd"):
             # sum_t a_i a_k m_j, and the Cholesky decomposition of each triangle
             products += T * self.triangles + A * self.triangles * (self.degree + 1) / 3
+        # the sum along the text, and the eigenvectors
+        products += P * self.fisher(A) ** 2 + 4 * self.fisher(A) ** 3
         return products / _SPEED
 
 
@@ -118,6 +128,8 @@ def check_networks(networks: Networks, corpus: Corpus) -> None:
     what = f"{networks.restarts} networks" if networks.restarts > 1 else "a network"
     size = f"of {networks.units} units and {networks.edges} edges, for {A} symbols and a text of {T}"
     instead = "give fewer units, a smaller connectivity, the metric rbp-qd, or less text"
+    if networks.writing == "fisher":
+        instead = f"{instead.removesuffix(', or less text')}, the writing step qdh, or less text"
     if networks.restarts > 1:
         instead = f"give fewer restarts or jobs, or {instead.removeprefix('give ')}"
     check_memory(needed, f"the arrays of {what} {size},", instead)

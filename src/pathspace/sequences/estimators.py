@@ -27,8 +27,9 @@ class PCNN(SequenceModel):
         units: N.
         connectivity: edges that leave each unit, its loop included, drawn at random; None, or N and more, for all N.
         metric: of the transition steps: "rbp" or "rutsd", whole; "rbp-qd" or "rutsd-qd", quasi-diagonal; "fb",
-            frequency-adjusted backpropagation. None: "rbp", or "rbp-qd" for an RNN.
-        writing: step of the writing weights, "qdh" (quasi-diagonal) or "dh" (diagonal Hessian).
+            frequency-adjusted backpropagation; "bp", backpropagation. None: "rbp", or "rbp-qd" for an RNN.
+        writing: step of the writing weights, "qdh" (quasi-diagonal), "dh" (diagonal Hessian), "fisher" (the whole
+            Fisher matrix, for small networks of few symbols) or "bp" (the gradient).
         squash: "tanh" or "logistic"; invariant metrics learn the same with both where the two dampings are 0.
         damping: added to the diagonal of the transition metric. Where few symbols are to be predicted, long after
             what they depend on, its sums are small and a damping of 1 outweighs them.
@@ -95,7 +96,7 @@ class RNN(SequenceModel):
 
         V_j^{t+1} = rho[j,x_t] + sum_i tau[i,j] s(V_i^t)
 
-    Arguments as for `PCNN`, but the metric must be "rbp-qd", "rutsd-qd" or "fb".
+    Arguments as for `PCNN`, but the metric must be "rbp-qd", "rutsd-qd", "fb" or "bp".
     """
 
     kind = "rnn"

@@ -25,10 +25,14 @@ from .prior import Prior
 from .text import Corpus
 
 Array = NDArray[np.float64]
-Metric = Literal["rbp", "rutsd", "rbp-qd", "rutsd-qd", "fb"]
-WritingStep = Literal["qdh", "dh"]
+Metric = Literal["rbp", "rutsd", "rbp-qd", "rutsd-qd", "fb", "bp"]
+WritingStep = Literal["qdh", "dh", "fisher", "bp"]
 
 _BLOCK = 2**15
+_SINGULAR = 1e-12
+"""Share of the largest eigenvalue of a Fisher matrix below which one counts as 0."""
+_DETAIL: dict[Metric, int] = {"rbp": 2, "rutsd": 2, "rbp-qd": 1, "rutsd-qd": 1, "fb": 0, "bp": 0}
+"""What `moments` is asked for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,24 +99,30 @@ def writing_direction(
 ) -> Direction:
     """Return the direction of a writing step.
 
-    DH: d[i,y] = W[i,y] / h_ii^y. QDH: the quasi-diagonal rule with the always-on unit for reference.
+    DH: d[i,y] = W[i,y] / h_ii^y. QDH: the quasi-diagonal rule with the always-on unit for reference. Fisher: the whole
+    matrix of O13 (63) instead. BP: the gradient W itself.
 
     Args:
         model: the parameters.
         corpus: the text.
         state: its forward pass.
-        step: "qdh" or "dh".
-        damping: factor of eps_y, the frequency of y among all symbols plus 2.2e-16.
+        step: "qdh", "dh", "fisher" or "bp".
+        damping: factor of eps_y, the frequency of y among all symbols plus 2.2e-16, on the diagonal of each.
         prior: of the weights, or None.
     """
     a = predicting(state.a, corpus)
     W = output.writing_gradient(a, state.pi, corpus.expected)
-    h, h0 = output.writing_metric(a, state.pi)
     # eps_y = frequency of y + 2.2e-16, on the entry i = 0 too
-    h += damping * (corpus.frequencies + FLOOR)
+    extra = np.broadcast_to(damping * (corpus.frequencies + FLOOR), W.shape)
     if prior is not None:
         W -= prior.w * (model.w - prior.centre.w)
-        h += prior.w
+        extra = extra + prior.w
+    if step == "bp":
+        return Direction(w=W)
+    if step == "fisher":
+        return Direction(w=_fisher_step(output.writing_fisher(a, state.pi), extra, W))
+    h, h0 = output.writing_metric(a, state.pi)
+    h += extra
     if step == "dh":
         return Direction(w=W / h)
     M00, M0i = h[:1], h0[1:]
@@ -120,6 +130,22 @@ def writing_direction(
     rest = _divide(W[1:] - W[:1] * M0i / M00, h[1:] - M0i**2 / M00, h[1:])
     # d_0 = G_0 / M_00 - sum_i (M_0i / M_00) d_i
     return Direction(w=np.concatenate([W[:1] / M00 - (M0i / M00 * rest).sum(axis=0, keepdims=True), rest]))
+
+
+def _fisher_step(matrix: Array, extra: Array, W: Array) -> Array:
+    """Return (matrix + diag(extra))^-1 W, its pseudo-inverse where it is singular.
+
+    Without ``extra`` it is: adding a number to w[i, y] for all y changes no prediction.
+    """
+    matrix[np.diag_indices_from(matrix)] += extra.ravel()
+    # in units of the diagonal, so that no scale of an activity decides what counts as singular
+    scale = np.sqrt(_nonzero(matrix.diagonal()))
+    matrix /= scale[:, None]
+    matrix /= scale
+    values, vectors = np.linalg.eigh(matrix)
+    certain = values > _SINGULAR * values[-1]
+    inverse = np.where(certain, 1.0, 0.0) / np.where(certain, values, 1.0)
+    return (vectors @ (inverse * (vectors.T @ (W.ravel() / scale))) / scale).reshape(W.shape)
 
 
 def _divide(numerator: Array, remainder: Array, diagonal: Array) -> Array:
@@ -267,7 +293,7 @@ def transition_direction(
         corpus: the text.
         state: its forward pass.
         metric: "rbp" or "rutsd" (the whole metric per unit and symbol), "rbp-qd" or "rutsd-qd"
-            (quasi-diagonal), "fb" (frequency-adjusted backpropagation).
+            (quasi-diagonal), "fb" (frequency-adjusted backpropagation), "bp" (backpropagation).
         damping: eps, added to every diagonal entry.
         buffers: memory to use.
         prior: of the weights, or None.
@@ -277,14 +303,16 @@ def transition_direction(
     """
     if model.kind == "rnn" and metric in ("rbp", "rutsd"):
         raise ValueError(f"an RNN has no whole {metric} metric; use '{metric}-qd'")
-    detail = 0 if metric == "fb" else 1 if metric.endswith("-qd") else 2
+    detail = _DETAIL[metric]
     sums = moments(model, corpus, state, detail, metric.startswith("rutsd"), buffers)
     pull, extra = np.zeros_like(model.tau), np.full_like(model.tau, damping)
     if prior is not None:
         pull = prior.tau * (prior.centre.tau - model.tau)
         extra += prior.tau
-    if metric == "fb":
-        return _frequency_adjusted(model, corpus, sums, pull)
+    if metric in ("fb", "bp"):
+        # of "fb", 1 / frequency of y for the parameters of a symbol; unseen symbols have G = 0
+        adjust = 1 / np.maximum(corpus.frequencies, FLOOR) if metric == "fb" else np.ones(model.symbols)
+        return _backpropagated(model, sums, adjust[:, None], pull)
     # V0_j moves by B_j^0 / (m_j^0 + eps), and not at all where this is 0 / 0: a saturated unit has no start to move
     V0 = np.zeros(model.units + 1)
     V0[1:] = _divide(sums.B0[1:], sums.m0[1:] + damping, sums.m0[1:] + damping)
@@ -298,13 +326,12 @@ def transition_direction(
     return Direction(tau=_quasi_diagonal(model, sums.G + pull, sums.diagonal + extra, sums.cross), V0=V0)
 
 
-def _frequency_adjusted(model: Parameters, corpus: Corpus, sums: Moments, pull: Array) -> Direction:
-    # G / frequency of y for the parameters of a symbol, G itself for the others; unseen symbols have G = 0
-    inverse = 1 / np.maximum(corpus.frequencies, FLOOR)[:, None]
+def _backpropagated(model: Parameters, sums: Moments, adjust: Array, pull: Array) -> Direction:
+    """Return G, multiplied by ``adjust`` (A, 1) for the parameters of a symbol."""
     if model.kind != "rnn":
-        return Direction(tau=sums.G * inverse + pull, V0=sums.B0)
+        return Direction(tau=sums.G * adjust + pull, V0=sums.B0)
     rho = np.zeros_like(model.rho)
-    rho[:, 1:] = sums.G[:, model.graph.first[1:-1]] * inverse
+    rho[:, 1:] = sums.G[:, model.graph.first[1:-1]] * adjust
     return Direction(tau=sums.G.sum(axis=0, keepdims=True) + pull, rho=rho, V0=sums.B0)
 
 

@@ -293,7 +293,14 @@ class SequenceModel(Reader):
         """Refuse networks that memory has no room for, or that take days for a pass."""
         degree = self.units if self.connectivity is None else min(self.connectivity, self.units)
         networks = Networks(
-            self.kind, settings.metric, self.units, degree, self.restarts, self.jobs, settings.passes
+            self.kind,
+            settings.metric,
+            self.units,
+            degree,
+            self.restarts,
+            self.jobs,
+            settings.passes,
+            settings.writing,
         )
         check_networks(networks, folds[0].corpus)
         validation = folds[0].validation

@@ -52,8 +52,8 @@ class Settings:
     """How to train.
 
     Args:
-        metric: "rbp", "rutsd", "rbp-qd", "rutsd-qd" or "fb" for the transition steps.
-        writing: "qdh" or "dh" for the writing steps.
+        metric: "rbp", "rutsd", "rbp-qd", "rutsd-qd", "fb" or "bp" for the transition steps.
+        writing: "qdh", "dh", "fisher" or "bp" for the writing steps.
         damping: eps of the transition metric.
         writing_damping: factor of eps_y, the damping of the writing metric: the frequency of y plus 2.2e-16.
         reach: most that a transition step may change what a symbol adds to a unit; None: no bound.

@@ -78,10 +78,10 @@ def fit(
     metric: Annotated[
         str | None,
         typer.Option(
-            help="Of transition steps: rbp, rutsd, rbp-qd, rutsd-qd or fb; default rbp, of an RNN rbp-qd."
+            help="Of transition steps: rbp, rutsd, rbp-qd, rutsd-qd, fb or bp; default rbp, of an RNN rbp-qd."
         ),
     ] = None,
-    writing: Annotated[str, typer.Option(help="Rule of writing steps: qdh or dh.")] = "qdh",
+    writing: Annotated[str, typer.Option(help="Rule of writing steps: qdh, dh, fisher or bp.")] = "qdh",
     damping: Annotated[float, typer.Option(help="Added to the diagonal of the metric.", min=0)] = 1.0,
     writing_damping: Annotated[
         float, typer.Option(help="Factor of the damping of writing steps, the frequency of a symbol.", min=0)

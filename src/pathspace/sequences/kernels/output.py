@@ -123,6 +123,25 @@ def writing_metric(a: Array, pi: Array) -> tuple[Array, Array]:
     return diagonal, cross
 
 
+def writing_fisher(a: Array, pi: Array) -> Array:
+    """Return the Fisher matrix of all writing weights without damping, ((N+1) A, (N+1) A), rows as in w.ravel()."""
+    units, A = a.shape[1], pi.shape[1]
+    matrix, own = np.zeros((units * A, units * A)), np.zeros((A, units, units))
+    size = _block(A)
+    for begin in range(0, len(a), size):
+        active, p = a[begin : begin + size], pi[begin : begin + size]
+        # I[i,y; k,z] = sum_t chi_t a_i^t a_k^t pi_t(y) ([y = z] - pi_t(z))    (63)
+        expected = (active[:, :, None] * p[:, None, :]).reshape(len(p), -1)
+        matrix -= expected.T @ expected
+        for y in range(A):
+            # apart, as a difference of sums would lose a pi_t(y) near 1
+            own[y] += (active * (p[:, y] * (1 - p[:, y]))[:, None]).T @ active
+    by_symbol = matrix.reshape(units, A, units, A)
+    for y in range(A):
+        by_symbol[:, y, :, y] = own[y]
+    return matrix
+
+
 @njit(error_model="numpy", fastmath={"contract"}, cache=True)
 def _centre(mean, square, columns, x):
     """Turn E w into w[i, x_t] - E w, and E w^2 into the variance, row by row."""
