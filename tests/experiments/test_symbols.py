@@ -75,6 +75,15 @@ def test_the_recipe_fills_the_paper_s_table() -> None:
     assert [values[text, "PCNN, QDH+RBP"] for text in TEXTS] == [644.2, 1055.9, 30.0]
 
 
+def test_the_alphabet_without_capitals_after_the_last_digit_can_be_asked_for() -> None:
+    settings = {**TINY, "texts": ["alphabet-9"], "lengths": {"alphabet-9": 3}, "passes": {"alphabet-9": 3}}
+    protocol = protocol_from(("a test", settings))
+    assert {cell.text for cell in cells(protocol)} == {"alphabet-9"}
+    text = texts("alphabet-9", protocol)[0]
+    assert text.count("\n") == 3
+    assert text != texts("alphabet", protocol)[0]
+
+
 def test_every_size_is_a_cell_and_the_validation_text_chooses() -> None:
     protocol = protocol_from(("a test", TINY))
     wanted = cells(protocol)

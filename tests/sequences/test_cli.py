@@ -701,7 +701,7 @@ def test_mistakes_are_named_in_one_line(run, book, tmp_path):
     assert "unknown metric 'adam' in --metric" in run("fit", book, "--metric", "adam", status=2).output
     assert "unknown writing 'adam' in --writing" in run("fit", book, "--writing", "adam", status=2).output
     told = run("generate-task", "chess", "-o", "t", status=2).output
-    assert "unknown task 'chess', choose from alphabet, anbn, music, xor" in told
+    assert "unknown task 'chess', choose from alphabet, alphabet-9, anbn, music, xor" in told
     assert "give a model that `pathspace sequence fit` wrote" in run("bits", book, book, status=2).output
     fit(run, book, "--no-context")
     (tmp_path / "other").write_text("SHE")

@@ -9,6 +9,14 @@ from pathspace.sequences.tasks import TASKS, ImpossibleTextError, alphabet, anbn
 
 from .fixture import exact
 
+EXAMPLE = "ab(0123[WZPYCPEEH]456789[HYDVTWATR])cdefghijklmnopqrstuvwxyz\n"
+"""The typical line of O13, section 4, which has capitals after the 9."""
+
+
+def test_the_example_line_of_the_paper_is_one_of_the_task():
+    bits = 25 * math.log2(26 / 25) + math.log2(26) + 2 * math.log2(5 * 26**9) + 8 * math.log2(5 / 4)
+    assert alphabet.true_bits(EXAMPLE) == pytest.approx(bits, abs=1e-10)
+
 
 def test_true_code_lengths_agree_with_exact_values():
     values = exact()["true_bits"]
@@ -33,7 +41,13 @@ def test_xor_mask_agrees_with_exact_values():
 def test_generated_texts_are_possible_and_of_the_paper_s_size(name):
     rng = np.random.default_rng(3)
     text = TASKS[name].generate(rng)
-    sizes = {"alphabet": (1000, 67), "music": (2700, 14), "xor": (10_000, 6), "anbn": (20, 3)}
+    sizes = {
+        "alphabet": (1000, 67),
+        "alphabet-9": (1000, 67),
+        "music": (2700, 14),
+        "xor": (10_000, 6),
+        "anbn": (20, 3),
+    }
     assert (text.count("\n"), len(set(text))) == sizes[name]
     assert math.isfinite(TASKS[name].true_bits(text))
     assert text != TASKS[name].generate(rng)
@@ -48,9 +62,17 @@ def test_code_lengths_are_the_entropies_on_average():
     def entropy(p):
         return -p * math.log2(p) - (1 - p) * math.log2(1 - p)
 
-    block = 10 * (entropy(1 / 5) + 9 * math.log2(26) / 5)
-    expected = 26 * (entropy(1 / 26) + block / 26)
+    digit = entropy(1 / 5) + 9 * math.log2(26) / 5
+    expected = 26 * (entropy(1 / 26) + 10 * digit / 26)
     assert alphabet.true_bits(text) / 4000 == pytest.approx(expected, rel=0.05)
+    assert expected * 1000 == pytest.approx(97_942, abs=1)
+    text = alphabet.generate(rng, 4000, after_last=False)
+    expected -= digit
+    assert alphabet.true_bits(text, after_last=False) / 4000 == pytest.approx(expected, rel=0.05)
+    assert expected * 1000 == pytest.approx(88_760, abs=1)
+    # one choice less for each block
+    less = alphabet.true_bits(text) - alphabet.true_bits(text, after_last=False)
+    assert less == pytest.approx(-math.log2(4 / 5) * text.count("("))
     text = music.generate(rng, 4000)
     expected = math.log2(5) + (3 + 2 + 3 + 1 + 4) / 5 * math.log2(3)
     assert music.true_bits(text) / 4000 == pytest.approx(expected, rel=0.02)
@@ -62,6 +84,7 @@ def test_code_lengths_are_the_entropies_on_average():
         ("alphabet", "abc\n"),
         ("alphabet", "abcdefghijklmnopqrstuvwxyz(01)\n"),
         ("alphabet", "abcdefghijklmnopqrstuvwxyz(0[AB]123456789)\n"),
+        ("alphabet-9", EXAMPLE),
         ("music", "c2 c4 |"),
         ("music", "c2 c2 |\n"),
         ("music", "c2 c4\n"),

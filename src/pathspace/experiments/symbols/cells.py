@@ -105,7 +105,7 @@ def cells(protocol: Protocol) -> list[Cell]:
         for row in protocol.rows
         for size in ((protocol.merged[text]["units"],) if row == MERGED else sizes.get(row, protocol.units))
     ]
-    slow = ("anbn", "music", "alphabet")
+    slow = ("anbn", "music", "alphabet", "alphabet-9")
     return sorted(
         found,
         key=lambda cell: (-cell.draw, cell.row == MERGED, slow.index(cell.text), cell.size),

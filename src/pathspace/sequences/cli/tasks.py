@@ -19,7 +19,7 @@ from .files import AsJson, Force, may_overwrite, read, standard_output, writable
 
 
 def generate_task(
-    task: Annotated[str, typer.Argument(help="alphabet, music, xor or anbn.")],
+    task: Annotated[str, typer.Argument(help="alphabet, alphabet-9, music, xor or anbn.")],
     output: Annotated[
         Path,
         typer.Option("--output", "-o", help="File to write; -: standard output.", callback=standard_output),
