@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from pathspace.sequences import CNN, PCNN, RNN
+from pathspace.sequences.batches import Batches
 from pathspace.sequences.evaluation import code_length
 from pathspace.sequences.graph import Graph
 from pathspace.sequences.parameters import Direction, start
@@ -240,6 +241,9 @@ def test_a_symbol_that_the_text_lacks_has_a_whole_metric_with_damping_alone(metr
         ({"reach": math.inf}, "reach must be above 0 and finite, or None for no bound, got inf"),
         ({"seconds": math.nan}, "seconds must be at least 0, or None for no bound, got nan"),
         ({"validate_every": 0}, "validate_every"),
+        ({"batch": 0}, "batch must be a whole number of at least 1, or None for all texts, got 0"),
+        ({"batch": 2.5}, "batch must be a whole number"),
+        ({"batch": 2, "grow": True}, "batches of texts do not grow"),
         ({"patience": -1}, "patience must be at least 0, or None for no end of it, got -1"),
         ({"patience": math.nan}, "patience must be at least 0"),
     ],
@@ -363,3 +367,80 @@ def test_the_start_of_a_saturated_unit_stays_without_damping(metric):
     assert step.V0[2] == 0
     assert np.isfinite(step.V0).all()
     assert (step.V0[[1, 3]] != 0).all()
+
+
+def several(count=7, seed=0):
+    """Texts of which the last one has nothing to predict, and the first one a symbol of its own."""
+    rng = np.random.default_rng(seed)
+    texts = [np.cumsum(rng.integers(0, 2, 30 + 5 * k)) % 4 for k in range(count)]
+    texts[0][3] = 4
+    masks = [np.ones(len(x), bool) for x in texts]
+    masks[-1][:] = False
+    corpus = Corpus.of(texts, 5, masks)
+    return Training.begin(start("pcnn", "tanh", Graph.random(5, 2, rng), corpus, rng)), corpus
+
+
+def test_batches_deal_every_text_once_a_round_in_a_new_order():
+    _, corpus = several()
+    batches = Batches(corpus, 2)
+    rounds = []
+    for first in (0, 6):
+        lengths = []
+        for passes in range(first, first + 6):
+            part = batches.at(passes)
+            # the writing and the transition step after it have the same batch
+            assert part is batches.at(passes - passes % 2)
+            assert part.whole is corpus
+            np.testing.assert_array_equal(part.frequencies, corpus.frequencies)
+            lengths += np.diff(part.bounds).tolist() if passes % 2 == 0 else []
+        rounds.append(lengths)
+    # not the last text, of which nothing is predicted
+    assert sorted(rounds[0]) == sorted(rounds[1]) == [30 + 5 * k for k in range(6)]
+    assert rounds[0] != rounds[1]
+    assert Batches(corpus, None).at(5) is Batches(corpus, 6).at(5) is corpus
+
+
+def test_a_batch_sums_gradients_and_metrics_over_its_texts():
+    """A first step on a batch is that on these texts alone, but for the frequencies, which are those of all texts."""
+    training, corpus = several()
+    part = Batches(corpus, 2).at(0)
+    alone = replace(part, whole=None)
+    state = forward(training.model, alone)
+    expected = writing_direction(training.model, alone, state, "qdh", 0.0)
+    assert_close(writing_direction(training.model, part, state, "qdh", 0.0).w, expected.w)
+    once = train(training, corpus, Settings(batch=2, passes=1))
+    step = writing_direction(training.model, part, forward(training.model, part)).w
+    moved = once.model.w - training.model.w
+    assert_close(moved, training.rate_w * 0.5 ** (once.tries - 1) * step, 1e-9)
+
+
+@pytest.mark.parametrize(("size", "prior"), [(1, 0.0), (2, 0.1), (4, 0.0)])
+def test_training_on_batches_learns_and_resumes_exactly(size, prior):
+    begin, corpus = several()
+    settings = Settings(batch=size, passes=40, prior_writing=prior, patience=None)
+    whole = train(begin, corpus, settings)
+    # what the training says at its end is of all texts
+    assert whole.log_likelihood == pytest.approx(forward(whole.model, corpus).log_likelihood, rel=1e-12)
+    assert whole.log_likelihood > forward(begin.model, corpus).log_likelihood + 50
+    for stop in (17, 18):
+        half = train(begin, corpus, replace(settings, passes=stop))
+        both = train(half, corpus, settings)
+        np.testing.assert_array_equal(both.model.w, whole.model.w)
+        np.testing.assert_array_equal(both.model.tau, whole.model.tau)
+        assert both.tries == whole.tries
+
+
+def test_a_batch_of_all_texts_is_no_batch():
+    begin, corpus = several()
+    plain = train(begin, corpus, Settings(passes=9))
+    for size in (6, 99):
+        same = train(begin, corpus, Settings(passes=9, batch=size))
+        np.testing.assert_array_equal(same.model.tau, plain.model.tau)
+
+
+def test_networks_take_batches_of_texts():
+    texts = ["abcabcabc" * 3, "bcabca" * 4, "cabcab" * 5, "abcabc" * 4]
+    options = {"units": 4, "connectivity": 2, "passes": 60, "batch": 1, "seed": 1}
+    online = PCNN(**options).fit(texts[:3], validation=texts[3])
+    assert online.bits(texts[3]) < 0.5 * len(texts[3])
+    assert PCNN(**options).fit(texts[:3], passes=10).fit(texts[:3], resume=True).training_.passes == 60

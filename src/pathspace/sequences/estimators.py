@@ -49,6 +49,8 @@ class PCNN(SequenceModel):
         validate_every: passes between two looks at the validation text; there is one more at the end.
         grow: begin on a part of a text of at least 2^15 symbols, which doubles until it is the whole: better on
             megabytes in seconds, worse in minutes.
+        batch: how many of the training texts each writing step and the transition step after it are made on, in a
+            random order; 1 is online training. A step is kept where the batch does not lose. None: all texts.
         restarts: trainings with seeds seed, seed + 1, ..., the best of which is kept.
         heat: passes after which all but the better quarter of the restarts are dropped, or all but the
             ensemble if that is more; 0 drops none.

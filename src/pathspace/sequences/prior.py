@@ -5,7 +5,7 @@ Alphabet of this module: A symbols, N units, theta any weight.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,10 @@ class Prior:
         tau = np.full_like(centre.tau, transition)
         tau[:, centre.graph.sources == 0] = 0.0
         return cls(centre, w, tau)
+
+    def scaled(self, factor: float) -> Prior:
+        """Return the share of the prior that goes with a batch of the text."""
+        return replace(self, w=factor * self.w, tau=factor * self.tau)
 
     def penalty(self, model: Parameters) -> float:
         """Return what the prior takes off the log-likelihood, in nats."""

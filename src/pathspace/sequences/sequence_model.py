@@ -65,6 +65,7 @@ class SequenceModel(Reader):
         patience: int | None = 300,
         validate_every: int = 2,
         grow: bool = False,
+        batch: int | None = None,
         restarts: int = 1,
         heat: int = 100,
         ensemble: int = 1,
@@ -88,6 +89,7 @@ class SequenceModel(Reader):
         self.patience = patience
         self.validate_every = validate_every
         self.grow = grow
+        self.batch = batch
         self.restarts = restarts
         self.heat = heat
         self.ensemble = ensemble

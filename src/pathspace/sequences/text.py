@@ -7,7 +7,7 @@ P predicted positions.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -172,12 +172,14 @@ class Corpus:
         bounds: (S+1,) where each sequence begins, and T.
         chi: (T,) True where the symbol is to be predicted.
         A: number of symbols of the alphabet.
+        whole: the corpus that this one is a batch of, whose frequencies count; None: its own.
     """
 
     x: IntArray
     bounds: IntArray
     chi: NDArray[np.bool_]
     A: int
+    whole: Corpus | None = None
 
     @classmethod
     def of(
@@ -208,6 +210,12 @@ class Corpus:
         """Return the first T symbols; a sequence in which they end is cut there."""
         bounds = np.append(self.bounds[self.bounds < T], T)
         return Corpus(self.x[:T], bounds, self.chi[:T], self.A)
+
+    def batch(self, sequences: IntArray) -> Corpus:
+        """Return some of the sequences, by their numbers; raises ValueError if none of their symbols is predicted."""
+        spans = [slice(self.bounds[s], self.bounds[s + 1]) for s in sequences]
+        part = Corpus.of([self.x[span] for span in spans], self.A, [self.chi[span] for span in spans])
+        return replace(part, whole=self)
 
     @property
     def rows(self) -> int:
@@ -251,6 +259,8 @@ class Corpus:
     @property
     def frequencies(self) -> NDArray[np.float64]:
         """(A,) share of each symbol among all symbols, in [0, 1]."""
+        if self.whole is not None:
+            return self.whole.frequencies
         return self.counts / len(self.x)
 
     @cached_property

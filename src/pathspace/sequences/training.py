@@ -18,6 +18,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from .batches import Batches
 from .evaluation import code_length
 from .growing import growing_parts
 from .layout import Buffers
@@ -65,6 +66,7 @@ class Settings:
         validate_every: passes between two looks at the validation text; there is one more at the end.
         grow: begin on parts of a long text, which double; see `growing_parts`. No look is taken at the validation text
             before the whole is reached.
+        batch: how many texts each two steps are made on, see `Batches`; None: all.
 
     Raises:
         ValueError: if a name is unknown or a number out of range.
@@ -82,6 +84,7 @@ class Settings:
     patience: int | None = 300
     validate_every: int = 2
     grow: bool = False
+    batch: int | None = None
 
     def __post_init__(self) -> None:
         if self.metric not in get_args(Metric):
@@ -97,6 +100,12 @@ class Settings:
             raise ValueError(f"seconds must be at least 0, or None for no bound, got {self.seconds!r}")
         if self.patience is not None and not _number(self.patience) >= 0:
             raise ValueError(f"patience must be at least 0, or None for no end of it, got {self.patience!r}")
+        if self.batch is not None and (type(self.batch) is not int or self.batch < 1):
+            raise ValueError(
+                f"batch must be a whole number of at least 1, or None for all texts, got {self.batch!r}"
+            )
+        if self.batch is not None and self.grow:
+            raise ValueError("batches of texts do not grow: leave out batch or grow")
         if self.passes < 0 or self.validate_every < 1:
             raise ValueError("passes must be at least 0 and validate_every at least 1")
 
@@ -112,8 +121,8 @@ class Training:
         passes: passes so far; even: a writing step is next.
         tries: passes over the text so far, those undone included.
         seconds: training time so far.
-        log_likelihood: of the training text, in nats, NaN before the first pass; while the training is on a part of
-            the text, of that part, as if the rest were as long a symbol.
+        log_likelihood: of the training text, in nats, NaN before the first pass; while the training is on a part or a
+            batch of the text, of that, as if the rest were as long a symbol.
         best: the parameters with the shortest validation text at a scheduled look, or None without validation.
         centre: the start values, where a prior pulls to, or None without one.
         best_bits: length of the validation text in bits under them, infinite before the first look.
@@ -359,6 +368,7 @@ def _train_on(
             training = _again(training, validation, memory)
         elif training.best is not None:  # by a validation text that is no longer given
             training = replace(training, best=None, best_bits=math.inf, best_pass=training.passes)
+    batches, now, share = Batches(corpus, settings.batch), corpus, 1.0
     while training.passes < settings.passes:
         if settings.seconds is not None and training.seconds >= settings.seconds:
             break
@@ -369,8 +379,16 @@ def _train_on(
             and training.passes - training.best_pass >= max(settings.patience, settings.validate_every)
         ):
             break
+        if batches.at(training.passes) is not now:
+            now = batches.at(training.passes)
+            share = len(corpus.expected) / len(now.expected)
+            a = activities(training.model, now, memory.a)
+            state = forward(training.model, now, a, memory.pi)
         try:
-            training, state = advance(training, state, corpus, settings, memory, prior)
+            training, state = advance(
+                training, state, now, settings, memory, prior and prior.scaled(1 / share)
+            )
+            training = _scaled(training, share)
         except FloatingPointError:
             return replace(_look(training, validation, memory), broke_off=True)
         if training.passes % settings.validate_every == 0:
@@ -380,4 +398,6 @@ def _train_on(
             report(training)
     if training.passes % settings.validate_every or math.isnan(training.validation_bits):
         training = _last_look(training, validation, memory)
+    if now is not corpus:
+        training = replace(training, log_likelihood=forward(training.model, corpus).log_likelihood)
     return training
