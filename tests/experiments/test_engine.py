@@ -335,6 +335,21 @@ def test_recurrent_layers_run_compiled_unless_told_otherwise(tiny_config: Config
     assert "plain_rnn" not in {name for name, v in config.as_dict().items() if v is True}
 
 
+def test_a_run_ends_with_the_first_epoch_that_is_good_enough(
+    tiny_config: Config, tiny_task: Task, tmp_path: Path
+) -> None:
+    whole = run(tiny_config("path-adam", rate=0.03, epochs=4), tiny_task)
+    ends = [v.error for v in whole.validations[1:]]
+    assert ends == sorted(ends, reverse=True)
+    # not below itself, so the second epoch is the first one
+    config = tiny_config("path-adam", rate=0.03, epochs=4, stop_error=ends[0])
+    short = run(config, tiny_task, folder=tmp_path, checkpoint_every=8)
+    assert [epoch.step for epoch in short.epochs] == [4, 8]
+    assert short.losses == whole.losses[:8]
+    assert short.test_error == whole.epochs[1].test
+    assert same(run(config, tiny_task, folder=tmp_path, resume=True), short)
+
+
 def test_every_epoch_has_its_training_error_and_a_test_error(tiny_config: Config, tiny_task: Task) -> None:
     result = run(tiny_config(epochs=3), tiny_task)
     # the task is regression: its errors are its losses

@@ -80,6 +80,43 @@ def test_the_identity_may_stand_beside_pytorchs_input_and_output_weights() -> No
             assert torch.equal(parameter, default[name])
 
 
+def test_the_identity_may_stand_beside_uniform_input_and_output_weights() -> None:
+    """The start of P16, Section 5.2."""
+    options = {"hidden": 100, "start": "identity-uniform", "start_limit": 0.01}
+    for name, parameter in build_model("relu-rnn", 2, 1, options).named_parameters():
+        if "weight_hh" in name:
+            assert torch.equal(parameter, torch.eye(100))
+        elif "bias" in name:
+            assert not parameter.any()
+        else:
+            assert 0.009 < parameter.abs().max() <= 0.01
+            assert parameter.std().item() == pytest.approx(0.01 / 3**0.5, rel=0.2)
+
+
+def test_recurrent_weights_may_have_a_range_of_their_own() -> None:
+    """The start of P16, Section 5.3."""
+    options = {"hidden": 60, "start": "uniform", "start_limit": 0.2, "recurrent_limit": 0.01}
+    for name, parameter in build_model("relu-rnn", 50, 50, options).named_parameters():
+        if "bias" in name:
+            assert not parameter.any()
+        else:
+            limit = 0.01 if "weight_hh" in name else 0.2
+            assert 0.9 * limit < parameter.abs().max() <= limit
+
+
+def test_orthogonal_gates_may_stand_beside_uniform_weights() -> None:
+    """The LSTM of P16, Section 5.3."""
+    options = {"hidden": 12, "start": "orthogonal-uniform", "start_limit": 0.01}
+    for name, parameter in build_model("lstm", 50, 50, options).named_parameters():
+        if "weight_hh" in name:
+            for gate in parameter.split(12):
+                torch.testing.assert_close(gate @ gate.T, torch.eye(12))
+        elif "bias" in name:
+            assert not parameter.any()
+        else:
+            assert 0.009 < parameter.abs().max() <= 0.01
+
+
 def test_the_np_rnn_is_a_relu_network_from_the_positive_definite_start() -> None:
     settings = settings_from(("a test", {"methods": ["np-rnn-sgd"], "starts": ["default"]}))
     name, options = settings.model_of("np-rnn-sgd")
@@ -153,22 +190,27 @@ def test_gates_of_the_chrono_start_stay_open_for_up_to_its_memory() -> None:
         (
             "relu-rnn",
             {"start": "chrono"},
-            "choose from default, identity, identity-recurrent, positive-definite, uniform",
+            "choose from default, identity, identity-recurrent, identity-uniform, positive-definite",
         ),
         ("gru", {}, "Unknown model 'gru' in the setting 'model': choose from relu-rnn, tanh-rnn, lstm"),
-        ("lstm", {"start": "identity"}, "choose from default, orthogonal, chrono, uniform"),
+        (
+            "lstm",
+            {"start": "identity"},
+            "choose from default, orthogonal, orthogonal-uniform, chrono, uniform",
+        ),
         ("tanh-rnn", {"start": "identity"}, "choose from default, uniform"),
         ("mlp", {"start": "uniform"}, "Unknown option 'start'"),
         (
             "relu-rnn",
             {"start": "zero"},
-            "choose from default, identity, identity-recurrent, positive-definite, uniform",
+            "choose from default, identity, identity-recurrent, identity-uniform, positive-definite",
         ),
         (
             "lstm",
             {"start": "uniform", "start_limit": 0},
             "'start_limit' of the model 'lstm' is 0: give a positive",
         ),
+        ("relu-rnn", {"start": "uniform", "recurrent_limit": -1}, "is -1: give 0 or a positive number"),
         (
             "lstm",
             {"start": "uniform", "start_limit": 10**400},

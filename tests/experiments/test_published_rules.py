@@ -48,6 +48,26 @@ def test_path_sgd_divides_by_kappa_and_does_nothing_else(both: bool) -> None:
         torch.testing.assert_close(p.detach(), known[name], rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("one", [False, True])
+def test_path_sgd_on_the_weights_divides_by_kappa_over_its_mean_and_clips_the_step(one: bool) -> None:
+    run = replace(RUN, momentum=0.0, clip_step=0.0, clip_norm=1e-3, refresh_every=1, damping=0.0)
+    network, gradients, optimizer, _ = step("path-sgd-weights-one" if one else "path-sgd-weights", run)
+    kappa = ps.paths.kappa(network)
+    means = {name: value.mean() for name, value in kappa.items()}
+    if one:
+        means = dict.fromkeys(kappa, torch.cat([value.flatten() for value in kappa.values()]).mean())
+    d = {name: gradients[name] / (kappa[name] / means[name]) for name in kappa}
+    length = torch.cat([value.flatten() for value in d.values()]).norm()
+    assert length > 1e-3
+    known = {
+        name: p.detach() - run.learning_rate * 1e-3 / length * d[name]
+        for name, p in network.parameters.items()
+    }
+    optimizer.step()
+    for name, p in network.parameters.items():
+        torch.testing.assert_close(p.detach(), known[name], rtol=1e-12, atol=1e-14)
+
+
 def test_g_sgd_steps_on_the_values_of_the_cyclic_basis() -> None:
     network, _, optimizer, _ = step("g-sgd-published")
     values = PathValues(network, ps.paths.skeleton(network, "cyclic"))

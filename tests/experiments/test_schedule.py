@@ -38,6 +38,11 @@ def test_the_rate_falls_to_a_tenth_at_a_half_three_quarters_and_seven_eighths() 
     assert factor("steps", 0.5, 0, 4) == 0.5
 
 
+def test_the_rate_falls_to_a_tenth_at_four_fifths_and_to_a_hundredth_at_the_end() -> None:
+    values = [factor("drop", 0.0, step, 20) for step in range(20)]
+    assert values == pytest.approx([1.0] * 16 + [0.1] * 3 + [0.01])
+
+
 def test_an_unknown_schedule_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="Unknown schedule 'linear' in the setting 'schedule'"):
         factor("linear", 0.0, 0, 1)

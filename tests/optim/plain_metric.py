@@ -12,8 +12,8 @@ class PlainMetric:
     """D = (kappa + damping m r^2) / c, fresh for the first ``refresh_every`` steps and then every so many, with r =
     (weight in the balanced network) / (weight) at the first step.
 
-    m = mean of kappa / r^2, now or at the first step, and c = m or 1. With a power p other than 1,
-    D = (D of p = 1)^p (r^2)^(1 - p).
+    m = mean of kappa / r^2, now or at the first step, and c = m or 1, or for "network" one mean over all parameters.
+    With a power p other than 1, D = (D of p = 1)^p (r^2)^(1 - p). In the frame "weights" r = 1.
     """
 
     def __init__(self, case, model, options):
@@ -24,6 +24,7 @@ class PlainMetric:
             "damping": 0.0 if options.get("normalization") == "none" else 0.1,
             "normalization": "refreshed",
             "power": 1.0,
+            "frame": "balanced",
         } | options
         self.steps = 0
         self.values = self.gauge = self.means = None
@@ -39,6 +40,8 @@ class PlainMetric:
 
     def balancing(self):
         """Elementwise ratio of the balanced network's weights to these."""
+        if self.options["frame"] == "weights":
+            return {name: torch.ones_like(p) for name, p in self.model.named_parameters()}
         balanced = copy.deepcopy(self.model)
         ps.rescaling.balance_(trace(self.case, balanced))
         return {
@@ -52,9 +55,12 @@ class PlainMetric:
         kind = self.options["normalization"]
         if self.gauge is None:
             self.gauge = self.balancing()
-        if self.means is None or kind == "refreshed":
-            self.means = {name: (value / self.gauge[name] ** 2).mean() for name, value in kappa.items()}
+        seen = {name: value / self.gauge[name] ** 2 for name, value in kappa.items()}
+        if self.means is None or kind in ("refreshed", "network"):
+            self.means = {name: value.mean() for name, value in seen.items()}
         normalizers = dict.fromkeys(kappa, 1.0) if kind == "none" else self.means
+        if kind == "network":
+            normalizers = dict.fromkeys(kappa, torch.cat([value.flatten() for value in seen.values()]).mean())
         damping = self.options["damping"]
         power = self.options["power"]
         self.values = {}

@@ -113,6 +113,11 @@ OPTIONS = {
     "damped": {"damping": 0.5},
     "damped raw": {"damping": 0.1, "normalization": "none", "lr": 0.01},
     "damped and frozen": {"damping": 0.5, "normalization": "frozen"},
+    "one mean": {"normalization": "network"},
+    "one mean, damped and stale": {"normalization": "network", "damping": 0.5, "refresh_every": 3},
+    "on the weights": {"frame": "weights"},
+    "on the weights, short steps": {"frame": "weights", "clip_step": 0.02, "damping": 0.01},
+    "on the weights, one mean": {"frame": "weights", "normalization": "network", "clip_step": 0.02},
     "everything": {
         "momentum": 0.7,
         "nesterov": True,

@@ -230,6 +230,28 @@ def test_training_within_layers_is_invariant_for_factors_of_mean_one_and_for_no_
     assert (trained(make, one_layer) - plain).abs().max() > 1e-3
 
 
+def test_training_on_the_weights_as_they_are_depends_on_their_scales():
+    assert not torch.equal(
+        trained(MAKERS["PathSGD"]("weights"), POWERS), trained(MAKERS["PathSGD"]("weights"))
+    )
+
+
+def test_the_plain_rule_on_the_weights_as_they_are_is_the_plain_rule():
+    x = torch.randn(6, 3, generator=generator(1), dtype=torch.float64)
+    models = [deep(), deep()]
+    metric = ps.metrics.Balanced(frame="weights")
+    rules = [
+        torch.optim.SGD(models[0].parameters(), lr=0.1, momentum=0.9),
+        ps.optim.PathSGD(models[1].parameters(), ps.trace(models[1], x), lr=0.1, momentum=0.9, metric=metric),
+    ]
+    for _ in range(5):
+        for model, rule in zip(models, rules, strict=True):
+            rule.zero_grad()
+            model(x).square().mean().backward()
+            rule.step()
+        assert_close(models[0](x), models[1](x), rtol=1e-12, atol=1e-14)
+
+
 def test_it_is_the_plain_rule_on_the_balanced_member():
     x = torch.randn(6, 3, generator=generator(1), dtype=torch.float64)
     models = [deep(), deep()]
@@ -347,7 +369,7 @@ def test_a_frame_on_data_needs_a_batch():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda _n, _x: ps.metrics.Path(frame="even"), "frame must be one of 'balanced', 'measure', 'layers'"),
+        (lambda _n, _x: ps.metrics.Path(frame="even"), "must be one of 'balanced', 'measure', 'layers', 'weights'"),
         (lambda _n, x: ps.metrics.Frame("layers", data=x), "data and alpha are options of the frame 'measure'"),
         (lambda _n, _x: ps.metrics.Frame("measure", alpha=0), r"alpha must be in \(0, 1\], got 0"),
         (lambda _n, _x: ps.metrics.Frame("measure", alpha=2.0), r"alpha must be in"),

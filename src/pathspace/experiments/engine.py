@@ -250,7 +250,7 @@ def _train(
 ) -> None:
     last_report = 0.0
     steps = config.epochs * epoch_steps
-    while state.diverged_at is None and state.step < steps:
+    while state.diverged_at is None and state.step < steps and not _is_learned(config, state):
         if state.processes.any(should_stop()):
             save()
             raise InterruptedRunError
@@ -289,6 +289,13 @@ def _train(
         if time.perf_counter() - last_report > SECONDS_BETWEEN_REPORTS:
             last_report = time.perf_counter()
             listener.advanced(config, state.step, loss)
+
+
+def _is_learned(config: RunConfig, state: RunState) -> bool:
+    """Say whether the run has just ended an epoch with a validation error below the one that ends it."""
+    if not state.epochs or state.epochs[-1].step != state.step:
+        return False
+    return state.validations[-1].error < config.stop_error
 
 
 def _step(state: RunState, task: Task, batch: Tensor, clip_norm: float | None) -> float | None:

@@ -199,6 +199,11 @@ def _path(label: str, about: str, name: str, learning_rate: float, **options: An
     )
 
 
+def _on_the_weights(label: str, about: str, **options: Any) -> Method:
+    steps = _path(label, about, "PathSGD", 0.01, clips="clip_step", frame="weights", **options)
+    return replace(steps, invariant=False)
+
+
 def _published(
     label: str,
     about: str,
@@ -284,6 +289,15 @@ _PATH = {
         0.1,
         clips="clip_step",
         second_term=True,
+    ),
+    "path-sgd-weights": _on_the_weights(
+        "Path-SGD on the weights",
+        "the mean of kappa and the bound of the step are those of the weights as they are; not blind to scales",
+    ),
+    "path-sgd-weights-one": _on_the_weights(
+        "Path-SGD on the weights, one mean",
+        "the same, with one mean of kappa for the whole network",
+        normalization="network",
     ),
     "path-adam": _path("Path-Adam", "Adam in the coordinates of the path metric", "PathAdam", 0.003),
     "path-adam-half": _path(

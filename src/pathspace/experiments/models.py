@@ -22,10 +22,13 @@ CHOICES = {
     "gate": ("swiglu", "squared-relu"),
 }
 STARTS = {  # of the models that have the option
-    "relu-rnn": ("default", "identity", "identity-recurrent", "positive-definite", "uniform"),
+    "relu-rnn": (
+        "default", "identity", "identity-recurrent", "identity-uniform", "positive-definite", "uniform"
+    ),
     "tanh-rnn": ("default", "uniform"),
-    "lstm": ("default", "orthogonal", "chrono", "uniform"),
-}
+    "lstm": ("default", "orthogonal", "orthogonal-uniform", "chrono", "uniform"),
+}  # fmt: skip
+OF_STARTS = ("start", "start_limit", "recurrent_limit", "memory")  # options that say where a model starts
 PROBABILITIES = (
     "dropout", "embedding_dropout", "input_dropout", "hidden_dropout", "output_dropout", "weight_drop"
 )  # fmt: skip
@@ -68,17 +71,24 @@ class Recurrent(Reader):
         layers: Recurrent layers, one on top of the other.
         embedding: Numbers that stand for a symbol; 0 reads symbols as one-hot vectors.
         output: Whether the last step is read or every one.
-        start: A name in `STARTS`. `"default"`: PyTorch's initialisation. `"uniform"`: U[-r, r] for weights, zero for
-            biases. `"orthogonal"`: every recurrent matrix of a gate orthogonal, biases zero, the rest as PyTorch
-            initialises it. `"chrono"`: forget gates stay open for up to T = `memory` steps, with biases log U[1, T-1],
-            and input gates have their negatives; other recurrent biases zero, the rest as PyTorch initialises it: C.
-            Tallec and Y. Ollivier (2018), Can recurrent neural networks warp time? `"identity"`: the identity for
-            recurrent weights, zero for biases and N(0, 0.001^2) for all others: the IRNN of Q. Le, N. Jaitly and G.
-            Hinton (2015). `"identity-recurrent"`: the identity and zero biases, and input and output weights as PyTorch
-            initialises them. `"positive-definite"`: the same with 1 + R^T R / H, divided by its largest eigenvalue,
-            instead of the identity, where R has entries from N(0, 1): the recurrent weights of the np-RNN of S. Talathi
-            and A. Vartak (2015), Improving performance of recurrent neural network with ReLU nonlinearity.
-        start_limit: r of the uniform start.
+        start: A name in `STARTS`. Biases start at zero, but for `"default"` and `"chrono"`.
+
+            * `"default"`: PyTorch's initialisation.
+            * `"uniform"`: U[-r, r] for weights.
+            * `"orthogonal"`: every recurrent matrix of a gate orthogonal, the rest as PyTorch initialises it.
+            * `"orthogonal-uniform"`: the same with U[-r, r] for the rest.
+            * `"chrono"`: forget gates stay open for up to T = `memory` steps, with biases log U[1, T-1], and input
+              gates have their negatives; other recurrent biases zero, the rest as PyTorch initialises it: C. Tallec and
+              Y. Ollivier (2018), Can recurrent neural networks warp time?
+            * `"identity"`: the identity for recurrent weights and N(0, 0.001^2) for all others: the IRNN of Q. Le, N.
+              Jaitly and G. Hinton (2015).
+            * `"identity-uniform"`: the same with U[-r, r] for all others: P16, Section 5.2, with r = 0.01.
+            * `"identity-recurrent"`: the identity, and input and output weights as PyTorch initialises them.
+            * `"positive-definite"`: the same with 1 + R^T R / H, divided by its largest eigenvalue, instead of the
+              identity, where R has entries from N(0, 1): the recurrent weights of the np-RNN of S. Talathi and A.
+              Vartak (2015), Improving performance of recurrent neural network with ReLU nonlinearity.
+        start_limit: r of the uniform starts.
+        recurrent_limit: r of the recurrent weights of the start `"uniform"`; 0 takes `start_limit`.
         memory: T of the chrono start, the longest dependency that is expected, in steps.
     """
 
@@ -93,6 +103,7 @@ class Recurrent(Reader):
         output: Literal["last", "every"] = "last",
         start: str = "default",
         start_limit: float = 0.1,
+        recurrent_limit: float = 0.0,
         memory: int = 100,
     ) -> None:
         super().__init__(input_size, embedding, output)
@@ -101,27 +112,33 @@ class Recurrent(Reader):
         if start == "chrono":
             _open_gates_(self.rnn, memory)
         else:
-            self._start_at(start, start_limit)
+            self._start_at(start, start_limit, recurrent_limit or start_limit)
 
     def recurrent(self, size: int, hidden: int, layers: int) -> nn.RNNBase:
         """Return the recurrent layers, batch first."""
         raise NotImplementedError
 
     @torch.no_grad()
-    def _start_at(self, start: str, limit: float) -> None:
+    def _start_at(self, start: str, limit: float, recurrent_limit: float) -> None:
         """Replace PyTorch's initialisation."""
         if start == "default":
             return
         for name, parameter in self.named_parameters():
             if "bias" in name:
                 parameter.zero_()
-            elif start == "uniform":
-                parameter.uniform_(-limit, limit)
+            elif "weight_hh" in name and start == "uniform":
+                parameter.uniform_(-recurrent_limit, recurrent_limit)
             elif "weight_hh" in name:
                 for gate in parameter.split(parameter.shape[1]):
                     _start_recurrence_(gate, start)
-            elif start == "identity" and not name.startswith("embedding"):
+            elif start == "uniform":
+                parameter.uniform_(-limit, limit)
+            elif name.startswith("embedding"):
+                continue
+            elif start == "identity":
                 parameter.normal_(0.0, IDENTITY_DEVIATION)
+            elif start.endswith("-uniform"):
+                parameter.uniform_(-limit, limit)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map sequences (B, T, D), or symbols (B, T), to outputs (B, K), or (B, T, K) at every step."""
@@ -131,7 +148,7 @@ class Recurrent(Reader):
 
 def _start_recurrence_(matrix: Tensor, start: str) -> None:
     """Fill a recurrent matrix of H by H."""
-    if start == "orthogonal":
+    if start.startswith("orthogonal"):
         nn.init.orthogonal_(matrix)
     elif start == "positive-definite":
         drawn = torch.randn_like(matrix)
@@ -339,6 +356,8 @@ def check_model(name: str, options: Mapping[str, Any]) -> None:
             continue
         if option == "start_limit":
             good, expected = is_real(value) and value > 0, "a positive number"
+        elif option == "recurrent_limit":
+            good, expected = is_real(value) and value >= 0, "0 or a positive number"
         elif option in PROBABILITIES:
             good, expected = is_real(value) and 0 <= value < 1, "a probability in [0, 1)"
         else:

@@ -45,6 +45,7 @@ class RunConfig:
         damping: What they add to kappa, as a fraction of its mean.
         rescale_factor: Largest factor of the rescaled start, any real number; 0 leaves it to `rescale_exponent`.
         validate_every: Steps between validations, besides those after every epoch; 0 makes no others.
+        stop_error: The run ends with the first epoch after which the validation error is below it; 0 ends none early.
         clip_step: Longest step on balanced weights, for the methods with `Method.clips_steps`; 0 sets no bound.
         plain_rnn: Whether ReLU recurrent layers are `torch.nn.RNN`, not `pathspace.nn.RNN`, which is equal to rounding.
     """
@@ -73,6 +74,7 @@ class RunConfig:
     validate_every: int = 0
     clip_step: float = 0.0
     plain_rnn: bool = False
+    stop_error: float = 0.0
 
     @property
     def key(self) -> str:

@@ -74,6 +74,7 @@ class Settings:
         validate_every: Steps between validations, besides those after every epoch; 0 makes no others.
         baselines: The methods that the others are to beat: the report compares each of them with the best of these.
         target_error: The report says how long every method takes to this validation error; 0 leaves that out.
+        stop_error: A run ends with the first epoch after which its validation error is below it; 0 ends none early.
         checkpoint_every: Steps between checkpoints.
         threads: Threads of PyTorch in every run.
         plain_rnn: Whether ReLU recurrent layers are `torch.nn.RNN`, not `pathspace.nn.RNN`, which is equal to rounding.
@@ -109,6 +110,7 @@ class Settings:
     validate_every: int = 0
     baselines: tuple[str, ...] = ()
     target_error: float = 0.0
+    stop_error: float = 0.0
     checkpoint_every: int = 200
     threads: int = 1
     plain_rnn: bool = False
@@ -154,7 +156,7 @@ class Settings:
         chosen = method(name)
         model, common = chosen.model or self.model, dict(self.model_options)
         if model != self.model:
-            kept = set(options_of(model)) - {"start", "start_limit", "memory"}
+            kept = set(options_of(model)) - set(models.OF_STARTS)
             common = {option: value for option, value in common.items() if option in kept}
         return model, {**common, **chosen.model_options, **self.method_options.get(name, {})}
 
@@ -285,6 +287,7 @@ class Settings:
             rescale_factor=self.rescale_factor,
             validate_every=self.validate_every,
             plain_rnn=self.plain_rnn,
+            stop_error=self.stop_error,
         )
 
 
@@ -404,7 +407,7 @@ REQUIREMENTS: dict[str, tuple[_Requirement, ...]] = {
     "verified_seeds": (_whole(0), _FEW),
     **dict.fromkeys(("momentum", "warmup"), (_real(lambda value: 0 <= value < 1, "one in [0, 1)"),)),
     **dict.fromkeys(
-        ("clip_norm", "clip_step", "damping", "target_error"),
+        ("clip_norm", "clip_step", "damping", "target_error", "stop_error"),
         (_real(lambda value: value >= 0, "0 or more"), _HELD),
     ),
     "rescale_factor": (_real(lambda value: value == 0 or value >= 1, "0, or 1 or more"),),

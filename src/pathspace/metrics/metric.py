@@ -35,7 +35,8 @@ from pathspace.squared.parts import cut, cut_rows, local, totals
 from pathspace.squared.precision import full_precision
 from pathspace.squared.squares import Outer, dense
 
-Normalization = Literal["refreshed", "frozen", "none"]
+Normalization = Literal["refreshed", "frozen", "network", "none"]
+NORMALIZATIONS: tuple[str, ...] = ("refreshed", "frozen", "network", "none")
 Form = Literal["inverse", "root", "balanced"]
 """What an optimizer works with: 1 / D or 1 / sqrt(D), which it multiplies with, or D' itself."""
 _EXPONENTS = {"inverse": -1.0, "root": -0.5, "balanced": 1.0}  # of D'
@@ -85,11 +86,14 @@ class Metric:
         refresh_every: steps between two computations of kappa. Each of the first ``refresh_every`` steps computes it,
             since it moves fast then. Stale values stay invariant.
         normalization: ``"refreshed"``: c is the present mean of kappa' over the elements of the parameter;
-            ``"frozen"``: that of the first step, for good, or 1 where it is 0; ``"none"``: c = 1, the rule of the
-            papers, whose learning rate has another unit for every network. Damping is a fraction of the mean anyhow.
-        frame: the member of the rescaling class whose gauge f is: ``"balanced"``, ``"measure"``, ``"layers"``, or a
-            :class:`Frame` with options. ``"measure"`` reads the batch that the model was last called with before the
-            first step, with gradients enabled; give ``Frame("measure", data=x)`` where ``torch.compile`` hides it.
+            ``"frozen"``: that of the first step, for good, or 1 where it is 0; ``"network"``: the present mean over the
+            elements of all parameters that take a step, so that tensors keep their proportions; ``"none"``: c = 1, the
+            rule of the papers, whose learning rate has another unit for every network. Damping is a fraction of the
+            parameter's own mean anyhow.
+        frame: the member of the rescaling class whose gauge f is: ``"balanced"``, ``"measure"``, ``"layers"``,
+            ``"weights"`` (the network as it is: not invariant), or a :class:`Frame` with options. ``"measure"`` reads
+            the batch that the model was last called with before the first step, with gradients enabled; give
+            ``Frame("measure", data=x)`` where ``torch.compile`` hides it.
 
     Raises:
         ValueError: an option is out of its range.
@@ -120,8 +124,9 @@ class Metric:
         damping = (0.0 if normalization == "none" else DAMPING) if damping is None else damping
         check_not_negative(power=power, damping=damping)
         check_counts(refresh_every=refresh_every)
-        if normalization not in ("refreshed", "frozen", "none"):
-            raise ValueError(f"normalization must be 'refreshed', 'frozen' or 'none', got {normalization!r}")
+        if normalization not in NORMALIZATIONS:
+            known = ", ".join(map(repr, NORMALIZATIONS))
+            raise ValueError(f"normalization must be one of {known}, got {normalization!r}")
         self.power, self.damping, self.refresh_every = power, damping, refresh_every
         self.normalization: Normalization = normalization
         self.frame = frame if isinstance(frame, Frame) else Frame(frame)
@@ -451,12 +456,19 @@ class Metric:
         return _narrowed(surveyed, types, parameters) if _fits(surveyed, types) else surveyed
 
     def _set_normalizers(self, kappa: Surveyed, new: Sequence[str]) -> None:
+        shared = {"none": 1.0, "network": self._mean_of_all(kappa)}.get(self.normalization)
         for name in kappa.values:
             state, means = self.state[name], self._means(name, kappa)
             state["empty"] = _of_all([mean == 0 for mean in means])
-            if self.normalization == "refreshed" or name in new:
+            if self.normalization in ("refreshed", "network") or name in new:
                 state["mean"] = _of_all([mean if mean > 0 else 1.0 for mean in means])
-            state["normalizer"] = 1.0 if self.normalization == "none" else state["mean"]
+            state["normalizer"] = state["mean"] if shared is None else shared
+
+    def _mean_of_all(self, kappa: Surveyed) -> float:
+        """Return the mean of kappa' over the elements of all parameters, or 1 where it is 0."""
+        counts = {name: self.network.parameters[name].numel() for name in kappa.values}
+        total = math.fsum(count * kappa.mean(name) for name, count in counts.items())
+        return total / sum(counts.values()) if total > 0 else 1.0
 
     def _blocks(self, name: str) -> tuple[int, ...]:
         """Return how many rows each of the parameters has that a parameter is made of; () for one that is not."""

@@ -5,9 +5,11 @@ A frame is a scale b_c for every unit class. Dividing class c by b_c leads to th
     balanced   b_c of ``node_mass``: balance, unit path mass or even gain, by the form of the network
     measure    b_c = gamma_c, the root of the data-dependent measure (D16 Section 2): then gamma_c = 1
     layers     b_c of "balanced" over its geometric mean in the layer: what lies between layers stays as it is
+    weights    b_c = 1: the network as it is
 
 Rescaling class c by s_c turns b_c into s_c b_c for the first two, so nothing computed in such a frame depends on the
-scales of the weights. For "layers" that holds only for rescalings with geometric mean 1 in every layer.
+scales of the weights. For "layers" that holds only for rescalings with geometric mean 1 in every layer, and for
+"weights" for none.
 
 Letters: c unit class, s_c its factor, b_c its scale in a frame, gamma_c^2 its measure.
 """
@@ -27,8 +29,8 @@ from pathspace.paths.data.node_measure import check_options, class_measure, laye
 from pathspace.paths.kernel.node_mass import node_mass, path_measure
 from pathspace.replay.replay import replay
 
-FrameName = Literal["balanced", "measure", "layers"]
-FRAMES: tuple[str, ...] = ("balanced", "measure", "layers")
+FrameName = Literal["balanced", "measure", "layers", "weights"]
+FRAMES: tuple[str, ...] = ("balanced", "measure", "layers", "weights")
 
 ALPHA = 1.0
 """The share of data in the measure, if nothing else is asked for."""
@@ -45,7 +47,8 @@ class Frame:
             normalizes, or even gain in one with convolutions (what ``balance_`` does). ``"measure"``: every unit has
             the measure 1 on data. ``"layers"``: balanced within each layer, while the geometric mean of a layer's
             scales stays as it is. Only rescalings with geometric mean 1 in every layer then change nothing; a whole
-            layer multiplied by 2 trains differently.
+            layer multiplied by 2 trains differently. ``"weights"``: the network as it is, so means of kappa, damping
+            and the length of a step depend on the scales of the weights; no rule is invariant then.
         data: the batch for ``"measure"``, as the model is called with it. None: the batch of the first step.
         alpha: share of the data in the measure, in (0, 1]; see :func:`pathspace.paths.unit_measure`. None: 1, the mean
             square of what a unit receives.
@@ -111,6 +114,8 @@ def scales_of(network: Network, name: FrameName, data: Any = None, alpha: float 
         UnmatchedForwardError: the forward pass on the data is not the traced one.
     """
     balanced = node_mass(network).gauge()
+    if name == "weights":
+        return torch.ones_like(balanced)
     if name == "balanced":
         return balanced
     if name == "layers":

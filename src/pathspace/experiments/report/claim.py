@@ -19,6 +19,7 @@ from pathspace.experiments.report.table import (
     TableRow,
     count,
     devices_note,
+    early_end,
     given_rates,
     own_grids,
 )
@@ -213,7 +214,8 @@ def _notes(comparison: Comparison, found: Sequence[Standing]) -> list[str]:
     pairs = "one after the other" if settings.tuning == "in turn" else "every pair"
     notes = [
         f"Means ± half of the 95 % interval (Student's t) over {count(settings.seeds, 'seed')}, after "
-        f"{count(settings.epochs, 'epoch')} of batches of {settings.batch_size}; {settings.schedule} schedule, "
+        f"{count(settings.epochs, 'epoch')} of batches of {settings.batch_size}{early_end(settings)}; "
+        f"{settings.schedule} schedule, "
         f"{100 * settings.warmup:g} % warm-up, clip {settings.clip_norm:g}. Against best: the difference of test "
         "errors to the best baseline of the same start, paired by seeds; the best baseline is the one of the least "
         "validation error.",

@@ -147,6 +147,13 @@ def difference_label(difference: float | None) -> str:
     return "one diverged" if math.isinf(difference) else f"{difference:.2g}"
 
 
+def early_end(settings: Settings) -> str:
+    """Return the words that say when a run ends before its last epoch; empty where none does."""
+    if not settings.stop_error:
+        return ""
+    return f", or the first with a validation error below {settings.stop_error:g}"
+
+
 def notes(comparison: Comparison, published: Published | None) -> tuple[str, ...]:
     """Say what a reader has to know in order to trust the table."""
     settings = comparison.settings
@@ -154,7 +161,7 @@ def notes(comparison: Comparison, published: Published | None) -> tuple[str, ...
     rates = ", ".join(f"{rate:g}" for rate in sorted(settings.learning_rates))
     over = f"mean ± standard deviation over {settings.seeds} seeds, " if settings.seeds > 1 else ""
     sentences = [
-        f"Test error: {over}after {count(settings.epochs, 'epoch')}. "
+        f"Test error: {over}after {count(settings.epochs, 'epoch')}{early_end(settings)}. "
         f"Seconds: training steps of one run, {settings.threads} thread{'s' * (settings.threads > 1)}."
     ]
     sentences += _weights_note(comparison)
