@@ -269,6 +269,7 @@ REGISTRY = [
         damping=1e-3,
         clip_norm=0.5,
     ),
+    _adam_like("PathGradientAdam", "scaled", invariant=False, plain={}, scale="gradient"),
     # SOAP looks at differences of gradients in their eigenbasis, where entries that are nothing but rounding take
     # steps as large as the others
     _adam_like(

@@ -68,6 +68,24 @@ def test_path_sgd_on_the_weights_divides_by_kappa_over_its_mean_and_clips_the_st
         torch.testing.assert_close(p.detach(), known[name], rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+def test_adam_is_fed_path_gradients_as_they_are_or_as_long_as_the_gradient(scaled: bool) -> None:
+    run = replace(PLAIN, clip_norm=None)
+    network, gradients, optimizer, _ = step("path-gradient-adam" + "-scaled" * scaled, run)
+    ps.rescaling.balance_(network)  # where the frame of the metric is the network itself
+    for p in network.parameters.values():
+        p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())).double()
+    gradients = {name: p.grad for name, p in network.parameters.items()}
+    kappa = ps.paths.kappa(network)
+    d = {name: gradients[name] / kappa[name] for name in kappa}
+    lengths = [torch.cat([v.flatten() for v in each.values()]).norm() for each in (gradients, d)]
+    optimizer.step()
+    for name, p in network.parameters.items():
+        fed = optimizer.state[p]["exp_avg"] / 0.1
+        expected = d[name] * lengths[0] / lengths[1] if scaled else d[name]
+        torch.testing.assert_close(fed, expected, rtol=1e-6, atol=0)
+
+
 def test_g_sgd_steps_on_the_values_of_the_cyclic_basis() -> None:
     network, _, optimizer, _ = step("g-sgd-published")
     values = PathValues(network, ps.paths.skeleton(network, "cyclic"))

@@ -41,7 +41,7 @@ RULES = {
     "all of PathAdam": named("PathAdam", lr=0.01, amsgrad=True, weight_decay=0.1, clip_norm=0.05, power=0.5),
     "PathRMSprop": named("PathRMSprop", lr=1e-3),
     "centred": named("PathRMSprop", lr=1e-3, momentum=0.5),
-    "PathGradientAdam": named("PathGradientAdam", lr=1e-3, clip_norm=1.0),
+    "PathGradientAdam": named("PathGradientAdam", lr=1e-3, clip_norm=1.0, scale="gradient"),
     "SGD": invariant("SGD", "balanced", momentum=0.9),
     "NAdam": invariant("NAdam", "half"),
     "ASGD": invariant("ASGD", t0=10),

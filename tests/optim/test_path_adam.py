@@ -32,6 +32,10 @@ def test_three_raw_steps_give_the_known_weights(name):
 # --- the rules written out -----------------------------------------------------------------------------
 
 
+def norm(tensors):
+    return math.sqrt(sum(float(each.square().sum()) for each in tensors))
+
+
 class Plain:
     """PathAdam, or PathGradientAdam, one obvious line after the other."""
 
@@ -45,6 +49,7 @@ class Plain:
             "amsgrad": False,
             "clip_norm": math.inf,
             "maximize": False,
+            "scale": "none",
         } | options
         raw = kind is ps.optim.PathGradientAdam
         normalization = options.get("normalization", "none" if raw else "refreshed")
@@ -62,6 +67,11 @@ class Plain:
             for name, p in self.model.named_parameters()
         }
         shrink = min(1.0, options["clip_norm"] / math.sqrt(sum(value.square().sum() for value in h.values())))
+        if options["scale"] == "gradient":
+            gauge = self.metric.gauge
+            gradients = [p.grad / gauge[name] for name, p in self.model.named_parameters()]
+            directions = [(h[n] / metric[n].sqrt()).nan_to_num(0.0) * r for n, r in gauge.items()]
+            shrink *= norm(gradients) / norm(directions)
         for name, p in self.model.named_parameters():
             root = metric[name].sqrt()
             g = shrink * h[name]
@@ -101,6 +111,14 @@ OPTIONS = [
     (ps.optim.PathAdam, "power 0.5, damped and stale", {"power": 0.5, "damping": 0.1, "refresh_every": 2}),
     (ps.optim.PathGradientAdam, "frozen", {"normalization": "frozen", "eps": 0.1}),
     (ps.optim.PathGradientAdam, "refreshed", {"normalization": "refreshed", "eps": 0.1}),
+    (ps.optim.PathGradientAdam, "scaled", {"scale": "gradient"}),
+    (ps.optim.PathGradientAdam, "scaled, eps", {"scale": "gradient", "eps": 0.1}),
+    (
+        ps.optim.PathGradientAdam,
+        "scaled on the weights",
+        {"scale": "gradient", "frame": "weights", "eps": 0.1},
+    ),
+    (ps.optim.PathGradientAdam, "scaled, clipped", {"scale": "gradient", "clip_norm": 0.02, "eps": 1e-2}),
 ]
 IDS = [f"{kind.__name__} {chosen}" for kind, chosen, _ in OPTIONS]
 
@@ -227,6 +245,92 @@ def test_a_constant_kappa_is_cancelled_by_the_second_moment():
     assert_close(path, plain, rtol=1e-9, atol=1e-12)
 
 
+class Growing(ps.metrics.Metric):
+    """kappa that is ten times as large at each step as at the one before."""
+
+    step = 0
+
+    def values(self, network, names):
+        del names
+        self.step += 1
+        return {name: value * 10.0**self.step for name, value in ps.paths.kappa(network).items()}
+
+
+def test_the_scale_of_the_gradient_takes_out_how_kappa_grows():
+    case = BY_NAME["rnn"]
+    ends = {}
+    for scale in ("none", "gradient"):
+        for kind in (Growing, ps.metrics.Path):
+            model, network = traced(case, torch.float64)
+            metric = kind(normalization="none", refresh_every=1)
+            rule = ps.optim.PathGradientAdam(
+                model.parameters(), network, betas=(0.0, 0.999), eps=1e-30, scale=scale, metric=metric
+            )
+            end = train(rule, model, case, steps=4)
+            ends[scale, kind] = torch.cat([p.flatten() for p in end.values()])
+    assert_close(ends["gradient", Growing], ends["gradient", ps.metrics.Path], rtol=1e-9, atol=1e-12)
+    # otherwise steps die: step t has 10^-t sqrt(t) of the length, as v remembers the path gradients of a smaller kappa
+    start = torch.cat([p.detach().flatten() for p in case.model(torch.float64).parameters()])
+    moved = {kind: (ends["none", kind] - start).norm() for kind in (Growing, ps.metrics.Path)}
+    assert moved[Growing] < 0.6 * moved[ps.metrics.Path]
+
+
+@pytest.mark.parametrize("frame", ["balanced", "weights"])
+def test_the_first_direction_has_the_length_of_the_gradient_in_the_frame(frame):
+    """In the balanced frame it is the same number in every member; on the weights it is the plain norm."""
+    case, lengths = BY_NAME["mlp"], []
+    for exponent in (0, 3):
+        model, network = traced(case, torch.float64)
+        scales = 2.0 ** (exponent * torch.linspace(-2, 2, network.num_classes).round())
+        ps.rescaling.rescale_(network, scales)
+        rule = ps.optim.PathGradientAdam(
+            model.parameters(), network, betas=(0.0, 0.0), scale="gradient", frame=frame
+        )
+        case.loss(call(model, case.example(4, torch.float64))).backward()
+        rule.step()
+        gradients = {name: p.grad for name, p in network.parameters.items()}
+        d = {name: rule.state[p]["exp_avg"] for name, p in network.parameters.items()}
+        kappa = ps.paths.kappa(network)
+        assert kappa.keys() == d.keys()
+        if frame == "weights":
+            assert norm(d.values()) == pytest.approx(norm(gradients.values()), rel=1e-12)
+        gauge = {name: rule.metric.gauge(name) for name in d}
+        lengths.append(norm(gauge[name].into(value) for name, value in d.items()))
+    assert (lengths[0] == lengths[1]) is (frame == "balanced")
+
+
+def test_the_scale_does_not_depend_on_how_weights_lie_in_memory():
+    ends = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Conv2d(3, 2, 2)).double()
+        x = torch.randn(2, 2, 5, 5, dtype=torch.float64)
+        network = ps.trace(model.to(memory_format=layout), x)
+        rule = ps.optim.PathGradientAdam(model.parameters(), network, lr=0.1, eps=1.0, scale="gradient")
+        model(x).square().mean().backward()
+        for p in model.parameters():
+            p.grad = p.grad.contiguous(memory_format=layout) if p.dim() == 4 else p.grad
+        rule.step()
+        ends.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert_close(*ends, rtol=1e-12, atol=0)
+
+
+def test_an_outside_parameter_and_a_gradient_of_zero_keep_their_steps():
+    torch.manual_seed(2)
+    model, outside = mlp(3, 4, 2).double(), nn.Parameter(torch.ones(3, dtype=torch.float64))
+    x = torch.randn(5, 3, dtype=torch.float64)
+    network = ps.trace(model, x)
+    rule = ps.optim.PathGradientAdam(
+        [*model.parameters(), outside], network, lr=0.1, eps=1.0, scale="gradient"
+    )
+    (model(x).square().mean() * 0 + (outside * torch.tensor([1.0, -2.0, 3.0])).sum()).backward()
+    before = copy.deepcopy(model.state_dict())
+    rule.step()
+    assert_close(dict(model.state_dict()), dict(before), rtol=0, atol=0)
+    g = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
+    assert_close(outside.detach(), 1 - 0.1 * g / (g.abs() + 1), rtol=1e-12, atol=0)
+
+
 # --- refusals ------------------------------------------------------------------------------------------
 
 
@@ -250,6 +354,12 @@ def test_impossible_options_are_refused(kind, options):
     network = ps.trace(model, torch.randn(2, 3))
     with pytest.raises(ValueError, match=next(iter(options))):
         kind(model.parameters(), network, **options)
+
+
+def test_an_unknown_scale_is_refused():
+    model = mlp(3, 4, 2)
+    with pytest.raises(ValueError, match="scale must be 'none' or 'gradient', got 'kappa'"):
+        ps.optim.PathGradientAdam(model.parameters(), ps.trace(model, torch.randn(2, 3)), scale="kappa")
 
 
 def test_a_negative_power_is_refused():

@@ -311,6 +311,14 @@ _PATH = {
         refuses=_NO_SCALES,
         learning_rate=0.003,
     ),
+    "path-gradient-adam-scaled": Method(
+        "Adam on path gradients, scaled",
+        "the same, g / kappa made as long as g at every step",
+        _ours("PathGradientAdam", *_METRIC, scale="gradient"),
+        clips_itself=True,
+        refuses=_NO_SCALES,
+        learning_rate=0.003,
+    ),
     "path-soap": _path("PathSOAP", "SOAP in the coordinates of the path metric", "PathSOAP", 0.003),
     "path-muon": _path("PathMuon", "Muon in the coordinates of the path metric", "PathMuon", 0.003),
     "path-muon-hidden": _path(

@@ -6,7 +6,7 @@ Activations", 2016. Letters: p parameter, g = dL/dp, kappa the path metric, c it
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Literal, Unpack
 
 from pathspace.metrics import Path
 from pathspace.metrics.checks import checked
@@ -14,7 +14,7 @@ from pathspace.network import Network
 from pathspace.optim.base.metric_optimizer import MetricOptimizer
 from pathspace.optim.base.network_optimizer import Parameters
 from pathspace.optim.base.options import SharedOptions, with_metric
-from pathspace.optim.base.steepest import Descent, clipping, turn
+from pathspace.optim.base.steepest import Descent, clipping, gradient_over_direction, turn
 from pathspace.optim.rules.moments import MOMENTS, adam_direction
 from pathspace.paths.kernel.norm import widened
 
@@ -24,7 +24,8 @@ class PathGradientAdam(MetricOptimizer):
 
     .. code-block:: text
 
-        d = g / D                                              (g / kappa as it comes)
+        d = g / D                                              (scale="none": g / kappa as it comes)
+    d = g / D  |f g| / |g / (f D)|                         (scale="gradient": as long as the gradient)
         m = beta1 m + (1 - beta1) d;   v = beta2 v + (1 - beta2) d^2
         p = (1 - eta weight_decay) p - eta (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
 
@@ -32,6 +33,14 @@ class PathGradientAdam(MetricOptimizer):
     by it, and the step m / sqrt(v) not at all: a weight that was made 100 times as large takes the same step as
     before. For the same reason the second moment cancels the preconditioner: with a kappa that stays the same this is
     Adam on g, but for eps. kappa acts by its motion alone. It is here because the experiments of P16 used it.
+
+    **Why scale.** While a network trains, kappa of all parameters grows together, by a factor of ten and more. So g /
+    kappa shrinks, and the second moment, which looks back some 1 / (1 - beta2) steps, divides by the larger ones of
+    before: steps become too short. ``scale="gradient"`` takes this common factor out, with one number for the whole
+    network at every step, and leaves the proportions between weights. P16 does not say whether its experiments did so.
+    The number is made of lengths in the frame of the metric. So the scaling of the weights does not change it in the
+    balanced frame; with ``frame="weights"`` it is that of the plain norms, ||g|| / ||g / D||, which rescaling changes.
+    What follows, Adam's moments, is not invariant in either.
 
     Parameters that do not belong to the network take AdamW's rule, d = g, with the same options.
 
@@ -43,6 +52,8 @@ class PathGradientAdam(MetricOptimizer):
         eps: added to the root of the second moment.
         weight_decay: decoupled decay of every parameter, times lr.
         amsgrad: divide by the largest second moment so far.
+        scale: ``"none"``, the rule as printed, or ``"gradient"``. It does not touch parameters outside the network, and
+            is found before ``clip_norm`` shortens d.
         options: as for :class:`PathAdam`, but without a ``metric`` the kappa is that of the paper, with
             ``normalization="none"``.
 
@@ -70,17 +81,23 @@ class PathGradientAdam(MetricOptimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         amsgrad: bool = False,
+        *,
+        scale: Literal["none", "gradient"] = "none",
         **options: Unpack[SharedOptions],
     ) -> None:
         defaults = checked(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad)
+        if scale not in ("none", "gradient"):
+            raise ValueError(f"scale must be 'none' or 'gradient', got {scale!r}")
+        self.scale = scale
         super().__init__(params, network, defaults, **with_metric(self, options, Path, normalization="none"))
 
     def _advance(self, steps: list[Descent]) -> None:
         turn(steps, self.metric)
         factor = clipping(steps, self.clip_norm, None)
+        scale = gradient_over_direction(steps) if self.scale == "gradient" else 1.0
         for step in steps:
             p, group, lr = step.p, step.group, float(step.group["lr"])
-            d = widened(step.direction()) * factor
+            d = widened(step.direction()) * (factor if step.name is None else factor * scale)
             if step.far is not None:
                 d = d * step.far
             direction = adam_direction(d, step.state, group["betas"], group["eps"], group["amsgrad"])

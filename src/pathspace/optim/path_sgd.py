@@ -48,8 +48,8 @@ class PathSGD(MetricOptimizer):
         clip_step: largest length of d over all parameters, measured in the gauge in which the network was balanced at
             the first step (as it is, outside the network), which does not depend on the scaling of the weights
             either. What clipping gradients does for SGD on the balanced network: without momentum no step there is
-            longer than lr clip_step. With ``frame="weights"`` the length is that of the weights as they are. Takes effect after ``clip_norm``, which lets a weight of little kappa move far:
-            by up to lr / sqrt(D).
+            longer than lr clip_step. With ``frame="weights"`` the length is that of the weights as they are. Takes
+            effect after ``clip_norm``, which lets a weight of little kappa move far: by up to lr / sqrt(D).
         options: ``clip_norm``, ``maximize`` and ``metric``, as for :class:`Invariant`; without a ``metric`` those of
             :class:`pathspace.metrics.Path`. ``normalization="none", refresh_every=1`` is the rule of the paper;
             ``frame="weights"`` ends the invariance, see :class:`pathspace.metrics.Metric`.

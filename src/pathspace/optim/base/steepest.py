@@ -6,6 +6,7 @@ network near balance (see ``metrics.gauge``), 1 for all others.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -87,6 +88,25 @@ def clipping(steps: list[Descent], clip_norm: float | None, clip_step: float | N
         balanced = (widened(s.direction()) if s.gauge is None else s.gauge.into(s.direction()) for s in steps)
         factor *= clip_factor(factor**2 * _sum((d * d for d in balanced), steps), clip_step)
     return factor
+
+
+def gradient_over_direction(steps: list[Descent]) -> float:
+    """Return ||f g|| / ||d / f|| over the parameters of the network: the lengths of g and d in the frame of the metric.
+
+    It is 1 where d is 0. Squares are summed in float64, because those of d may be beyond float32.
+    """
+    inside = [(s, s.gauge) for s in steps if s.gauge is not None]
+    alone = [s for s, _ in inside]
+    gradients = (gauge.times_(_doubled(s.g)).square() for s, gauge in inside)
+    directions = (gauge.into(s.direction().double()).square() for s, gauge in inside)
+    of_gradient = _sum(gradients, alone)
+    of_direction = _sum(directions, alone)
+    return math.sqrt(of_gradient / of_direction) if of_direction > 0 else 1.0
+
+
+def _doubled(g: Tensor) -> Tensor:
+    """Return a copy in float64 that lies row after row."""
+    return g.to(torch.float64, copy=True, memory_format=torch.contiguous_format)
 
 
 def _sum(terms: Iterable[Tensor], steps: list[Descent]) -> float:
