@@ -83,6 +83,23 @@ def test_the_published_numbers_are_those_of_the_papers() -> None:
         assert tuple(by_label[f"{label}, T = {length}"] for length in (400, 750)) == values
 
 
+def test_a_number_stands_beside_every_method_that_is_the_papers_and_is_printed_once() -> None:
+    adding, recipe = load_published("adding"), load_recipe("adding")
+    assert adding is not None
+    labels = [result.label for result in adding.rows]
+    assert len(labels) == len(set(labels)) == 17
+    assert labels[:2] == ["RNN-Path, T = 100", "RNN-Path, T = 400"]
+    ours = settings_from(*recipe.layers("p16-750"))
+    numbers = {name: adding.result(ours, name) for name in ours.methods}
+    assert {name: None if number is None else number.value for name, number in numbers.items()} == {
+        "path-sgd-weights": 0,
+        "sgd": 0.167,
+        "lstm-adam": 0.167,
+    }
+    # SGD from another start is not the paper's IRNN
+    assert adding.result(settings_from(*recipe.layers("long-100")), "sgd") is None
+
+
 def test_the_published_numbers_of_the_other_tables() -> None:
     pixels = load_published("smnist-784")
     assert pixels is not None

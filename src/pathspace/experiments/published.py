@@ -82,6 +82,14 @@ class Published:
     protocols: tuple[PaperProtocol, ...] = ()
     pairs: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def rows(self) -> tuple[PublishedResult, ...]:
+        """The numbers, each once: one that stands beside several methods of ours is written down for each of them."""
+        first: dict[str, PublishedResult] = {}
+        for result in self.results:
+            first.setdefault(result.label, result)
+        return tuple(first.values())
+
     def result(self, settings: Settings, method: str) -> PublishedResult | None:
         """The number that belongs beside a method under some settings; None where none is given."""
         # A rule as printed is the paper's, too.

@@ -313,7 +313,7 @@ def print_table(table: Table, console: Console, published: Published | None = No
     for sentence in table.notes:
         console.print(sentence, style="dim", highlight=False)
     if published is not None and any(result.value is not None for result in published.results):
-        console.print(_published_table(published.results))
+        console.print(_published_table(published.rows))
 
 
 def _wraps(index: int, title: str) -> bool:
