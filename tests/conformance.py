@@ -188,6 +188,7 @@ REGISTRY = [
     _path_sgd("", plain={}, thorough=True),
     _path_sgd("raw", normalization="none", lr=0.01, plain={}, thorough=True),
     _path_sgd("frozen", normalization="frozen", plain={}),
+    _path_sgd("one mean", normalization="network", plain={}),
     _path_sgd("momentum", momentum=0.9, lr=0.02, plain={"momentum": 0.9}),
     _path_sgd("nesterov", momentum=0.9, nesterov=True, lr=0.02, plain={"momentum": 0.9, "nesterov": True}),
     _path_sgd("weight decay", weight_decay=0.1),
