@@ -25,7 +25,7 @@ class PathGradientAdam(MetricOptimizer):
     .. code-block:: text
 
         d = g / D                                              (scale="none": g / kappa as it comes)
-    d = g / D  |f g| / |g / (f D)|                         (scale="gradient": as long as the gradient)
+    d = g / D  ||f g|| / ||g / (f D)||                     (scale="gradient": as long as g in the frame)
         m = beta1 m + (1 - beta1) d;   v = beta2 v + (1 - beta2) d^2
         p = (1 - eta weight_decay) p - eta (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
 
@@ -34,13 +34,14 @@ class PathGradientAdam(MetricOptimizer):
     before. For the same reason the second moment cancels the preconditioner: with a kappa that stays the same this is
     Adam on g, but for eps. kappa acts by its motion alone. It is here because the experiments of P16 used it.
 
-    **Why scale.** While a network trains, kappa of all parameters grows together, by a factor of ten and more. So g /
-    kappa shrinks, and the second moment, which looks back some 1 / (1 - beta2) steps, divides by the larger ones of
-    before: steps become too short. ``scale="gradient"`` takes this common factor out, with one number for the whole
-    network at every step, and leaves the proportions between weights. P16 does not say whether its experiments did so.
+    **Why scale.** While a network trains, kappa grows, that of recurrent matrices more than tenfold (figures in
+    docs/results/char-lm.md). So g / kappa shrinks, and the second moment, which looks back some 1 / (1 - beta2) steps,
+    divides by the larger ones of before: steps become too short. ``scale="gradient"`` makes d as long as g, by one
+    number for the whole network at every step, which leaves the proportions between weights. P16 does not say whether
+    its experiments did so.
     The number is made of lengths in the frame of the metric. So the scaling of the weights does not change it in the
-    balanced frame; with ``frame="weights"`` it is that of the plain norms, ||g|| / ||g / D||, which rescaling changes.
-    What follows, Adam's moments, is not invariant in either.
+    balanced frame. With ``frame="weights"`` it is ||g|| / ||g / D||, which rescaling changes. Adam's moments, which
+    come next, make the rule depend on scales in either frame.
 
     Parameters that do not belong to the network take AdamW's rule, d = g, with the same options.
 
