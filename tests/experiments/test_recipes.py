@@ -144,7 +144,7 @@ def test_the_list_has_the_paper_the_sizes_their_cost_and_what_was_run() -> None:
     lines = listing(100)
     at = next(number for number, line in enumerate(lines) if line.startswith("adding: "))
     assert lines[at + 1] == "    paper: P16, Table 2 and Fig. 3: the addition problem"
-    assert lines[at + 2].startswith("    distance: no run has the paper's start")
+    assert lines[at + 2].startswith("    distance: the paper's start in p16-... alone")
     assert lines[at + 4 : at + 7] == [
         "    small         0.1  docs/results/adding.md",
         "    paper-100       2  docs/results/adding.md",
