@@ -223,7 +223,7 @@ def test_the_exit_code_is_1_only_if_all_failed(tmp_path: Path) -> None:
     wrong = ["--learning-rates", "1e30", "--search", "schedule=none,cosine", "--quiet"]
     refused = call(*TINY, *wrong, "--output", str(tmp_path / "refused"))
     assert refused.exit_code == 1
-    assert refused.stderr.endswith("choose from constant, cosine, steps. Did you mean 'cosine'?\n")
+    assert refused.stderr.endswith("choose from constant, cosine, steps, drop. Did you mean 'cosine'?\n")
 
 
 def test_runs_are_those_that_compare_chooses_rates_by(tiny_settings: Make) -> None:

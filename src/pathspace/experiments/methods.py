@@ -292,7 +292,7 @@ _PATH = {
     ),
     "path-sgd-weights": _on_the_weights(
         "Path-SGD on the weights",
-        "the mean of kappa and the bound of the step are those of the weights as they are; not blind to scales",
+        "mean of kappa and bound of the step on the weights; not blind to scales",
     ),
     "path-sgd-weights-one": _on_the_weights(
         "Path-SGD on the weights, one mean",
@@ -368,7 +368,7 @@ _PUBLISHED = {  # beside the rows above: what fails, and why ours differ
     ),
     "g-sgd-published": _published(
         "G-SGD, as printed",
-        "steps of S19's Eq. (6) on its cyclic skeleton; its Algorithm 2 from the start skeleton-ones",
+        "S19's Eq. (6), cyclic skeleton; its Algorithm 2 from the start skeleton-ones",
         "GSGD",
         1e-6,
         NO_BASIS,

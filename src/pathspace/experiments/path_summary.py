@@ -28,7 +28,7 @@ from pathspace.experiments.model_source import load_model
 from pathspace.experiments.storage import finite, make_folder, writable_folder, write_bytes
 from pathspace.experiments.terminal import output_console, print_json, print_line
 from pathspace.network import Network, UntraceableError
-from pathspace.network.network import arguments_in
+from pathspace.network.call import arguments_in
 from pathspace.network.program import told
 from pathspace.paths.listing.listing import count_in_words
 from pathspace.paths.space.condensation import cover

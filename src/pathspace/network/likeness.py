@@ -8,16 +8,14 @@ function of squared weights and squared inputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from pathspace.network.network import Network
+from pathspace.network.program import Program
 from pathspace.squared.precision import full_precision
-
-if TYPE_CHECKING:
-    from pathspace.network.network import Network
-    from pathspace.network.program import Program
 
 _ROUNDING = 1e-9
 """The largest relative difference of sums in float64 that counts as rounding."""

@@ -15,9 +15,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from pathspace.network.attributes import Attributes
+from pathspace.network.call import Call
 from pathspace.network.errors import expect_network, expect_weights
-from pathspace.network.likeness import same_arguments, same_network, same_slots
 from pathspace.network.program import Cut, Program, told
 from pathspace.network.row_blocks import row_blocks
 from pathspace.network.sharded import WHAT_TO_DO
@@ -30,52 +29,6 @@ from pathspace.squared.tape import Tape
 Function = TypeVar("Function", bound=Callable[..., Any])
 # of models, as a network may be rescaled by another trace of its model
 _RESCALINGS: WeakKeyDictionary[nn.Module, Counter[str]] = WeakKeyDictionary()
-
-
-@dataclass(frozen=True)
-class Call:
-    """How the model was called while it was traced: enough to call it again on data of the same form.
-
-    Attributes:
-        arguments: the example input, its tensors on the ``meta`` device.
-        batch_dim: the dimension of the inputs that holds the batch.
-        states: positions or names of arguments that carry a hidden state.
-        outside: paths of the modules left to the plain rule.
-        constants: name -> values of the buffers that decided the network: masks and indices, on the CPU.
-        unused: names of the parameters that it did not use, or not as a whole, but for those of the modules outside.
-        tied: second names of shared parameters, each with the first.
-        attributes: plain attributes of modules that the forward pass may have read.
-        forwards: the function that each module ran, by its path.
-        of_classes: what the forward pass may have read of the modules' classes, with the class that defines it.
-        again: traces a model in the same way, in the form in which this one was traced, and has no effect on it.
-    """
-
-    arguments: Any
-    batch_dim: int | None
-    states: frozenset[int | str]
-    outside: frozenset[str]
-    constants: Mapping[str, Tensor]
-    unused: tuple[str, ...]
-    tied: tuple[tuple[str, str], ...] = ()
-    attributes: Attributes = field(default_factory=dict)
-    forwards: Mapping[str, Any] = field(default_factory=dict)
-    of_classes: Attributes = field(default_factory=dict)
-    again: Callable[[nn.Module], Network] | None = None
-
-
-def arguments_in(data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What a model is called with by position and by name: a mapping, a tuple or list of arguments, or a single one."""
-    if isinstance(data, Mapping):  # a dict, or another as transformers' tokenizers return
-        return (), {**data}
-    return tuple(data) if isinstance(data, (tuple, list)) else (data,), {}
-
-
-def batch_in(argument: Tensor, first: Tensor, batch_dim: int | None) -> int | None:
-    """Where an argument has the batch of the first one: there too, elsewhere, as states of nn.RNN, or nowhere."""
-    if batch_dim is None:
-        return None
-    places = (d for d in (batch_dim, *range(argument.dim())) if d < argument.dim())
-    return next((d for d in places if argument.shape[d] == first.shape[batch_dim]), None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,19 +102,11 @@ class Network:
 
     def _retraced(self) -> Call | None:
         """Return how the model is called in another trace of it; None if that finds another network, or none."""
-        if self.call.again is None:
+        found = None if self.call.again is None else self.call.again(self)
+        if found is None:
             return None
-        try:
-            other = self.call.again(self.model)
-            if not same_network(self, other):
-                return None
-        except Exception:  # the model's own, too, which may be of any kind
-            return None
-        if not same_arguments(self.program, other.program):
-            if not same_slots(self.program, other.program):
-                return None
-            self.__dict__["program"] = other.program
-        return replace(other.call, again=self.call.again)
+        self.__dict__["program"], call = found
+        return replace(call, again=self.call.again)
 
     def _checked(self) -> dict[str, nn.Parameter]:
         """Compare the model with what was traced; return its parameters that were split over processes since."""

@@ -10,8 +10,9 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from pathspace.network.call import arguments_in, batch_in
 from pathspace.network.errors import UnmatchedForwardError
-from pathspace.network.network import Network, arguments_in, batch_in
+from pathspace.network.network import Network
 from pathspace.network.trace.functions import PLAIN, tensors_in
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from pathspace.network import Network, trace
-from pathspace.network.network import arguments_in
+from pathspace.network.call import arguments_in
 from pathspace.network.trace.shadow import copy_of
 from pathspace.rescaling.rescale import random_rescale_
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathspace.network.network import Call, Network
+from pathspace.network.call import Call
+from pathspace.network.network import Network
 from pathspace.network.program import Program
 from pathspace.network.trace.lattice import Monomial
 from pathspace.network.trace.parameter_uses import written_out

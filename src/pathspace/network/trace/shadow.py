@@ -14,8 +14,8 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils import _pytree as pytree
 
+from pathspace.network.call import arguments_in, batch_in
 from pathspace.network.errors import UntraceableError, WrongBatchDimension
-from pathspace.network.network import arguments_in, batch_in
 from pathspace.network.trace.finite import not_finite
 from pathspace.network.trace.interpreter import Interpreter
 from pathspace.network.trace.memory import in_memory_of_parameters

@@ -16,13 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from pathspace.network.attributes import Attributes, forwards, of_classes, present, unchanged, watched
+from pathspace.network.call import Call
 from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.eager import uncompiled
 from pathspace.network.errors import MixedExamples, UntraceableError, WrongBatchDimension
-from pathspace.network.network import Call, Network
+from pathspace.network.likeness import same_arguments, same_network, same_slots
+from pathspace.network.network import Network
 from pathspace.network.program import Program, told
 from pathspace.network.returned import Returned
 from pathspace.network.rules import MOVEMENTS, RULES
@@ -155,8 +158,25 @@ class _Options:
     training: Mapping[str, bool]
 
 
-def _again(options: _Options, model: nn.Module) -> Network:
-    """Trace a model that was traced before in the same way; neither it nor any random state changes."""
+def _again(options: _Options, network: Network) -> tuple[Program, Call] | None:
+    """Trace a model once more in the same way; neither it nor any random state changes.
+
+    Returns:
+        The program and the call of the new trace, for the network to go on with; None if that is another network, or
+        if the model cannot be traced as it is now.
+    """
+    try:
+        other = _traced_as_before(options, network.model)
+        if not same_network(network, other):
+            return None
+    except Exception:  # the model's own, too, which may be of any kind
+        return None
+    if same_arguments(network.program, other.program):
+        return network.program, other.call
+    return (other.program, other.call) if same_slots(network.program, other.program) else None
+
+
+def _traced_as_before(options: _Options, model: nn.Module) -> Network:
     _check_whole(model)
     plan = _Plan(
         model,
@@ -174,9 +194,14 @@ def _again(options: _Options, model: nn.Module) -> Network:
 
 def _without_data(example_input: Any) -> Any:
     """Return an example input of the same form whose tensors are on the meta device."""
-    return pytree.tree_map_only(
-        Tensor, lambda t: torch.empty(t.shape, dtype=t.dtype, device="meta"), example_input
-    )
+
+    def without(part: Any) -> Any:
+        if not isinstance(part, Tensor):
+            return part
+        return torch.empty(part.shape, dtype=part.dtype, device="meta")
+
+    # packed sequences, which a trace refuses, cannot be made of such tensors
+    return pytree.tree_map(without, example_input, is_leaf=lambda part: isinstance(part, PackedSequence))
 
 
 def _example_in_words(example_input: Any) -> str:
@@ -222,7 +247,9 @@ class _Plan:
     tie_mixed: bool = False
     mixing: list[str] = field(default_factory=list)  # reshapes of which the sizes may decide on unit classes
     training: Mapping[str, bool] | None = None  # of a model that was traced before: its form then
-    again: Callable[[nn.Module], Network] | None = None  # traces the model in the same way later
+    again: Callable[[Network], tuple[Program, Call] | None] | None = (
+        None  # traces the model in the same way later
+    )
 
     def network(self, batch_dim: int | str | None) -> Network:
         """The network, with the batch in a given dimension or in any that can be.

@@ -25,9 +25,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from pathspace.network import Network
+from pathspace.network.call import arguments_in
 from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.errors import expect_weights
-from pathspace.network.network import arguments_in, current_values
+from pathspace.network.network import current_values
 from pathspace.network.trace.shadow import evaluation_form_of
 from pathspace.paths.listing.listing import LIMIT, Paths, enumerate_paths
 from pathspace.paths.listing.unrolled import examples

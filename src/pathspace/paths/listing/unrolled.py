@@ -16,10 +16,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pathspace.network import Network
+from pathspace.network.call import Call, arguments_in, batch_in
 from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.eager import uncompiled
 from pathspace.network.errors import UntraceableError, expect_weights
-from pathspace.network.network import Call, arguments_in, batch_in, current_values
+from pathspace.network.network import current_values
 from pathspace.network.trace.shadow import evaluation_form_of
 from pathspace.paths.listing.affine import NOT_WRITTEN
 from pathspace.paths.listing.unroll import Unroller
