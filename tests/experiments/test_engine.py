@@ -119,6 +119,21 @@ def test_a_checkpoint_of_another_configuration_is_refused(
         run(tiny_config(**change), tiny_task, folder=tmp_path, resume=True)
 
 
+def test_a_checkpoint_of_an_earlier_version_lacks_what_came_later(
+    tiny_config: Config, tiny_task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = RunConfig.as_dict
+    with monkeypatch.context() as earlier:
+        earlier.setattr(
+            RunConfig, "as_dict", lambda c: {k: v for k, v in whole(c).items() if k != "stop_error"}
+        )
+        with pytest.raises(KilledError):
+            run(tiny_config(), tiny_task, folder=tmp_path, checkpoint_every=3, should_stop=killed_at(5))
+    with pytest.raises(ConfigurationError, match=r"was written with stop_error = 0.0, not 1.0"):
+        run(replace(tiny_config(), stop_error=1.0), tiny_task, folder=tmp_path, resume=True)
+    assert same(run(tiny_config(), tiny_task, folder=tmp_path, resume=True), run(tiny_config(), tiny_task))
+
+
 def test_a_broken_checkpoint_is_named(tiny_config: Config, tiny_task: Task, tmp_path: Path) -> None:
     for content in (b"nothing", b"", b"n" * 1000):
         (tmp_path / checkpoint.FILE).write_bytes(content)

@@ -137,7 +137,7 @@ def _read_whole(folder: Path, config: RunConfig, noted: Callable[[str], object])
             )
         # From here on the last one is a good one, so that the next save puts no damaged one in the place before.
         (folder / BEFORE).replace(path)
-    stored = json.loads(content["config"])
+    stored = {**RunConfig.defaults(), **json.loads(content["config"])}
     asked = json.loads(json.dumps(config.as_dict()))
     for name in asked:
         if stored[name] != asked[name]:

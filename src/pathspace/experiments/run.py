@@ -76,11 +76,16 @@ class RunConfig:
     plain_rnn: bool = False
     stop_error: float = 0.0
 
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """Return the values of what runs of earlier versions may not state."""
+        return {item.name: item.default for item in fields(cls) if item.default is not MISSING}
+
     @property
     def key(self) -> str:
         """A file name that is the same for equal configurations and no others."""
         # Fields with a default are left out where they have it, so that a new one changes no names.
-        later = {item.name: item.default for item in fields(self) if item.default is not MISSING}
+        later = self.defaults()
         values = self.as_dict().items()
         stated = {name: v for name, v in values if name not in later or v != later[name]}
         content = json.dumps(stated, sort_keys=True)
