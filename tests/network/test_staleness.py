@@ -1,6 +1,7 @@
 """What may change in a traced model, and what may not."""
 
 import copy
+import functools
 import random
 import warnings
 from types import MethodType
@@ -402,7 +403,6 @@ def test_a_mask_may_grow_and_be_made_anew():
     network.check_current()
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_a_compiled_part_keeps_its_masks():
     part = Masked(lambda m, h, z: torch.where(m.own, h, z), own=CONDITION.clone())
     model = nn.Sequential(nn.Linear(3, 3), part)
@@ -829,3 +829,74 @@ def test_a_hook_on_all_modules_is_told_of():
         network.check_current()  # told once
     finally:
         handle.remove()
+
+
+class Gated(nn.Module):
+    """Two branches that numbers in buffers and attributes weigh."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.out = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        self.register_buffer("gate", torch.zeros(()))
+        self.register_buffer("p", torch.ones(()))
+        self.register_buffer("q", torch.ones(()))
+        self.register_module("between", None)
+        self.after = nn.Identity()
+        self.factor, self.which, self.of_buffer, self.sizes = 1, "p", False, [1.0, 1.0]
+
+    def forward(self, x):
+        h = self.first(x).relu() * getattr(self, self.which) * (self.q if self.of_buffer else 1.0)
+        h = h + self.gate * (self.factor * self.second(h).relu())
+        h = h if self.between is None else self.between(h)
+        return self.out(self.after(h * self.sizes[0]))
+
+
+def _squares(module, x):
+    return module.out(module.first(x).relu() ** 2)
+
+
+def _wrapped_squares(model):
+    model.forward = MethodType(functools.wraps(model.forward.__func__)(_squares), model)
+
+
+HIDDEN = {
+    "what a gate of zero hides": lambda model: setattr(model, "factor", 2),
+    "a buffer of the same number": lambda model: setattr(model, "which", "q"),
+    "a buffer in place of a number": lambda model: setattr(model, "of_buffer", True),
+    "a tensor in place of a number": lambda model: setattr(model, "factor", torch.tensor(1.0)),
+    "tensors in place of numbers": lambda model: setattr(model, "sizes", [torch.ones(4), torch.ones(4)]),
+    "a wrapper that squares": _wrapped_squares,
+    "a module in place of Identity": lambda model: setattr(model, "after", nn.Softmax(1)),
+    "a module in place of None": lambda model: setattr(model, "between", nn.Softmax(1)),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_a_change_that_the_present_numbers_hide_is_refused(name):
+    model = Gated()
+    network = ps.trace(model, torch.zeros(2, 3))
+    HIDDEN[name](model)
+    with pytest.raises(RuntimeError, match="trace the model again"):
+        network.check_current()
+
+
+def test_a_module_in_place_of_identity_that_does_nothing_is_taken_once():
+    model = Gated()
+    network = ps.trace(model, torch.zeros(2, 3))
+    model.after = nn.Sequential()
+    network.check_current()
+    model.after = nn.Softmax(1)
+    with pytest.raises(
+        RuntimeError, match="'after' was Sequential when the model was traced and is a Softmax now"
+    ):
+        network.check_current()
+
+
+def test_why_a_second_trace_failed_is_told():
+    model = Gated()
+    network = ps.trace(model, torch.zeros(2, 3))
+    model.which = "no buffer"
+    with pytest.raises(
+        RuntimeError, match=r"was 'p' when.*a second trace failed: AttributeError: .*no buffer"
+    ):
+        network.check_current()

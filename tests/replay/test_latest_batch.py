@@ -281,8 +281,6 @@ def test_calls_under_vmap_are_no_batches():
     optimizer.step()
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")  # of later versions of torch
 def test_a_watched_model_may_be_traced_by_torch_jit():
     model, x = plain()
     optimizer = watched(model, x)

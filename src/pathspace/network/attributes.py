@@ -55,6 +55,8 @@ _FILLS = {
     "update",
 }
 """Methods by which code writes into a container."""
+_WRAPPING_LIBRARIES = {"torch", "accelerate"}
+"""Their wrappers of a forward pass (autocast, types of outputs) leave scales alone."""
 _LIBRARIES = {"torch", *sys.stdlib_module_names}
 """Libraries whose functions read no attributes of a model's own."""
 _OF_TORCH = frozenset(vars(nn.Module())) | {"forward", "momentum"}
@@ -173,16 +175,24 @@ def runs(module: nn.Module, function: Any) -> bool:
 
 
 def wraps(found: Any, function: Any) -> bool:
-    """Return whether something is a function, or says that it wraps it; of other values, whether they are equal."""
+    """Return whether something is a function, or a library's wrapper of it; of other values, whether they are equal."""
     if not callable(found):
         return _same(found, function)
     found = getattr(found, "__func__", found)
     for _ in range(10):
         if found is function or found is None:
             return found is function
-        inner = getattr(found, "__wrapped__", None) or getattr(found, "_torchdynamo_orig_callable", None)
+        inner = getattr(found, "_torchdynamo_orig_callable", None)
+        if inner is None and _is_of_library(found):
+            inner = getattr(found, "__wrapped__", None)
         found = getattr(inner, "__func__", inner)
     return False
+
+
+def _is_of_library(wrapper: Any) -> bool:
+    """Return whether a wrapper comes from a library whose wrappers leave what a forward pass computes."""
+    module = getattr(wrapper, "__globals__", {}).get("__name__") or type(wrapper).__module__
+    return module.partition(".")[0] in _WRAPPING_LIBRARIES
 
 
 def is_plain(value: Any) -> bool:

@@ -2,11 +2,12 @@
 
 Two polynomials in many variables are the same if they, and their derivatives, agree at a random point: that they do so
 by chance has probability zero. What is compared is the path mass of every output, weighed by random numbers, as a
-function of squared weights and squared inputs.
+function of squared weights, squared inputs and the numbers in buffers.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -85,7 +86,7 @@ def _same_paths(a: Network, b: Network) -> bool:
 
 def _random_squares(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return random squared weights under which path mass neither grows nor shrinks much from layer to layer."""
-    draw = _numbers()
+    draw = _numbers("weights")
     result = {}
     for name, parameter in parameters.items():
         fan_in = parameter[0].numel() if parameter.dim() > 1 and len(parameter) else 1
@@ -95,22 +96,31 @@ def _random_squares(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _at_random_inputs(network: Network, squares: Mapping[str, Tensor]) -> list[Tensor]:
-    """Return the path mass at some squared weights, and its derivatives; NaN where it is not finite."""
-    draw = _numbers()
+    """Return the path mass, and a random weighted sum of its derivatives by each parameter; NaN where not finite."""
+    of_inputs, of_outputs, of_sums = _numbers("inputs"), _numbers("outputs"), _numbers("sums")
     like = next(iter(squares.values()))
     tape = network.tape
+
+    def live(name: str) -> Tensor:
+        """Return other numbers than a buffer has now, as it may be zero today, or equal to another one."""
+        value = network.live(name)
+        if not value.is_floating_point():
+            return value
+        return _numbers(f"buffer {name}")(value.shape).to(value)
+
     with full_precision(like), torch.enable_grad():
         _, outputs = tape.run(
-            squares, network.live, tape.outputs, inputs=lambda shape: draw(shape).to(like.device)
+            squares, live, tape.outputs, inputs=lambda shape: of_inputs(shape).to(like.device)
         )
         total = like.new_zeros(())
         for output in outputs:
-            total = total + (output * draw(output.shape).to(like.device)).sum()
+            total = total + (output * of_outputs(output.shape).to(like.device)).sum()
         gradients = torch.autograd.grad(total, list(squares.values()), materialize_grads=True)
-    return [torch.where(t.isfinite(), t, torch.nan) for t in (total.detach(), *gradients)]
+    sums = [(gradient * of_sums(gradient.shape).to(like.device)).sum() for gradient in gradients]
+    return [torch.where(t.isfinite(), t, torch.nan) for t in (total.detach(), *sums)]
 
 
-def _numbers() -> Callable[[tuple[int, ...]], Tensor]:
-    """Return a function that draws float64 numbers between 0.5 and 1.5, the same ones in each such function."""
-    generator = torch.Generator().manual_seed(0)
+def _numbers(what: str) -> Callable[[tuple[int, ...]], Tensor]:
+    """Return a function that draws float64 numbers between 0.5 and 1.5, the same ones whenever it is for the same."""
+    generator = torch.Generator().manual_seed(zlib.crc32(what.encode()))
     return lambda shape: 0.5 + torch.rand(shape, generator=generator, dtype=torch.float64)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as global_hooks
 
-from pathspace.network.attributes import entries, runs, wraps
+from pathspace.network.attributes import entries, is_plain, runs, wraps
 from pathspace.network.call import Call
 from pathspace.network.sharded import WHAT_TO_DO, flattened, follow, shards
 from pathspace.squared.parts import is_split
@@ -59,6 +59,7 @@ class StalenessCheck:
         outside = call.outside
         # Every step of an optimizer asks, so the dictionaries of the modules are looked into without a detour.
         self._children: list[tuple[Mapping[str, nn.Module | None], str, nn.Module, str]] = []
+        self._neutral: dict[str, tuple[Mapping[str, nn.Module | None], str, nn.Module | None]] = {}
         self._lengths: list[tuple[Mapping[str, nn.Module | None], int, str]] = []
         self._leaves: list[tuple[Mapping[str, nn.Parameter | None], str, nn.Parameter, torch.Size, str]] = []
         for path, module in model.named_modules():
@@ -67,8 +68,11 @@ class StalenessCheck:
             if isinstance(module, nn.Sequential):
                 self._lengths.append((module._modules, len(module._modules), path))
             for name, child in module._modules.items():
-                if child is not None and not isinstance(child, _NEUTRAL):
-                    self._children.append((module._modules, name, child, f"{path}.{name}".lstrip(".")))
+                place = f"{path}.{name}".lstrip(".")
+                if child is None or isinstance(child, _NEUTRAL):
+                    self._neutral[place] = module._modules, name, child
+                else:
+                    self._children.append((module._modules, name, child, place))
         for name, parameter in parameters.items():
             path, _, leaf = name.rpartition(".")
             self._leaves.append(
@@ -153,7 +157,7 @@ class StalenessCheck:
         for second, first in self._tied:
             self._check_tie(second, first)
         self._checks += 1
-        change = self._changed_attribute() or self._changed_forward()
+        change = self._changed_neutral() or self._changed_attribute() or self._changed_forward()
         if change is not None:
             self._retrace(*change)
         self._warn_of_global_hooks()
@@ -161,11 +165,25 @@ class StalenessCheck:
             self._check_constant(name, values)
         return split
 
+    def _changed_neutral(self) -> tuple[str, str] | None:
+        """Return a place of a module that made no difference, or of none, where another one stands, and what to say."""
+        for path, (siblings, name, child) in self._neutral.items():
+            now = siblings.get(name)
+            if now is child or now is None or isinstance(now, _NEUTRAL):
+                continue
+            return f"the module '{path}'", (
+                f"the module '{path}' was {'None' if child is None else type(child).__name__} when the model was traced and is a "
+                f"{type(now).__name__} now: trace the model again, and make a new optimizer"
+            )
+        return None
+
     def _changed_attribute(self) -> tuple[str, str] | None:
         """Return an attribute that the forward pass may read and that has another value, and what to say of it."""
         for held, key, value, name in self._attributes:
             now = held.get(key, _MISSING)
             if now is not value and not _equal(now, value):
+                if now is not _MISSING and not is_plain(now):  # and could not be watched any longer
+                    raise RuntimeError(_changed(name, value, now))
                 return f"the attribute '{name}'", _changed(name, value, now)
         for container in self._long:
             if container.has_changed():
@@ -204,11 +222,18 @@ class StalenessCheck:
         self._retracing = True
         try:
             call = self._retraced()
+        except Exception as error:  # the model's own, too, which may be of any kind
+            raise RuntimeError(
+                f"{message}. (Whether it makes a difference is not known, as a second trace failed: "
+                f"{type(error).__name__}: {error})"
+            ) from error
         finally:
             self._retracing = False
         if call is None:
             raise RuntimeError(message)
         self._watch(call)
+        for path, (siblings, name, _) in self._neutral.items():
+            self._neutral[path] = siblings, name, siblings.get(name)
         self._warn_of_cost(what)
 
     def _warn_of_cost(self, what: str) -> None:
@@ -329,9 +354,11 @@ def _equal(now: Any, value: Any) -> bool:
     """Return whether an attribute has the value that it had; a bound method is compared by its function."""
     if type(now) is not type(value):
         return False
-    return getattr(now, "__func__", now) == getattr(value, "__func__", value) or (
-        now != now and value != value
-    )
+    try:
+        same = bool(getattr(now, "__func__", now) == getattr(value, "__func__", value))
+        return same or bool(now != now and value != value)
+    except (RuntimeError, ValueError):  # of arrays that it holds by now
+        return False
 
 
 def _changed(name: str, value: Any, now: Any) -> str:

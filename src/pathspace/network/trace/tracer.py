@@ -162,14 +162,13 @@ def _again(options: _Options, network: Network) -> tuple[Program, Call] | None:
     """Trace a model once more in the same way; neither it nor any random state changes.
 
     Returns:
-        The program and the call of the new trace, for the network to go on with; None if that is another network, or
-        if the model cannot be traced as it is now.
+        The program and the call of the new trace, for the network to go on with; None if that is another network.
+
+    Raises:
+        Exception: of any kind, the model's own too: it cannot be traced as it is now.
     """
-    try:
-        other = _traced_as_before(options, network.model)
-        if not same_network(network, other):
-            return None
-    except Exception:  # the model's own, too, which may be of any kind
+    other = _traced_as_before(options, network.model)
+    if not same_network(network, other):
         return None
     if same_arguments(network.program, other.program):
         return network.program, other.call
