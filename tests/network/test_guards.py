@@ -1,6 +1,7 @@
 """Guards against numbers that are not finite, refusals in a model's own ``try``, and sizes computed from data."""
 # ruff: noqa: ARG005
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -189,6 +190,40 @@ def written(m, h, x):
     return h
 
 
+def through(view):
+    """An infinity that is written into one name of the memory, and asked for by another."""
+
+    def function(m, h, x):
+        h = h.clone()
+        v = view(h)
+        h[:, 0] = INFINITY
+        return v
+
+    return function
+
+
+def into(view):
+    def function(m, h, x):
+        h = h.clone()
+        view(h)[:] = INFINITY
+        return h
+
+    return function
+
+
+def alias(h, write):
+    v = h.view(-1)
+    write(h)
+    return v
+
+
+def beside(m, h, x):
+    h = h.clone()
+    v = h.view(-1)
+    h[:, 0] = INFINITY
+    return v.view(h.shape)[:, :2] + 1
+
+
 PUT_IN = {
     "masked_fill": lambda m, h, x: h.masked_fill(x[:, :1] > 0, INFINITY),
     "where": lambda m, h, x: torch.where(x[:, :1] > 0, h, INFINITY),
@@ -199,6 +234,27 @@ PUT_IN = {
     "a buffer": lambda m, h, x: h + m.limits,
     "a constant": lambda m, h, x: h + torch.full((4,), -INFINITY),
     "no number": lambda m, h, x: torch.where(x[:, :1] > 0, h, float("nan")),
+    "a number of NumPy's": lambda m, h, x: h.masked_fill(x[:, :1] > 0, np.float32(INFINITY)),
+    "a sum with a number of NumPy's": lambda m, h, x: h.add(np.float32(INFINITY)),
+    "a number too large for the type": lambda m, h, x: h.float() * 1e40,
+    "a view": through(lambda h: h.view(-1)),
+    "a view of what is filled": lambda m, h, x: alias(
+        h.clone(), lambda t: t.masked_fill_(x[:, :1] > 0, INFINITY)
+    ),
+    "a transposed view": through(lambda h: h.t()),
+    "detached": through(lambda h: h.detach()),
+    "a part": through(lambda h: h.chunk(2, -1)[0]),
+    "what is made of a view": beside,
+    "written into a part": into(lambda h: h.chunk(2, -1)[0]),
+    "written into a row": into(lambda h: h.t()[1]),
+    "an input that is computed further": lambda m, h, x: h + (1 - (x[:, :1] > 0).double()) * INFINITY * 2,
+    "a softmax over what inputs mask": lambda m, h, x: h.masked_fill(x[:, :1] > 0, INFINITY).softmax(-1),
+    "a softmax over a row without a number": lambda m, h, x: (h + torch.full((4,), INFINITY)).softmax(-1),
+    "a softmax over the largest": lambda m, h, x: (h + m.limits.neg()).softmax(-1),
+    "the logarithm of a softmax": lambda m, h, x: (h + m.limits).log_softmax(-1),
+    "a softmax over the other dimension": lambda m, h, x: (h + m.limits).softmax(0),
+    "a second mask": lambda m, h, x: (h + m.limits).masked_fill(x[:, :1] > 0, INFINITY).softmax(-1),
+    "after a softmax": lambda m, h, x: (h + m.limits).softmax(-1) + m.limits,
     "what follows": lambda m, h, x: h.masked_fill(x[:, :1] > 0, INFINITY).amax(-1, keepdim=True) + h,
 }
 
@@ -211,20 +267,107 @@ def test_a_guard_on_an_infinity_of_the_model_s_own_is_refused(name):
 
     model = Model(function)
     model.register_buffer("limits", torch.tensor([0.0, 0.0, INFINITY, 0.0], **DOUBLE))
-    with pytest.raises(ps.UntraceableError, match="depends on"):
+    with pytest.raises(ps.UntraceableError, match="puts in a number that is not finite"):
+        ps.trace(model, torch.randn(5, 3, **DOUBLE))
+
+
+def assigned(s, places):
+    s = s.clone()
+    s[places] = INFINITY
+    return s
+
+
+CAUSAL = torch.full((4, 4), INFINITY, **DOUBLE).triu(1)
+ENDED = {
+    "a constant": lambda m, s: (s + torch.full((4, 4), INFINITY).triu(1)).softmax(-1),
+    "a constant in place": lambda m, s: s.add_(CAUSAL).softmax(-1),
+    "a buffer": lambda m, s: (s + m.causal).softmax(-1),
+    "a part of a buffer": lambda m, s: nn.functional.softmax(s + m.causal[None, :4, :4], dim=-1),
+    "a buffer that says where": lambda m, s: s.masked_fill(m.later[:4, :4], INFINITY).softmax(-1),
+    "where": lambda m, s: torch.where(m.later, INFINITY, s).softmax(-1),
+    "an assignment": lambda m, s: assigned(s, (..., CAUSAL.isinf())).softmax(-1),
+    "in another type": lambda m, s: m.drop((s + m.causal).to(torch.float32)).softmax(-1).double(),
+    "scaled": lambda m, s: ((s + m.causal) / 2**0.5).float().softmax(-1).double(),
+    "heads": lambda m, s: (s[:, None] + m.causal).flatten(0, 1).softmax(-1),
+    "the largest": lambda m, s: (s + m.causal).amax(-1, keepdim=True).expand_as(s),
+    "the largest and its place": lambda m, s: (s + m.causal).max(-1, keepdim=True)[0].expand_as(s),
+    "a bound": lambda m, s: torch.maximum(s, torch.full((4,), INFINITY, **DOUBLE)),
+    "PyTorch's": lambda m, s: nn.functional.scaled_dot_product_attention(s, s, s, attn_mask=m.causal),
+}
+
+
+class Attending(Model):
+    def __init__(self, function):
+        super().__init__(function)
+        self.drop = nn.Dropout(0.5).eval()
+        self.register_buffer("causal", CAUSAL.clone())
+        self.register_buffer("later", CAUSAL.isinf())
+
+    def forward(self, x):
+        h = self.read(x).relu()
+        w = self._function(self, h[:, :, None] * h[:, None])
+        mixed = (w @ h[:, :, None])[..., 0]
+        if not torch.isfinite(mixed).all():
+            mixed = mixed.clamp(0, 0.1)
+        return self.out(mixed)
+
+
+@pytest.mark.parametrize("name", ENDED)
+def test_an_infinity_whose_places_are_constant_ends_at_a_softmax(name):
+    model = Attending(ENDED[name])
+    x = torch.randn(5, 3, **DOUBLE)
+    before = model(x)
+    network = ps.trace(model, x)
+    assert not any(o.name == "clamp" for o in network.program.operations)
+    ps.rescaling.random_rescale_(network, powers_of_two=True, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(model(x), before)
+
+
+def test_a_mask_by_which_a_guard_was_answered_is_watched():
+    model = Attending(ENDED["a buffer"])
+    network = ps.trace(model, torch.randn(5, 3, **DOUBLE))
+    network.check_current()
+    model.causal[0] = INFINITY
+    with pytest.raises(RuntimeError, match="causal"):
+        network.check_current()
+
+
+def test_orders_and_bounds_may_be_infinite():
+    def function(m, h, x):
+        norm = torch.linalg.vector_norm(x, float("inf"))
+        assert torch.isfinite(h.clamp(0, float("inf")) + norm).all()
+        return h
+
+    check_kept(Model(function), 4)
+
+
+def test_a_refused_guard_names_where_the_infinity_is_put_in():
+    class Masking(nn.Module):
+        def forward(self, h, x):
+            return h.masked_fill(x[:, :1] > 0, INFINITY)
+
+    def function(m, h, x):
+        assert torch.isfinite(m.masking(h, x).amax(-1)).all()
+        return h
+
+    model = Model(function)
+    model.masking = Masking()
+    with pytest.raises(
+        ps.UntraceableError, match=r"at 'masked_fill' in module 'masking', and asks .* Use torch\.finfo"
+    ):
         ps.trace(model, torch.randn(5, 3, **DOUBLE))
 
 
 def test_a_guard_on_an_infinity_of_a_given_input_is_refused():
     class Scored(Model):
         def forward(self, x, mask):
-            h = self.read(x).relu()
+            h, mask = self.read(x).relu(), mask[:, None].mul(2).squeeze(1)
             return self.out(self.middle(h).relu() if (h + mask).isinf().any() else h)
 
     mask = torch.zeros(5, 4, **DOUBLE)
     ps.trace(Scored(None), (torch.randn(5, 3, **DOUBLE), mask))
     mask[0, 0] = INFINITY
-    with pytest.raises(ps.UntraceableError, match="depends on"):
+    with pytest.raises(ps.UntraceableError, match="the given input holds a number that is not finite"):
         ps.trace(Scored(None), (torch.randn(5, 3, **DOUBLE), mask))
 
 

@@ -4,8 +4,10 @@ Whether activations are finite does not change with the scales of units. A trace
 a question as these do. A mask of this kind (``h[h.isnan()] = 0``) is followed as any other mask.
 
 Where the model itself puts in a number that is not finite (``masked_fill(mask, -inf)``), or the given input has one,
-inputs decide on the answer. There is none then for whatever is computed from it, and the question is refused as others
-are.
+inputs decide on the answer. There is none then for whatever is computed from it, and the question is refused.
+
+But where constants alone say which places have one (a causal mask), that is known, and also where they end: a softmax
+over a row with one finite entry is finite.
 """
 
 from __future__ import annotations
@@ -13,11 +15,15 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
+from pathspace.network.trace.drawn import draws_in_training
+from pathspace.network.trace.functions import changes, tensors_in
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.values import Value
 
@@ -46,23 +52,196 @@ _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
 BEGINS = frozenset([*_OF_FINITE, *_COMPARED])
 """Where a guard may begin."""
 
+_LARGEST = torch.finfo(torch.float64).max
+_OTHER_NUMBERS = frozenset(
+    [
+        *("norm", "vector_norm", "linalg_vector_norm", "linalg_norm", "cdist", "normalize"),
+        *("clamp", "clamp_", "clamp_min", "clamp_max", "clamp_min_", "clamp_max_", "clip", "clip_"),
+    ]
+)
+"""Orders and bounds may be infinite."""
+_BY_PLACES = frozenset(
+    [
+        *("add", "add_", "__add__", "__radd__", "__iadd__", "sub", "sub_", "__sub__", "__isub__"),
+        *("masked_fill", "masked_fill_", "where", "maximum", "amax", "max", "relu", "relu_", "nan_to_num"),
+        *("softmax", "logsumexp", "scaled_dot_product_attention", "dropout", "__getitem__", "__setitem__"),
+        *("view", "view_as", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "transpose"),
+        *("permute", "t", "expand", "expand_as", "contiguous", "clone", "detach", "chunk", "split", "unbind"),
+        *("cat", "float", "double", "half", "bfloat16", "type_as"),
+    ]
+)
+"""See :func:`_goes_by_places`."""
+_SCALED = frozenset(
+    ["mul", "mul_", "__mul__", "__rmul__", "__imul__", "div", "div_", "__truediv__", "__itruediv__"]
+)
+"""The same, where the other argument is a number."""
+_ADVICE = "Use torch.finfo(dtype).min in the place of -inf, or leave the check out of the forward pass while tracing"
+
+
+@dataclass(frozen=True)
+class NotFinite:
+    """What is known of a value that holds numbers that are not finite, or may.
+
+    Attributes:
+        where: where the first of them was put in; empty for the given input.
+        shown: zeros in the place of all finite numbers; None where inputs have a part in where the others are.
+        names: the buffers that ``shown`` was made of.
+    """
+
+    where: str
+    shown: Tensor | None = None
+    names: frozenset[str] = frozenset()
+
 
 def answer(recorder: Recorder, value: Value) -> bool | int | None:
     """Return what finite activations answer to a question about a value; None if that is not known."""
     known = recorder.if_finite.get(value.slot)
-    if known is None or recorder.not_finite & recorder.reached([value.slot]):
+    if known is None or _cause(recorder, value) is not None:
         return None
+    for slot in recorder.finite_again.keys() & recorder.reached([value.slot]):
+        recorder.constants.update(recorder.finite_again[slot])
     return known
 
 
+def refused(recorder: Recorder, value: Value) -> tuple[str, str] | None:
+    """Return why a question about finite activations has no answer, and what to do; None for other questions."""
+    cause = _cause(recorder, value) if value.slot in recorder.if_finite else None
+    if cause is None:
+        return None
+    begins = f"the model puts in a number that is not finite at {cause.where}, and"
+    if not cause.where:
+        begins = "the given input holds a number that is not finite, and the model"
+    return f"{begins} asks whether activations are finite, which depends on the inputs then", _ADVICE
+
+
+def _cause(recorder: Recorder, value: Value) -> NotFinite | None:
+    """The first of the numbers that are not finite and that a value was computed from."""
+    found = recorder.not_finite.keys() & recorder.reached([value.slot], recorder.finite_again.keys())
+    return recorder.not_finite[min(found)] if found else None
+
+
 def note_not_finite(
-    recorder: Recorder, args: Any, kwargs: dict[str, Any], constants: Sequence[Tensor], result: Any
+    recorder: Recorder,
+    args: Any,
+    kwargs: dict[str, Any],
+    tensors: Sequence[Tensor],
+    traced: Sequence[Value | None],
+    result: Any,
 ) -> None:
-    """Remember the results of a function that is given a number that is not finite, or a constant with one."""
-    given = [a for a in (*args, *kwargs.values()) if isinstance(a, float) and not math.isfinite(a)]
-    if given or any(not_finite(recorder, t) for t in constants):
-        written = args[:1] if result is None else (result,)  # an assignment returns nothing
-        recorder.not_finite.update(v.slot for v in recorder.values_in(written, {}))
+    """Remember the results of a function that is given a number that is not finite, or a tensor with one."""
+    where = _where(recorder, args, kwargs, tensors, traced)
+    if where is None:
+        return
+    names = frozenset[str]()
+    made: list[Any] = []
+    known = _stand_ins(recorder, args, kwargs, tensors, traced)
+    if known is not None:
+        stand_ins, names = known
+        given = pytree.tree_map_only(Tensor, lambda t: stand_ins[id(t)], (args, kwargs))
+        made_now = recorder.func(*given[0], **given[1])
+        made = tensors_in(given[0][:1] if made_now is None else [made_now], {})
+    written = tensors_in(args[:1] if result is None else [result], {})  # an assignment returns nothing
+    if len(made) != len(written):
+        made = [None] * len(written)
+    for tensor, shown in zip(written, made, strict=True):
+        value = recorder.lookup(tensor)
+        if value is None:
+            continue
+        if shown is not None and bool(torch.isfinite(shown).all()):
+            recorder.finite_again[value.slot] = names
+            continue
+        recorder.not_finite[value.slot] = NotFinite(where, shown, names)
+        if result is None or changes(recorder.name):
+            for slot in _in_memory_of(value):
+                recorder.not_finite.setdefault(slot, NotFinite(where))
+
+
+def _in_memory_of(value: Value) -> list[int]:
+    """Slots from which tensors that share memory with a value that was written will be made."""
+    memory = value.memory
+    if memory.pending:
+        return [new.slot for _, new in memory.pending]
+    return [] if memory.owner is None else [memory.owner.slot]
+
+
+def _where(
+    recorder: Recorder,
+    args: Any,
+    kwargs: dict[str, Any],
+    tensors: Sequence[Tensor],
+    traced: Sequence[Value | None],
+) -> str | None:
+    """Where the first number that is not finite in the arguments of a function was put in; None if all are finite."""
+    if recorder.not_finite:
+        found = [v.slot for v in traced if v is not None and v.slot in recorder.not_finite]
+        if found:
+            return recorder.not_finite[min(found)].where
+    if recorder.name not in _OTHER_NUMBERS:
+        for number in (*args, *kwargs.values()):
+            kind = (
+                "f" if isinstance(number, float) else getattr(getattr(number, "dtype", None), "kind", "")
+            )  # NumPy's
+            if kind == "f" and not _is_finite(number, tensors):
+                return _here(recorder)
+    for tensor, value in zip(tensors, traced, strict=True):
+        if (value is None or value.kind == "buffer") and not_finite(recorder, tensor):
+            return _here(recorder)
+    return None
+
+
+def _here(recorder: Recorder) -> str:
+    return f"'{recorder.name}'" + (f" in module '{recorder.path}'" if recorder.path else "")
+
+
+def _is_finite(number: Any, tensors: Sequence[Tensor]) -> bool:
+    """Whether a number is finite, also in the type of the tensors that it meets."""
+    largest = max((torch.finfo(t.dtype).max for t in tensors if t.is_floating_point()), default=_LARGEST)
+    return bool((torch.as_tensor(number, dtype=torch.float64).abs() <= largest).all())  # NaN is not
+
+
+def _stand_ins(
+    recorder: Recorder,
+    args: Any,
+    kwargs: dict[str, Any],
+    tensors: Sequence[Tensor],
+    traced: Sequence[Value | None],
+) -> tuple[dict[int, Tensor], frozenset[str]] | None:
+    """Tensors, by id, that hold zeros in the place of finite activations, and the buffers that they are made of.
+
+    None where inputs have a part in which places have other numbers, or the numbers themselves in what becomes of them.
+    """
+    if not _goes_by_places(recorder.name, args, kwargs):
+        return None
+    found: dict[int, Tensor] = {}
+    names = frozenset[str]()
+    for tensor, value in zip(tensors, traced, strict=True):
+        known = recorder.not_finite.get(value.slot) if value is not None else None
+        shown = known.shown if known is not None else _known(recorder, tensor, value)
+        if shown is None or recorder.buffers_in(shown, "drawn"):
+            return None
+        names |= recorder.buffers_in(shown, "mask", "indices", "numbers", "single")
+        names |= known.names if known is not None else frozenset()
+        found[id(tensor)] = shown.clone() if changes(recorder.name) else shown
+    return found, names
+
+
+def _known(recorder: Recorder, tensor: Tensor, value: Value | None) -> Tensor | None:
+    """A constant as it is, zeros for activations that are finite."""
+    if value is None or id(tensor) in recorder.real:
+        return recorder.real.get(id(tensor), tensor)
+    if value.kind == "buffer" or not tensor.is_floating_point() or _cause(recorder, value) is not None:
+        return None
+    return torch.zeros(tensor.shape, dtype=tensor.dtype)
+
+
+def _goes_by_places(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether it goes by which numbers are finite alone, whatever those are, which numbers of the result are."""
+    others = [*args[1:], *kwargs.values()]
+    if name in _SCALED:
+        return len(others) == 1 and isinstance(others[0], (int, float)) and 0 < abs(others[0]) < math.inf
+    if name == "to":
+        return all(isinstance(other, torch.dtype) for other in others)
+    return name in _BY_PLACES and not draws_in_training(name, args, kwargs)
 
 
 def not_finite(recorder: Recorder, tensor: Tensor) -> bool:
@@ -77,13 +256,13 @@ def note_guard(recorder: Recorder, args: Sequence[Any], traced: Sequence[Value |
     """Remember the value of a result that is the same throughout if all activations are finite."""
     if not isinstance(result, Tensor):
         return
-    known = _known(recorder, args, traced)
+    known = _if_finite(recorder, args, traced)
     value = recorder.lookup(result)
     if known is not None and value is not None:
         recorder.if_finite[value.slot] = known
 
 
-def _known(recorder: Recorder, args: Sequence[Any], traced: Sequence[Value | None]) -> bool | int | None:
+def _if_finite(recorder: Recorder, args: Sequence[Any], traced: Sequence[Value | None]) -> bool | int | None:
     name = recorder.name
     if name in _OF_FINITE:
         return _OF_FINITE[name]

@@ -32,7 +32,7 @@ from pathspace.network.trace.drawn import (
     keeps_zeros,
 )
 from pathspace.network.trace.examples import place_of
-from pathspace.network.trace.finite import ASKS, BEGINS, answer, note_guard, note_not_finite
+from pathspace.network.trace.finite import ASKS, BEGINS, answer, note_guard, note_not_finite, refused
 from pathspace.network.trace.functions import (
     ARITHMETIC,
     CHECKS,
@@ -158,8 +158,7 @@ class Interpreter(TorchFunctionMode):
                 statistic = root_mean_square.statistic_of(name, args, kwargs, values)
             result = self._followed(args, kwargs, traced, values)
         self._note_operation(given, result, args)
-        constants = [t for t, v in zip(tensors, traced, strict=True) if v is None or v.kind == "buffer"]
-        note_not_finite(recorder, args, kwargs, constants, result)
+        note_not_finite(recorder, args, kwargs, tensors, traced, result)
         if recorder.if_finite or name in BEGINS:
             note_guard(recorder, args, traced, result)
         if statistic is not None:
@@ -225,7 +224,8 @@ class Interpreter(TorchFunctionMode):
             if known is not None and not recorder.of_data_alone(values):
                 return known
             by_chance = bool(recorder.drawn & recorder.reached(v.slot for v in values))
-            reason, advice = (DRAWS_READ, OF_DRAWS) if by_chance else (INPUTS_READ, OF_INPUTS)
+            of_finite = refused(recorder, values[0]) if name in ASKS else None
+            reason, advice = of_finite or ((DRAWS_READ, OF_DRAWS) if by_chance else (INPUTS_READ, OF_INPUTS))
             if name in QUESTIONS and not recorder.strict and recorder.of_data_alone(values):
                 return recorder.choices.answer(UntraceableError(name, recorder.path, reason, advice))
             return recorder.no_rule(reason, advice)

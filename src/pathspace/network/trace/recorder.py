@@ -6,7 +6,7 @@ Rules (see ``rules``) read and write it; the interpreter (see ``interpreter``) d
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -88,7 +88,9 @@ class Recorder:
         self.if_finite: dict[
             int, bool | int
         ] = {}  # slots whose one value is known if all activations are finite
-        self.not_finite: set[int] = set()  # slots of results of numbers that are not finite
+        self.not_finite: dict[int, Any] = {}  # slots of what may not be finite (see trace.finite)
+        # slots of what is finite again, and the buffers by whose values it is
+        self.finite_again: dict[int, frozenset[str]] = {}
         self.drawn: set[int] = set()  # slots of random numbers
         self.escaped: Exception | None = None  # the first refusal that the model's own code could catch
         self.packed: dict[int, Any] = {}  # packed sequences, by their batch sizes' id (see rules.packed)
@@ -442,14 +444,16 @@ class Recorder:
         self.drawn.update(v.slot for v in self.values_in((drawn,), {}))
         return drawn
 
-    def reached(self, slots: Iterable[int]) -> set[int]:
-        """All slots that these were computed from, through cuts and functions of inputs, too."""
+    def reached(self, slots: Iterable[int], until: Collection[int] = ()) -> set[int]:
+        """All slots that these were computed from, through cuts and functions of inputs, too, not beyond some."""
         read = {slot: i.inputs for i in self.instructions for slot in i.outputs}
         seen, left = set[int](), list(slots)
         while left:
             slot = left.pop()
             if slot not in seen:
                 seen.add(slot)
+                if slot in until:
+                    continue
                 left += read.get(slot, ())
                 left += self.origins[slot].slots if slot in self.origins else ()
         return seen

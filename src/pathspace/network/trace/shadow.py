@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from pathspace.network.call import arguments_in, batch_in
 from pathspace.network.errors import UntraceableError, WrongBatchDimension
-from pathspace.network.trace.finite import not_finite
+from pathspace.network.trace.finite import NotFinite, not_finite
 from pathspace.network.trace.interpreter import Interpreter
 from pathspace.network.trace.memory import in_memory_of_parameters
 from pathspace.network.trace.recorder import Recorder
@@ -198,7 +198,7 @@ def arguments_for(
         created, batch = empty(tensor)
         recorder.add_leaf(created, "input", batch=batch)
         if not_finite(recorder, tensor):
-            recorder.not_finite.add(recorder.value(created).slot)
+            recorder.not_finite[recorder.value(created).slot] = NotFinite("")
         return created
 
     def carried(tensor: Tensor) -> Tensor:
