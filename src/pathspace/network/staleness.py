@@ -171,8 +171,9 @@ class StalenessCheck:
             now = siblings.get(name)
             if now is child or now is None or isinstance(now, _NEUTRAL):
                 continue
+            was = "None" if child is None else type(child).__name__
             return f"the module '{path}'", (
-                f"the module '{path}' was {'None' if child is None else type(child).__name__} when the model was traced and is a "
+                f"the module '{path}' was {was} when the model was traced and is a "
                 f"{type(now).__name__} now: trace the model again, and make a new optimizer"
             )
         return None
