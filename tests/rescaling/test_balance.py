@@ -942,3 +942,111 @@ def test_factors_that_give_way_are_counted():
     model, x = decayed("both"), torch.randn(16, 4)
     with pytest.warns(UserWarning, match=r"what enters 1 of 16 unit classes by a factor nearer to 1 than"):
         ps.rescaling.balance_(ps.trace(model, x), criterion="measure")
+
+
+class Heads(nn.Module):
+    """Two heads that read the same units: one is normalized, so that its size does not show, and one is not."""
+
+    def __init__(self, u, v, dtype=torch.float32):
+        super().__init__()
+        self.first, self.u, self.v = nn.Linear(4, 5), nn.Linear(5, 3, bias=False), nn.Linear(5, 2)
+        with torch.no_grad():
+            self.first.weight.div_(v)
+            self.first.bias.div_(v)
+            self.u.weight.mul_(u)
+            self.v.weight.mul_(v)
+        self.to(dtype)
+
+    def forward(self, x):
+        h = self.first(x).relu()
+        u = self.u(h)
+        return u / u.norm(dim=1, keepdim=True), self.v(h)
+
+
+class PlainHeads(Heads):
+    """The heads as they are."""
+
+    def forward(self, x):
+        h = self.first(x).relu()
+        return self.u(h), self.v(h)
+
+
+class ConvolvedHeads(Heads):
+    """Two filters over the units."""
+
+    def forward(self, x):
+        h = self.first(x).relu().unsqueeze(-1)
+        u, v = self.u.weight.unsqueeze(-1), self.v.weight.unsqueeze(-1)
+        return functional.conv1d(h, u), functional.conv1d(h, v, self.v.bias)
+
+
+class Gain(nn.Module):
+    """Units that are outputs behind a gain for each, beside a head of large weights."""
+
+    def __init__(self, u, v, dtype=torch.float32):
+        super().__init__()
+        self.first, self.v = nn.Linear(4, 5), nn.Linear(5, 2)
+        self.gain = nn.Parameter(torch.linspace(1, 2, 5) * u)
+        with torch.no_grad():
+            self.gain[0] = 1.0
+            self.first.weight.div_(v)
+            self.first.bias.div_(v)
+            self.v.weight.mul_(v)
+        self.to(dtype)
+
+    def forward(self, x):
+        h = self.first(x).relu()
+        return self.gain * h, self.v(h)
+
+
+class Behind(nn.Module):
+    """A head that reads units in equal parts: large ones by small weights, which a large head reads too, and small."""
+
+    def __init__(self, u, v, dtype=torch.float32):
+        super().__init__()
+        self.small, self.large = nn.Linear(4, 5), nn.Linear(4, 5)
+        self.u, self.v = nn.Linear(10, 3, bias=False), nn.Linear(5, 2)
+        with torch.no_grad():
+            self.small.weight.mul_(u)
+            self.small.bias.mul_(u)
+            self.u.weight[:, 5:] *= u
+            self.v.weight.mul_(v)
+        self.to(dtype)
+
+    def forward(self, x):
+        small, large = self.small(x).relu(), self.large(x).relu()
+        return self.u(torch.cat([small, large], 1)), self.v(large)
+
+
+class BehindUnits(Behind):
+    """The same with a layer of units in front of the outputs."""
+
+    def forward(self, x):
+        u, v = super().forward(x)
+        return u.relu() @ torch.ones(3, 1, dtype=x.dtype), v
+
+
+def _exact(model, x):
+    with torch.no_grad():
+        return copy.deepcopy(model).double()(x.double())
+
+
+@pytest.mark.parametrize(
+    ("u", "v", "dtype"),
+    [
+        (1e-30, 1e16, torch.float32),
+        (1e-36, 1e6, torch.float32),
+        (2e-3, 3e4, torch.float16),
+    ],
+)
+@pytest.mark.parametrize("build", [Heads, PlainHeads, ConvolvedHeads, Gain, Behind, BehindUnits])
+@pytest.mark.filterwarnings("ignore:balance_ multiplies")
+def test_every_output_stays_at_its_own_scale(build, u, v, dtype):
+    """Against the same network in float64: each output moves by no more than a rounding of each weight."""
+    torch.manual_seed(0)
+    model, x = build(u, v, dtype), torch.randn(6, 4).to(dtype)
+    before = _exact(model, x)
+    ps.rescaling.balance_(ps.trace(model, x))
+    for now, then in zip(_exact(model, x), before, strict=True):
+        size = then.abs().amax(0)
+        assert bool(((now - then).abs().amax(0) <= 8 * torch.finfo(dtype).eps * size).all())

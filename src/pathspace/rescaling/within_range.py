@@ -11,14 +11,18 @@ kappa_e = dgamma^2 / dw_e^2.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Literal
+
 import torch
 from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.trace.scales import without_repeats
+from pathspace.network.units import EdgeLabels
 from pathspace.paths.kernel.kappa import kappa
-from pathspace.paths.kernel.norm import squared_path_norm
 from pathspace.rescaling.criteria import Scales, note_largest_
 from pathspace.rescaling.rescale import rescaled
 
@@ -93,45 +97,107 @@ class _Visible:
     def __init__(self, network: Network, factors: Tensor) -> None:
         self._network = network
         self._factors = factors
-        self._largest: tuple[Tensor, Tensor] | None = None
-        self._paths: tuple[dict[str, Tensor], Tensor] | None = None
 
     def at(self, name: str, precision: float) -> Tensor:
         """Return the weights of a parameter at which it would, bool of its shape.
 
-        It would not if it is below ``precision`` times the largest weight that enters the same units, and the largest
-        that leaves the same units, and if the paths through it are below ``precision`` times all paths.
+        It would not if it is below ``precision`` times the largest weight that enters the same unit, and the largest
+        that leaves the same unit, and if the paths through it are below ``precision`` times those through some weight
+        that enters the same unit.
         """
-        if self._largest is None or self._paths is None:
-            self._largest = self._largest_weights()
-            self._paths = kappa(self._network), squared_path_norm(self._network)
         parameter, labels = self._network.parameters[name], self._network.edges[name]
         least = _smallest(parameter.dtype)
-        seen = torch.zeros(parameter.shape, dtype=torch.bool, device=parameter.device)
-        for table, ends in zip(self._largest, (labels.target, labels.source), strict=True):
-            # t > precision max |s_e w_e|
-            limits = precision * table[ends.to(table.device).remainder(len(table))]
-            seen |= (least > limits).to(parameter.device)
-        scale = self._network.edge_factors(name, self._factors.to(parameter.device, torch.float64))
-        values, total = self._paths
-        # kappa_e (t / s_e)^2 > precision^2 gamma^2, as t behind the rescaling is t / s_e before it
-        through = values[name].double() * (least / scale).square()
-        return seen | ~(through <= precision**2 * total.to(parameter.device, torch.float64))
+        # t > precision max |s_e w_e|
+        seen = least > precision * _at_labels(self._leaving, labels.source)
+        seen = seen | (least > precision * _beside(self._sizes[name], self._entering, labels))
+        # kappa_e (t / s_e)^2 > precision^2 max kappa_e w_e^2, as t behind the rescaling is t / s_e before it
+        through = self._kappa[name] * (least / self._scale(name)).square()
+        seen = seen | ~(through <= precision**2 * _beside(self._paths[name], self._paths_into, labels))
+        return seen.expand(parameter.shape).to(parameter.device)
 
-    def _largest_weights(self) -> tuple[Tensor, Tensor]:
-        """Return the largest rescaled |w| that enters the units of each label, and that leaves them, as two tables."""
-        network, factors = self._network, self._factors
-        scales = Scales(network.num_classes, network.monomials.to(factors.device))
-        entering, leaving = (scales.table(factors, 0.0) for _ in range(2))
-        for name, parameter in network.parameters.items():
-            size = parameter.detach().to(factors.device, torch.float64).abs()
-            size = size * network.edge_factors(name, factors.double())
-            labels = network.edges[name]
-            for table, ends in ((entering, labels.target), (leaving, labels.source)):
-                note_largest_(table, size, without_repeats(ends).to(factors.device))
+    def _scale(self, name: str) -> Tensor:
+        """Return s_e of a parameter."""
+        return self._network.edge_factors(name, self._factors.double())
+
+    def _weights(self, name: str) -> Tensor:
+        """Return the weights of a parameter where the factors are."""
+        return self._network.parameters[name].detach().to(self._factors.device, torch.float64)
+
+    @cached_property
+    def _sizes(self) -> dict[str, Tensor]:
+        """|s_e w_e| by parameter."""
+        return {name: self._weights(name).abs() * self._scale(name) for name in self._network.parameters}
+
+    @cached_property
+    def _kappa(self) -> dict[str, Tensor]:
+        """kappa_e by parameter, in float64: paths of small weights underflow in the type of the weights."""
+        parameters = self._network.parameters
+        wide = {name: parameter.detach().double() for name, parameter in parameters.items()}
+        found = kappa(self._network, parameters=wide)
+        return {name: value.to(self._factors.device, torch.float64) for name, value in found.items()}
+
+    @cached_property
+    def _paths(self) -> dict[str, Tensor]:
+        """kappa_e w_e^2 by parameter: the paths through each weight, which no rescaling changes."""
+        return {name: value * self._weights(name).square() for name, value in self._kappa.items()}
+
+    @cached_property
+    def _entering(self) -> Tensor:
+        """The largest |s_e w_e| that enters the units of each label, a table."""
+        return self._largest(self._sizes, "target")
+
+    @cached_property
+    def _leaving(self) -> Tensor:
+        """The largest |s_e w_e| that leaves the units of each label, a table."""
+        table = self._largest(self._sizes, "source")
         # inputs have no scale, so what leaves one may be as small as it likes
-        leaving[0] = torch.inf
-        return entering, leaving
+        table[0] = torch.inf
+        return table
+
+    @cached_property
+    def _paths_into(self) -> Tensor:
+        """The largest kappa_e w_e^2 that enters the units of each label, a table."""
+        return self._largest(self._paths, "target")
+
+    def _largest(self, values: Mapping[str, Tensor], end: Literal["target", "source"]) -> Tensor:
+        """Return the largest value at each label of one end of the edges, a table (see ``criteria.Scales``)."""
+        network, factors = self._network, self._factors
+        table = Scales(network.num_classes, network.monomials.to(factors.device)).table(factors, 0.0)
+        for name, value in values.items():
+            ends = getattr(network.edges[name], end)
+            note_largest_(table, value, without_repeats(ends).to(factors.device))
+        return table
+
+
+def _at_labels(table: Tensor, labels: Tensor) -> Tensor:
+    """Return what a table has for each label."""
+    return table[labels.to(table.device).remainder(len(table))]
+
+
+def _beside(values: Tensor, entering: Tensor, labels: EdgeLabels) -> Tensor:
+    """Return the largest value among the weights that enter the same unit as each weight of a parameter.
+
+    Outputs and operations without a rule share the label 0, but each has a size of its own. There only the row of a
+    weight counts. Where no dimension is one of sources alone, rows are unknown, and 0 is returned.
+
+    Args:
+        values: one per weight.
+        entering: the largest at each label of targets, a table.
+        labels: of the parameter.
+    """
+    of_unit = _at_labels(entering, labels.target)
+    fixed = (labels.target == 0).to(values.device)
+    if not bool(fixed.any()):
+        return of_unit
+    along = _source_dimensions(labels, values.dim())
+    of_row = values.amax(along, keepdim=True) if along else torch.zeros_like(values)
+    return torch.where(fixed, of_row, of_unit)
+
+
+def _source_dimensions(labels: EdgeLabels, dims: int) -> list[int]:
+    """Return the dimensions of a parameter along which its sources change and its targets do not."""
+    target, source = (end[(None,) * (dims - end.dim())] for end in (labels.target, labels.source))
+    return [d for d in range(dims) if target.shape[d] == 1 < source.shape[d]]
 
 
 def _smallest(dtype: torch.dtype) -> float:
