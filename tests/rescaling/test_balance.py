@@ -1026,6 +1026,30 @@ class BehindUnits(Behind):
         return u.relu() @ torch.ones(3, 1, dtype=x.dtype), v
 
 
+class Summand(nn.Module):
+    """A small value that a head reads by itself, and added to a large one."""
+
+    def __init__(self, u, v, dtype=torch.float32):
+        super().__init__()
+        self.first, self.large = nn.Linear(4, 5), nn.Linear(4, 5)
+        self.small, self.alone = nn.Linear(5, 5), nn.Linear(5, 3, bias=False)
+        self.out, self.v = nn.Linear(5, 2), nn.Linear(5, 2)
+        with torch.no_grad():
+            self.first.weight.div_(v)
+            self.first.bias.div_(v)
+            self.v.weight.mul_(v)
+            self.small.weight.mul_(u)
+            self.small.bias.mul_(u)
+            self.large.weight.mul_(v)
+            self.out.weight.div_(v)
+        self.to(dtype)
+
+    def forward(self, x):
+        h = self.first(x).relu()
+        small = self.small(h)
+        return self.alone(small), self.out(self.large(x).relu() + small), self.v(h)
+
+
 def _exact(model, x):
     with torch.no_grad():
         return copy.deepcopy(model).double()(x.double())
@@ -1039,7 +1063,7 @@ def _exact(model, x):
         (2e-3, 3e4, torch.float16),
     ],
 )
-@pytest.mark.parametrize("build", [Heads, PlainHeads, ConvolvedHeads, Gain, Behind, BehindUnits])
+@pytest.mark.parametrize("build", [Heads, PlainHeads, ConvolvedHeads, Gain, Behind, BehindUnits, Summand])
 @pytest.mark.filterwarnings("ignore:balance_ multiplies")
 def test_every_output_stays_at_its_own_scale(build, u, v, dtype):
     """Against the same network in float64: each output moves by no more than a rounding of each weight."""

@@ -101,9 +101,9 @@ def balance_(
     No weight overflows or becomes zero. A weight that would become zero takes the smallest number of its type, if that
     is below eps^2 of the largest weight that enters the same unit, and of the largest that leaves the unit where it
     starts (eps the precision of the type), and the paths through it are below eps^2 of those through another weight
-    that enters the same unit. At outputs, and where a unit enters an operation without a rule, the row of the weight
-    takes the place of the unit. Otherwise the factor is nearer to 1, as at some units that weight decay left dead: that
-    unit is not balanced, and a warning says so.
+    that enters the same unit. At outputs, operations without a rule, and units that are sums of several layers, the row
+    of the weight takes the place of the unit. Otherwise the factor is nearer to 1, as at some units that weight decay
+    left dead: that unit is not balanced, and a warning says so.
 
     Neighbouring classes depend on each other, so the scales are found step by step, from the member that "path" leads
     to: all members are brought to the same weights, and another criterion, or "path", can follow at any time.

@@ -108,11 +108,11 @@ class _Visible:
         parameter, labels = self._network.parameters[name], self._network.edges[name]
         least = _smallest(parameter.dtype)
         # t > precision max |s_e w_e|
-        seen = least > precision * _at_labels(self._leaving, labels.source)
-        seen = seen | (least > precision * _beside(self._sizes[name], self._entering, labels))
+        seen = least > precision * self._leaving[_places(self._leaving, labels.source)]
+        seen = seen | (least > precision * self._beside(name, self._sizes, self._entering))
         # kappa_e (t / s_e)^2 > precision^2 max kappa_e w_e^2, as t behind the rescaling is t / s_e before it
         through = self._kappa[name] * (least / self._scale(name)).square()
-        seen = seen | ~(through <= precision**2 * _beside(self._paths[name], self._paths_into, labels))
+        seen = seen | ~(through <= precision**2 * self._beside(name, self._paths, self._paths_into))
         return seen.expand(parameter.shape).to(parameter.device)
 
     def _scale(self, name: str) -> Tensor:
@@ -143,8 +143,8 @@ class _Visible:
 
     @cached_property
     def _entering(self) -> Tensor:
-        """The largest |s_e w_e| that enters the units of each label, a table."""
-        return self._largest(self._sizes, "target")
+        """|s_e w_e| that a weight into the units of each label is compared with, a table."""
+        return self._of_units(self._sizes)
 
     @cached_property
     def _leaving(self) -> Tensor:
@@ -156,48 +156,89 @@ class _Visible:
 
     @cached_property
     def _paths_into(self) -> Tensor:
-        """The largest kappa_e w_e^2 that enters the units of each label, a table."""
-        return self._largest(self._paths, "target")
+        """kappa_e w_e^2 that a weight into the units of each label is compared with, a table."""
+        return self._of_units(self._paths)
+
+    @cached_property
+    def _shared(self) -> Tensor:
+        """Whether several rows enter the units of each label, a table: a value of each may be read by itself."""
+        count = self._table(0.0)
+        for name, size in self._sizes.items():
+            rows = _largest_of_rows(size, self._network.edges[name])
+            if rows is not None:
+                places = _places(count, self._network.edges[name].target).expand(rows.shape).reshape(-1)
+                count.scatter_add_(0, places, count.new_ones(()).expand(places.shape))
+        return count > 1
+
+    def _beside(self, name: str, values: Mapping[str, Tensor], of_units: Tensor) -> Tensor:
+        """Return the largest value among the weights that enter the same unit as each weight of a parameter.
+
+        Outputs and operations without a rule share the label 0, but each has a size of its own, and so have values that
+        are added. There only the row of a weight counts. Where rows are unknown, it is 0 at the label 0.
+
+        Args:
+            name: of the parameter.
+            values: one per weight, by parameter.
+            of_units: a table, see :meth:`_of_units`.
+        """
+        labels = self._network.edges[name]
+        target = labels.target.to(self._factors.device)
+        result = of_units[_places(of_units, target)]
+        rows = _largest_of_rows(values[name], labels)
+        if rows is not None:
+            result = torch.where(self._shared[_places(of_units, target)], rows, result)
+        fixed = target == 0
+        if not bool(fixed.any()):
+            return result
+        outputs = _largest_of_rows(values[name], labels, kernels=False)
+        return torch.where(fixed, torch.zeros_like(values[name]) if outputs is None else outputs, result)
+
+    def _of_units(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Return the largest value that enters the units of each label, a table; of several rows, that of the least."""
+        least = self._table(torch.inf)
+        for name, value in values.items():
+            rows = _largest_of_rows(value, self._network.edges[name])
+            if rows is not None:
+                places = _places(least, self._network.edges[name].target).expand(rows.shape)
+                least.scatter_reduce_(0, places.reshape(-1), rows.reshape(-1), "amin")
+        return torch.where(self._shared, least, self._largest(values, "target"))
+
+    def _table(self, fill: float) -> Tensor:
+        """Return a table by label (see ``criteria.Scales``)."""
+        monomials = self._network.monomials.to(self._factors.device)
+        return Scales(self._network.num_classes, monomials).table(self._factors, fill)
 
     def _largest(self, values: Mapping[str, Tensor], end: Literal["target", "source"]) -> Tensor:
-        """Return the largest value at each label of one end of the edges, a table (see ``criteria.Scales``)."""
-        network, factors = self._network, self._factors
-        table = Scales(network.num_classes, network.monomials.to(factors.device)).table(factors, 0.0)
+        """Return the largest value at each label of one end of the edges, a table."""
+        table = self._table(0.0)
         for name, value in values.items():
-            ends = getattr(network.edges[name], end)
-            note_largest_(table, value, without_repeats(ends).to(factors.device))
+            ends = getattr(self._network.edges[name], end)
+            note_largest_(table, value, without_repeats(ends).to(table.device))
         return table
 
 
-def _at_labels(table: Tensor, labels: Tensor) -> Tensor:
-    """Return what a table has for each label."""
-    return table[labels.to(table.device).remainder(len(table))]
+def _places(table: Tensor, labels: Tensor) -> Tensor:
+    """Return where a table by label has each of the labels."""
+    return labels.to(table.device).remainder(len(table))
 
 
-def _beside(values: Tensor, entering: Tensor, labels: EdgeLabels) -> Tensor:
-    """Return the largest value among the weights that enter the same unit as each weight of a parameter.
-
-    Outputs and operations without a rule share the label 0, but each has a size of its own. There only the row of a
-    weight counts. Where no dimension is one of sources alone, rows are unknown, and 0 is returned.
+def _largest_of_rows(values: Tensor, labels: EdgeLabels, *, kernels: bool = True) -> Tensor | None:
+    """Return the largest value of each row of a parameter: of the weights that are added at one unit.
 
     Args:
         values: one per weight.
-        entering: the largest at each label of targets, a table.
         labels: of the parameter.
+        kernels: whether a row holds all positions of a kernel, or sources at one position alone.
+
+    Returns:
+        One per row, broadcastable to the parameter, or None if no dimension is one of sources alone.
     """
-    of_unit = _at_labels(entering, labels.target)
-    fixed = (labels.target == 0).to(values.device)
-    if not bool(fixed.any()):
-        return of_unit
-    along = _source_dimensions(labels, values.dim())
-    of_row = values.amax(along, keepdim=True) if along else torch.zeros_like(values)
-    return torch.where(fixed, of_row, of_unit)
-
-
-def _source_dimensions(labels: EdgeLabels, dims: int) -> list[int]:
-    """Return the dimensions of a parameter along which its sources change and its targets do not."""
-    target, source = (end[(None,) * (dims - end.dim())] for end in (labels.target, labels.source))
-    return [d for d in range(dims) if target.shape[d] == 1 < source.shape[d]]
+    target, source = (end[(None,) * (values.dim() - end.dim())] for end in (labels.target, labels.source))
+    alike = [d for d in range(values.dim()) if target.shape[d] == 1]
+    sources = [d for d in alike if source.shape[d] > 1]
+    if not sources:
+        return None
+    return values.amax(alike if kernels else sources, keepdim=True)
 
 
 def _smallest(dtype: torch.dtype) -> float:
