@@ -139,6 +139,7 @@ def test_a_step_divides_gradients_by_the_values(name):
     assert_close(weights(model), expected, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.sample(5, each=lambda rule, **_: rule)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_values_of_the_path_norm_train_as_path_does(name, rule):
@@ -174,6 +175,7 @@ def test_values_are_asked_for_as_often_as_the_metric_is_refreshed():
     assert metric.asked == 0
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("factor", [2.0**10, 2.0**40])
 def test_the_diagonal_of_the_fisher_information_trains_invariantly(rule, factor):

@@ -148,6 +148,7 @@ def test_goes_on_as_the_plain_rule_on_the_balanced_network(name):
     assert_close(train(model, optimizer, 8), train(balanced, theirs, 8), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.sample(4)
 @EVERY
 def test_is_invariant_after_the_switch(name):
     """Two networks that differ by powers of two, each with the state that the plain rule would have there."""

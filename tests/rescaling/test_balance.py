@@ -821,6 +821,7 @@ def decayed(kind):
     return model
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("powers_of_two", [False, True])
 @pytest.mark.parametrize("criterion", ["path", "range", "measure", "layers"])
 @pytest.mark.parametrize("kind", ["into", "out of", "both", "side by side"])
@@ -888,6 +889,7 @@ SPECKS = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("criterion", ["path", "range"])
 @pytest.mark.parametrize("name", SPECKS)
 @pytest.mark.filterwarnings("ignore:balance_ multiplies what enters .* by more than")
@@ -1055,6 +1057,7 @@ def _exact(model, x):
         return copy.deepcopy(model).double()(x.double())
 
 
+@pytest.mark.sample(9, each=lambda build, **_: build)
 @pytest.mark.parametrize(
     ("u", "v", "dtype"),
     [
