@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional
 from torch.testing import assert_close
 
 import pathspace as ps
@@ -108,7 +108,7 @@ def made(name, dtype=torch.float32):
 
 def step(model, optimizer, x, y):
     optimizer.zero_grad()
-    F.cross_entropy(model(x), y).backward()
+    functional.cross_entropy(model(x), y).backward()
     optimizer.step()
 
 
@@ -129,7 +129,7 @@ def test_a_step_divides_gradients_by_the_values(name):
     model, network, x, y = made(name, torch.float64)
     metric = FisherDiagonal(x, damping=0, normalization="none")
     optimizer = ps.optim.PathSGD(model.parameters(), network, lr=0.01, metric=metric)
-    F.cross_entropy(model(x), y).backward()
+    functional.cross_entropy(model(x), y).backward()
     values = metric.values(network, list(network.parameters))
     expected = {}
     for n, p in model.named_parameters():
@@ -185,7 +185,7 @@ def test_the_diagonal_of_the_fisher_information_trains_invariantly(rule, factor)
         return RULES[rule](model.parameters(), network, FisherDiagonal(x, torch.float64))
 
     def loss(out):
-        return F.cross_entropy(out, y)
+        return functional.cross_entropy(out, y)
 
     report = ps.rescaling.check_invariance(
         model, x, loss, make_optimizer, steps=15, low=1 / factor, high=factor
@@ -202,7 +202,7 @@ def test_values_that_do_not_transform_are_caught():
     report = ps.rescaling.check_invariance(
         model,
         x,
-        lambda out: F.cross_entropy(out, y),
+        lambda out: functional.cross_entropy(out, y),
         lambda model, network: RULES["PathSGD"](model.parameters(), network, Ones()),
         steps=5,
     )

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional
 from torch.testing import assert_close
 
 import pathspace as ps
@@ -81,8 +81,10 @@ def relu(x):
 
 ps.network.register(ramp, like=torch.relu)
 ps.network.register(torch.ops.registered_tests.tilted.default, like=torch.relu)
-ps.network.register(torch.ops.registered_tests.dense, decomposition=lambda x, w, b: F.linear(x, w, b).relu())
-ps.network.register(affine, like=F.linear)
+ps.network.register(
+    torch.ops.registered_tests.dense, decomposition=lambda x, w, b: functional.linear(x, w, b).relu()
+)
+ps.network.register(affine, like=functional.linear)
 ps.network.register(torch.ops.registered_tests.mixed, decomposition=lambda x, y: x + 0.5 * y)
 ps.network.register(relu, like=torch.relu)
 
@@ -107,7 +109,7 @@ PAIRS = {
     ),
     "tilted": (
         lambda m, x: m.c(tilted(m.b(tilted(m.a(x))))),
-        lambda m, x: m.c(F.leaky_relu(m.b(F.leaky_relu(m.a(x), -0.5)), -0.5)),
+        lambda m, x: m.c(functional.leaky_relu(m.b(functional.leaky_relu(m.a(x), -0.5)), -0.5)),
     ),
     "dense": (
         lambda m, x: m.c(dense(dense(x, m.a.weight, m.a.bias), m.b.weight, m.b.bias)),
@@ -124,7 +126,7 @@ PAIRS = {
     "function": (lambda m, x: m.c(relu(m.b(relu(m.a(x))))), lambda m, x: m.c(m.b(m.a(x).relu()).relu())),
     "of inputs and constants": (
         lambda m, x: m.c(m.a(tilted(x)).relu()) + tilted(m.offset),
-        lambda m, x: m.c(m.a(F.leaky_relu(x, -0.5)).relu()) + F.leaky_relu(m.offset, -0.5),
+        lambda m, x: m.c(m.a(functional.leaky_relu(x, -0.5)).relu()) + functional.leaky_relu(m.offset, -0.5),
     ),
 }
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional
 from torch.testing import assert_close
 
 import pathspace as ps
@@ -19,7 +19,7 @@ def heads(t):
 
 
 def attend(q, k, v):
-    return F.scaled_dot_product_attention(heads(q), heads(k), heads(v)).transpose(1, 2).flatten(2)
+    return functional.scaled_dot_product_attention(heads(q), heads(k), heads(v)).transpose(1, 2).flatten(2)
 
 
 class Attention(nn.Module):
@@ -146,7 +146,7 @@ def optimizer_of(rule, model, x):
 
 def step(model, optimizer, x, y):
     optimizer.zero_grad()
-    F.cross_entropy(model(x), y).backward()
+    functional.cross_entropy(model(x), y).backward()
     optimizer.step()
 
 
@@ -191,7 +191,7 @@ def test_trains_invariantly(name, rule):
     report = ps.rescaling.check_invariance(
         model,
         x,
-        lambda out: F.cross_entropy(out, y),
+        lambda out: functional.cross_entropy(out, y),
         lambda model, network: kind(model.parameters(), network, lr=0.02),
         steps=15,
     )

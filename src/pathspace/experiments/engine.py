@@ -256,10 +256,7 @@ def _train(
             raise InterruptedRunError
         epoch, place = divmod(state.step, epoch_steps)
         if state.order is None or place == 0:
-            if task.stream:
-                state.order = contiguous_order(len(task.train), config.batch_size)
-            else:
-                state.order = epoch_order(len(task.train), config.seed, epoch)
+            state.order = _order(config, task, epoch)
         if place == 0:
             state.carried = None
         batch = state.order[place * config.batch_size : (place + 1) * config.batch_size]
@@ -289,6 +286,13 @@ def _train(
         if time.perf_counter() - last_report > SECONDS_BETWEEN_REPORTS:
             last_report = time.perf_counter()
             listener.advanced(config, state.step, loss)
+
+
+def _order(config: RunConfig, task: Task, epoch: int) -> Tensor:
+    """Return the examples of an epoch in the order in which it takes them."""
+    if task.stream:
+        return contiguous_order(len(task.train), config.batch_size)
+    return epoch_order(len(task.train), config.seed, epoch)
 
 
 def _is_learned(config: RunConfig, state: RunState) -> bool:

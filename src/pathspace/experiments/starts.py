@@ -78,7 +78,7 @@ def balance_once_(network: Network) -> None:
 
 
 def are_one_function(starts: Sequence[str]) -> bool:
-    """Whether a network computes the same from all of these starts."""
+    """Return whether a network computes the same from all of these starts."""
     return len(starts) == 1 or SKELETON_ONES not in starts
 
 

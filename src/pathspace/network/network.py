@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -256,7 +256,7 @@ def in_full_precision(function: Function) -> Function:
         with full_precision(next(network.model.parameters()) if one is None else one):
             return function(network, *args, **kwargs)
 
-    return run  # type: ignore[return-value]
+    return cast(Function, run)
 
 
 def _at(table: Tensor, labels: Tensor) -> Tensor:

@@ -87,7 +87,7 @@ def _changed(network: Network, factors: Tensor) -> tuple[dict[str, Tensor], Tens
 
 
 class _Visible:
-    """Where the smallest number of a type would change what a rescaled network computes.
+    """Tells at which weights the smallest number of a type would change what a rescaled network computes.
 
     Args:
         network: a traced network.
@@ -173,8 +173,9 @@ class _Visible:
     def _beside(self, name: str, values: Mapping[str, Tensor], of_units: Tensor) -> Tensor:
         """Return the largest value among the weights that enter the same unit as each weight of a parameter.
 
-        Outputs and operations without a rule share the label 0, but each has a size of its own, and so have values that
-        are added. There only the row of a weight counts. Where rows are unknown, it is 0 at the label 0.
+        At two places only the row of the weight itself counts: at label 0, which outputs and operations without a rule
+        share though each has a size of its own, and where values are added, which may be read one by one. At label 0
+        it is 0 if rows are unknown, so that nothing is negligible.
 
         Args:
             name: of the parameter.
@@ -194,7 +195,11 @@ class _Visible:
         return torch.where(fixed, torch.zeros_like(values[name]) if outputs is None else outputs, result)
 
     def _of_units(self, values: Mapping[str, Tensor]) -> Tensor:
-        """Return the largest value that enters the units of each label, a table; of several rows, that of the least."""
+        """Return what a weight that enters the units of each label is compared with, a table.
+
+        It is the largest value there. Where several rows enter, each may be read by itself, and it is the largest value
+        of the row that has the least of these.
+        """
         least = self._table(torch.inf)
         for name, value in values.items():
             rows = _largest_of_rows(value, self._network.edges[name])

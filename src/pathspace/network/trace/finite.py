@@ -115,75 +115,71 @@ def refused(recorder: Recorder, value: Value) -> tuple[str, str] | None:
 
 
 def _cause(recorder: Recorder, value: Value) -> NotFinite | None:
-    """The first of the numbers that are not finite and that a value was computed from."""
+    """Return the first number that is not finite and that a value was computed from."""
     found = recorder.not_finite.keys() & recorder.reached([value.slot], recorder.finite_again.keys())
     return recorder.not_finite[min(found)] if found else None
 
 
-def note_not_finite(
-    recorder: Recorder,
-    args: Any,
-    kwargs: dict[str, Any],
-    tensors: Sequence[Tensor],
-    traced: Sequence[Value | None],
-    result: Any,
-) -> None:
+@dataclass(frozen=True)
+class Given:
+    """What the function that is running was given.
+
+    Attributes:
+        args: by position.
+        kwargs: by name.
+        tensors: those among both, in their order.
+        traced: the value of each tensor; None for a constant.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    tensors: Sequence[Tensor]
+    traced: Sequence[Value | None]
+
+
+def note_not_finite(recorder: Recorder, given: Given, result: Any) -> None:
     """Remember the results of a function that is given a number that is not finite, or a tensor with one."""
-    where = _where(recorder, args, kwargs, tensors, traced)
+    where = _where(recorder, given)
     if where is None:
         return
-    names = frozenset[str]()
-    made: list[Any] = []
-    known = _stand_ins(recorder, args, kwargs, tensors, traced)
-    if known is not None:
-        stand_ins, names = known
-        given = pytree.tree_map_only(Tensor, lambda t: stand_ins[id(t)], (args, kwargs))
-        made_now = recorder.func(*given[0], **given[1])
-        made = tensors_in(given[0][:1] if made_now is None else [made_now], {})
-    written = tensors_in(args[:1] if result is None else [result], {})  # an assignment returns nothing
-    if len(made) != len(written):
-        made = [None] * len(written)
-    for tensor, shown in zip(written, made, strict=True):
+    written = tensors_in(given.args[:1] if result is None else [result], {})  # an assignment returns nothing
+    shown, names = _shown_results(recorder, given)
+    if len(shown) != len(written):
+        shown = [None] * len(written)
+    for tensor, its in zip(written, shown, strict=True):
         value = recorder.lookup(tensor)
         if value is None:
             continue
-        if shown is not None and bool(torch.isfinite(shown).all()):
+        if its is not None and bool(torch.isfinite(its).all()):
             recorder.finite_again[value.slot] = names
             continue
-        recorder.not_finite[value.slot] = NotFinite(where, shown, names)
+        recorder.not_finite[value.slot] = NotFinite(where, its, names)
         if result is None or changes(recorder.name):
             for slot in _in_memory_of(value):
                 recorder.not_finite.setdefault(slot, NotFinite(where))
 
 
 def _in_memory_of(value: Value) -> list[int]:
-    """Slots from which tensors that share memory with a value that was written will be made."""
+    """Return the slots of the tensors that share memory with a value that was written."""
     memory = value.memory
     if memory.pending:
         return [new.slot for _, new in memory.pending]
     return [] if memory.owner is None else [memory.owner.slot]
 
 
-def _where(
-    recorder: Recorder,
-    args: Any,
-    kwargs: dict[str, Any],
-    tensors: Sequence[Tensor],
-    traced: Sequence[Value | None],
-) -> str | None:
-    """Where the first number that is not finite in the arguments of a function was put in; None if all are finite."""
+def _where(recorder: Recorder, given: Given) -> str | None:
+    """Return where the first number that is not finite was put in; None if all arguments are finite."""
     if recorder.not_finite:
-        found = [v.slot for v in traced if v is not None and v.slot in recorder.not_finite]
+        found = [v.slot for v in given.traced if v is not None and v.slot in recorder.not_finite]
         if found:
             return recorder.not_finite[min(found)].where
     if recorder.name not in _OTHER_NUMBERS:
-        for number in (*args, *kwargs.values()):
-            kind = (
-                "f" if isinstance(number, float) else getattr(getattr(number, "dtype", None), "kind", "")
-            )  # NumPy's
-            if kind == "f" and not _is_finite(number, tensors):
+        for argument in (*given.args, *given.kwargs.values()):
+            if isinstance(argument, (Tensor, int, str)):  # the most
+                continue
+            if _is_number(argument) and not _is_finite(argument, given.tensors):
                 return _here(recorder)
-    for tensor, value in zip(tensors, traced, strict=True):
+    for tensor, value in zip(given.tensors, given.traced, strict=True):
         if (value is None or value.kind == "buffer") and not_finite(recorder, tensor):
             return _here(recorder)
     return None
@@ -193,28 +189,47 @@ def _here(recorder: Recorder) -> str:
     return f"'{recorder.name}'" + (f" in module '{recorder.path}'" if recorder.path else "")
 
 
+def _is_number(argument: Any) -> bool:
+    """Return whether an argument is a number with a point, of Python or NumPy."""
+    if isinstance(argument, float):
+        return True
+    return getattr(getattr(argument, "dtype", None), "kind", "") == "f"
+
+
 def _is_finite(number: Any, tensors: Sequence[Tensor]) -> bool:
-    """Whether a number is finite, also in the type of the tensors that it meets."""
+    """Return whether a number is finite, also in the type of the tensors that it meets."""
     largest = max((torch.finfo(t.dtype).max for t in tensors if t.is_floating_point()), default=_LARGEST)
     return bool((torch.as_tensor(number, dtype=torch.float64).abs() <= largest).all())  # NaN is not
 
 
-def _stand_ins(
-    recorder: Recorder,
-    args: Any,
-    kwargs: dict[str, Any],
-    tensors: Sequence[Tensor],
-    traced: Sequence[Value | None],
-) -> tuple[dict[int, Tensor], frozenset[str]] | None:
-    """Tensors, by id, that hold zeros in the place of finite activations, and the buffers that they are made of.
+def _shown_results(recorder: Recorder, given: Given) -> tuple[list[Tensor | None], frozenset[str]]:
+    """Run the function with zeros in the place of finite activations: its results show where they are not finite.
 
-    None where inputs have a part in which places have other numbers, or the numbers themselves in what becomes of them.
+    Returns:
+        The results, in their order, and the names of the buffers that decided on them; nothing where this shows
+        nothing, see :func:`_stand_ins`.
     """
-    if not _goes_by_places(recorder.name, args, kwargs):
+    known = _stand_ins(recorder, given)
+    if known is None:
+        return [], frozenset()
+    stand_ins, names = known
+    args, kwargs = pytree.tree_map_only(Tensor, lambda t: stand_ins[id(t)], (given.args, given.kwargs))
+    made = recorder.func(*args, **kwargs)
+    return [*tensors_in(args[:1] if made is None else [made], {})], names
+
+
+def _stand_ins(recorder: Recorder, given: Given) -> tuple[dict[int, Tensor], frozenset[str]] | None:
+    """Return tensors to run a function with instead of its own: zeros in the place of finite activations.
+
+    Returns:
+        The tensors, by the ids of those that they stand for, and the names of the buffers that they were made of. None
+        if inputs decide where numbers are not finite, or if the activations' numbers decide what becomes of them.
+    """
+    if not _goes_by_places(recorder.name, given.args, given.kwargs):
         return None
     found: dict[int, Tensor] = {}
     names = frozenset[str]()
-    for tensor, value in zip(tensors, traced, strict=True):
+    for tensor, value in zip(given.tensors, given.traced, strict=True):
         known = recorder.not_finite.get(value.slot) if value is not None else None
         shown = known.shown if known is not None else _known(recorder, tensor, value)
         if shown is None or recorder.buffers_in(shown, "drawn"):
@@ -226,7 +241,7 @@ def _stand_ins(
 
 
 def _known(recorder: Recorder, tensor: Tensor, value: Value | None) -> Tensor | None:
-    """A constant as it is, zeros for activations that are finite."""
+    """Return a constant as it is, and zeros for activations that are finite; None for anything else."""
     if value is None or id(tensor) in recorder.real:
         return recorder.real.get(id(tensor), tensor)
     if value.kind == "buffer" or not tensor.is_floating_point() or _cause(recorder, value) is not None:
@@ -235,7 +250,10 @@ def _known(recorder: Recorder, tensor: Tensor, value: Value | None) -> Tensor | 
 
 
 def _goes_by_places(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether it goes by which numbers are finite alone, whatever those are, which numbers of the result are."""
+    """Return whether the places of the infinities in its arguments decide where a function's results are finite.
+
+    A sum does so: it is finite where all its terms are, whatever finite numbers these are.
+    """
     others = [*args[1:], *kwargs.values()]
     if name in _SCALED:
         return len(others) == 1 and isinstance(others[0], (int, float)) and 0 < abs(others[0]) < math.inf

@@ -32,7 +32,7 @@ from pathspace.network.trace.drawn import (
     keeps_zeros,
 )
 from pathspace.network.trace.examples import place_of
-from pathspace.network.trace.finite import ASKS, BEGINS, answer, note_guard, note_not_finite, refused
+from pathspace.network.trace.finite import ASKS, BEGINS, Given, answer, note_guard, note_not_finite, refused
 from pathspace.network.trace.functions import (
     ARITHMETIC,
     CHECKS,
@@ -158,7 +158,7 @@ class Interpreter(TorchFunctionMode):
                 statistic = root_mean_square.statistic_of(name, args, kwargs, values)
             result = self._followed(args, kwargs, traced, values)
         self._note_operation(given, result, args)
-        note_not_finite(recorder, args, kwargs, tensors, traced, result)
+        note_not_finite(recorder, Given(args, kwargs, tensors, traced), result)
         if recorder.if_finite or name in BEGINS:
             note_guard(recorder, args, traced, result)
         if statistic is not None:
