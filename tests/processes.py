@@ -36,7 +36,7 @@ def in_child(function, *args):
     return code
 
 
-def in_processes(count, function, folder, *args, joins=False):
+def in_processes(count, function, folder, *args):
     """What a function of a test module returns in each process of a group.
 
     Args:
@@ -44,19 +44,18 @@ def in_processes(count, function, folder, *args, joins=False):
         function: called as ``function(rank, folder, *args)``.
         folder: what they share, a folder of the test's own.
         args: what can be pickled.
-        joins: whether the function joins the group by itself, from what torchrun puts into the environment.
     """
     if not torch.distributed.is_gloo_available():
         pytest.skip("this PyTorch has no gloo")
-    codes = _group_codes(count, function, joins, folder, args)
+    codes = _group_codes(count, function, folder, args)
     if any(code in CRASHES for code in codes):
         # gloo aborts now and then in PyTorch's own threads ("double free or corruption"); a crash of ours comes again
-        codes = _group_codes(count, function, joins, folder, args)
+        codes = _group_codes(count, function, folder, args)
     assert codes == [0] * count
     return [torch.load(folder / f"result-{rank}.pt", weights_only=False) for rank in range(count)]
 
 
-def _group_codes(count, function, joins, folder, args):
+def _group_codes(count, function, folder, args):
     """Return the exit codes of the processes of one group."""
     # the store of the process that starts them, as torchrun has it
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -68,18 +67,16 @@ def _group_codes(count, function, joins, folder, args):
         }
         for rank in range(count)
     ]  # fmt: skip
-    return _ended([(_member, place, function, joins, folder, args) for place in places])
+    return _ended([(_member, place, function, folder, args) for place in places])
 
 
-def _member(place, function, joins, folder, args):
+def _member(place, function, folder, args):
     """One of the processes."""
     os.environ.update(place)
-    if not joins:
-        torch.distributed.init_process_group("gloo")
+    torch.distributed.init_process_group("gloo")
     result = function(int(place["RANK"]), folder, *args)
     torch.save(result, folder / f"result-{place['RANK']}.pt")
-    if not joins:
-        torch.distributed.destroy_process_group()
+    torch.distributed.destroy_process_group()
 
 
 def _ended(calls):

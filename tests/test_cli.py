@@ -32,6 +32,18 @@ def test_version_and_help() -> None:
         assert f"  pathspace {command}" in text
 
 
+def test_commands_started_by_torchrun_say_where_a_loop_for_several_processes_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a run")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    refused = call("train", *TINY, "--output", str(tmp_path / "out"))
+    assert refused.exit_code == 2
+    assert "torchrun started 2 processes, and `pathspace train` runs in one" in refused.stderr
+    assert "docs/trainers.md" in refused.stderr
+    assert not list(tmp_path.iterdir())
+
+
 SEQUENCE = ("fit", "sample", "bits", "predict", "compress", "decompress", "generate-task", "baseline")
 
 

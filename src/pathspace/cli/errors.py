@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import typer
 
-from pathspace.experiments.errors import ConfigurationError, LostProcessError, StorageError
-from pathspace.experiments.processes import expect_one, is_first, started_by_torchrun
+from pathspace.experiments.errors import ConfigurationError, StorageError
 from pathspace.extras import EXTRA_OF, install
 
 DIVERGED, WRONG_USE, BROKEN, INTERRUPTED, TERMINATED = 1, 2, 70, 130, 143
@@ -22,16 +22,11 @@ def clear_errors(command: str, *, extra: str = "experiments") -> Iterator[list[s
     """
     folders: list[str] = []
     try:
-        if command != "train":
-            expect_one(command)
+        _expect_one_process(command)
         yield folders
-    except LostProcessError as error:
-        typer.echo(f"Error: {error}{_continuation(command, folders, 'Continue')}", err=True)
-        raise typer.Exit(WRONG_USE) from None
     except ConfigurationError as error:
         kept = "Finished runs are kept; then continue" if isinstance(error, StorageError) else ""
-        if is_first():
-            typer.echo(f"Error: {error}{kept and _continuation(command, folders, kept)}", err=True)
+        typer.echo(f"Error: {error}{kept and _continuation(command, folders, kept)}", err=True)
         raise typer.Exit(WRONG_USE) from None
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("pathspace"):
@@ -40,13 +35,24 @@ def clear_errors(command: str, *, extra: str = "experiments") -> Iterator[list[s
         typer.echo(f"Error: the package {error.name!r} is missing: {install(extra)}", err=True)
         raise typer.Exit(WRONG_USE) from None
     except KeyboardInterrupt:
-        if is_first():
-            typer.echo(f"Stopped.{_continuation(command, folders, 'Continue')}", err=True)
+        typer.echo(f"Stopped.{_continuation(command, folders, 'Continue')}", err=True)
         raise typer.Exit(INTERRUPTED) from None
+
+
+def _expect_one_process(command: str) -> None:
+    """Refuse to do the same work in each of the processes that torchrun starts.
+
+    Raises:
+        ConfigurationError: torchrun started several.
+    """
+    count = int(os.environ.get("WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in os.environ else 1
+    if count > 1:
+        raise ConfigurationError(
+            f"torchrun started {count} processes, and `pathspace {command}` runs in one: start it without torchrun. "
+            "docs/trainers.md has a training loop for several processes."
+        )
 
 
 def _continuation(command: str, folders: list[str], opening: str) -> str:
     """The command that goes on with what is in the folder in use; empty if there is none."""
-    count = started_by_torchrun()
-    program = "pathspace" if count == 1 else f"torchrun --nproc-per-node {count} -m pathspace"
-    return "".join(f" {opening} with: {program} {command} --resume {options}" for options in folders)
+    return "".join(f" {opening} with: pathspace {command} --resume {options}" for options in folders)

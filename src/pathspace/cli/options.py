@@ -102,13 +102,6 @@ ClipStepOption = Annotated[
         "balanced weights; default none.",
     ),
 ]
-PatienceOption = Annotated[
-    float,
-    typer.Option(
-        "--patience",
-        help="Under torchrun: seconds to wait for a process that hangs before the run is ended.",
-    ),
-]
 ResumeOption = Annotated[
     bool,
     typer.Option("--resume", help="Continue what was stopped in the --output folder, or in the last one."),

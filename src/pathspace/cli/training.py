@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pathspace.cli.errors import DIVERGED, clear_errors
 from pathspace.cli.groups import EngineOptions, SettingOptions, SurroundingOptions, TableOptions, grouped
-from pathspace.cli.options import LARGEST_SEED, ListMethodsOption, PatienceOption, TaskOption
-from pathspace.experiments.devices import chosen_device
+from pathspace.cli.options import LARGEST_SEED, ListMethodsOption, TaskOption
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import method
-from pathspace.experiments.processes import PATIENCE, joined
 from pathspace.experiments.starts import STARTS, check_start
 
 if TYPE_CHECKING:
@@ -78,7 +75,6 @@ def train(
     ] = None,
     settings: SettingOptions,
     where: SurroundingOptions,
-    patience: PatienceOption = PATIENCE,
     _listed: ListMethodsOption = False,
 ) -> None:
     """Train one network once, with checkpoints; continue it exactly after it was stopped or killed.
@@ -92,11 +88,9 @@ def train(
       pathspace train --method path-sgd --clip-step 1 --quiet --json
       pathspace train --task mnist --data-dir data --epochs 20 --set checkpoint_every=100
       pathspace train --resume --output runs/train
-      torchrun --nproc-per-node 2 -m pathspace train --task mnist --data-dir data
     """  # noqa: D301 (click wants the character, not the letters)
     with clear_errors("train") as folders:
         from pathspace.experiments.commands import run_train
-        from pathspace.experiments.pool import follow
         from pathspace.experiments.settings import LARGEST
 
         options = settings.chosen(task=task)
@@ -107,20 +101,15 @@ def train(
         around = where.surroundings("train", folders)
         chosen = method(method_name or "path-sgd", "--method")
         check_start(start or "default", "--start")
-        with joined(chosen_device(where.device), patience) as processes:
-            if processes.rank:
-                follow(processes, around.chosen)
-                return
-            with processes.leading():
-                done = run_train(
-                    method_name or "path-sgd",
-                    start or "default",
-                    chosen.learning_rate if learning_rate is None else learning_rate,
-                    seed or 0,
-                    (COMMAND_LINE, options),
-                    replace(around, joined=processes),
-                    given=any(value is not None for value in (method_name, start, learning_rate, seed)),
-                )
+        done = run_train(
+            method_name or "path-sgd",
+            start or "default",
+            chosen.learning_rate if learning_rate is None else learning_rate,
+            seed or 0,
+            (COMMAND_LINE, options),
+            around,
+            given=any(value is not None for value in (method_name, start, learning_rate, seed)),
+        )
         (run,) = done.rows[0].runs
         if run.lost_at is not None:
             _say_lost(run)

@@ -43,30 +43,18 @@ def remove(folder: Path) -> None:
 
 
 def save(folder: Path, config: RunConfig, state: RunState) -> None:
-    """Write all that the rest of the run depends on, atomically, and keep the checkpoint before.
-
-    Every process of the run calls it; the first one writes.
-    """
+    """Write all that the rest of the run depends on, atomically, and keep the checkpoint before."""
     device = torch.device(state.devices[-1])
-    carried = None if state.carried is None else on_cpu(list(state.carried))
-    errors = state.processes.mean(state.errors)
-    gathered = state.processes.gathered((torch.get_rng_state(), random_state(device), carried))
-    if state.processes.rank:
-        return
-    randoms, device_randoms, parts = zip(*gathered, strict=True)
     make_folder(folder)
     content = {
         "config": json.dumps(config.as_dict()),
         # On the processor, so that the run can go on where the device is missing.
         "model": on_cpu(dict(state.model.state_dict())),
         "optimizer": on_cpu(state.optimizer.state_dict()),
-        "random": randoms[0],
+        "random": torch.get_rng_state(),
         "devices": state.devices,
-        "device_random": device_randoms[0],
-        "randoms_of_others": list(zip(randoms, device_randoms, strict=True))[1:],
-        "counts": state.counts,
-        # of the whole batch, so that any number of processes can go on
-        "carried": None if carried is None else [torch.cat(each) for each in zip(*parts, strict=True)],
+        "device_random": random_state(device),
+        "carried": None if state.carried is None else on_cpu(list(state.carried)),
         "step": state.step,
         "seconds": state.seconds,
         "diverged_at": state.diverged_at,
@@ -75,7 +63,7 @@ def save(folder: Path, config: RunConfig, state: RunState) -> None:
         "validations": torch.tensor([(v.loss, v.error) for v in state.validations], dtype=torch.float64),
         "validation_steps": [v.step for v in state.validations],
         "epochs": [(epoch.step, epoch.training, epoch.test) for epoch in state.epochs],
-        "errors": errors,
+        "errors": state.errors,
     }
 
     def write(file: IO[bytes]) -> None:
@@ -105,22 +93,20 @@ def load(
 ) -> None:
     """Bring `state` and torch's random state to what they were when the checkpoint was written.
 
-    A damaged checkpoint is replaced by the one before it. A checkpoint of another device, or of another number of
-    processes, goes on here, and `noted` is told: from there on the run is not the one that a single device would have
-    done, to the last bits. The first process reads, for all.
+    A damaged checkpoint is replaced by the one before it. A checkpoint of another device goes on here, and `noted` is
+    told: from there on the run is not the one that a single device would have done, to the last bits.
 
     Args:
         folder: Of the run.
         config: Of the run.
         state: Of the run, at its start.
-        noted: Told in a sentence if a checkpoint is damaged, its name and where the run goes on; and if the device or
-            the number of processes is another one.
+        noted: Told in a sentence if a checkpoint is damaged, its name and where the run goes on; and if the device is
+            another one.
 
     Raises:
         ConfigurationError: No file is whole, or it belongs to another configuration.
     """
-    content = None if state.processes.rank else _read_whole(folder, config, noted)
-    _restore(state.processes.from_first(content), state, noted)
+    _restore(_read_whole(folder, config, noted), state, noted)
 
 
 def _read_whole(folder: Path, config: RunConfig, noted: Callable[[str], object]) -> dict[str, Any]:
@@ -151,33 +137,21 @@ def _read_whole(folder: Path, config: RunConfig, noted: Callable[[str], object])
 def _restore(content: dict[str, Any], state: RunState, noted: Callable[[str], object]) -> None:
     state.model.load_state_dict(content["model"])
     state.optimizer.load_state_dict(content["optimizer"])
-    processes = state.processes
-    randoms = [(content["random"], content["device_random"]), *content["randoms_of_others"]]
-    # a process that was not there before keeps the random state that it began with
-    random, device_random = randoms[processes.rank] if processes.rank < len(randoms) else (None, None)
-    if random is not None:
-        torch.set_rng_state(random)
+    torch.set_rng_state(content["random"])
     device = torch.device(state.devices[-1])
     before = content["devices"]
     if before[-1] == str(device):
         state.devices = before
-        if device_random is not None:
-            set_random_state(device, device_random)
+        if content["device_random"] is not None:
+            set_random_state(device, content["device_random"])
     else:
         state.devices = [*before, str(device)]
         noted(
             f"The checkpoint of step {content['step']} was computed on {before[-1]}, and the run goes on on {device}: "
             "rounding, and random numbers in dropout, differ from here on from those of a run on one device."
         )
-    counts = content["counts"]
-    state.counts = counts if counts[-1] == processes.count else [*counts, processes.count]
-    if counts[-1] != processes.count:
-        noted(
-            f"The checkpoint of step {content['step']} was computed by {counts[-1]} processes, and {processes.count} "
-            "go on: rounding, and random numbers in dropout, differ from here on."
-        )
     carried = content["carried"]
-    state.carried = None if carried is None else tuple(processes.part(one).to(device) for one in carried)
+    state.carried = None if carried is None else tuple(one.to(device) for one in carried)
     state.step = content["step"]
     state.seconds = content["seconds"]
     state.diverged_at = content["diverged_at"]

@@ -12,7 +12,6 @@ from pathspace.experiments.executor import Executor, ThisProcess
 from pathspace.experiments.models import count_weights
 from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.pool import Place, load_task, run_all
-from pathspace.experiments.processes import ALONE, Processes
 from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.selection import (
     Choice,
@@ -209,7 +208,6 @@ def train(
     data_dir: Path | None = None,
     resume: bool = False,
     device: str = "cpu",
-    processes: Processes = ALONE,
 ) -> Comparison:
     """Do a single run, and report it as a comparison of one row.
 
@@ -221,11 +219,10 @@ def train(
         data_dir: See `compare`.
         resume: See `compare`.
         device: See `compare`.
-        processes: Those that do the run together; this is the first one, and the others `pool.follow` it.
     """
     (method,), (start,), (rate,) = settings.methods, settings.starts, settings.learning_rates
     task = check_task_of(settings, data_dir)
-    place = Place(output / RUNS, data_dir, resume, settings.checkpoint_every, device, processes)
+    place = Place(output / RUNS, data_dir, resume, settings.checkpoint_every, device)
     config = settings.run_config(method, start, rate, seed, evaluate_test=True)
     runs = run_all([config], place, monitor, title=f"Training with {method}")
     row = Row(method, start, rate, start, tuple(runs), None, config.weight_decay)

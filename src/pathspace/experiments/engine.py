@@ -24,7 +24,6 @@ from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import Method, method
 from pathspace.experiments.models import OUTSIDE, RESCALABLE, build_model
 from pathspace.experiments.monitor import Listener
-from pathspace.experiments.processes import ALONE, Processes
 from pathspace.experiments.run import Epoch, RunConfig, RunResult, RunState, Validation
 from pathspace.experiments.schedule import factor
 from pathspace.experiments.starts import balance_once_, move_to_start
@@ -55,7 +54,6 @@ def run(
     should_stop: Callable[[], bool] | None = None,
     finished: Callable[[nn.Module], None] | None = None,
     device: str = "cpu",
-    processes: Processes = ALONE,
 ) -> RunResult:
     """Train one model once.
 
@@ -75,30 +73,21 @@ def run(
         finished: Given the model as the last step left it, to look at.
         device: Where it computes, as `torch.device` takes it. On the processor the result is the same to the last bit,
             resumed or not.
-        processes: Those that do the run together, each with its part of every batch, and all with this call. The
-            result is that of one process to rounding, but for dropout.
 
     Raises:
-        ConfigurationError: The configuration is impossible, or the checkpoint belongs to another one; or a step needs
-            the whole batch in one process.
+        ConfigurationError: The configuration is impossible, or the checkpoint belongs to another one.
         InterruptedRunError: `should_stop` said yes.
     """
     chosen = method(config.method)
-    check_parts(config.batch_size, config.method, processes.count)
     stored = folder is not None and resume and checkpoint.exists(folder)
-    stored = processes.from_first(stored)
     with _isolated(config, torch.device(device)):
         state = initial_state(config, task, chosen, fresh=not stored, device=torch.device(device))
-        state.processes, state.counts = processes, [processes.count]
-        if processes.rank:  # in dropout; all else is the same in every process
-            torch.manual_seed(config.seed + processes.rank)
         if stored and folder is not None:
             checkpoint.load(folder, config, state, lambda sentence: listener.noted(config, sentence))
 
         def save() -> None:
             if folder is not None:
                 checkpoint.save(folder, config, state)
-                processes.meet()  # the first one has written
 
         def validate() -> None:
             state.validations.append(_validate(state, task, config.batch_size))
@@ -106,14 +95,13 @@ def run(
 
         def end_epoch(steps: int) -> None:
             """Write down the errors of an epoch of so many steps."""
-            training = task.reported(state.processes.mean(state.errors) / steps)
+            training = task.reported(state.errors / steps)
             test = None
             if config.evaluate_test and state.diverged_at is None:
                 test = _evaluate(state, task, task.test, config.batch_size)[1]
             state.epochs.append(Epoch(state.step, training, test))
             state.errors = 0.0
 
-        processes.meet()  # they have read data and checkpoint
         if not state.validations:
             validate()
         _train(
@@ -145,7 +133,6 @@ def run(
         step_seconds=statistics.median(state.durations) if state.durations else None,
         device=", then ".join(state.devices),
         kernel=kernel_of(state.model),
-        processes=tuple(state.counts),
         epochs=tuple(state.epochs),
     )
 
@@ -156,26 +143,6 @@ def kernel_of(model: torch.nn.Module) -> str | None:
 
     kernels = dict.fromkeys(layer.kernel for layer in model.modules() if isinstance(layer, RNN))
     return "; ".join(kernels) or None
-
-
-def check_parts(batch_size: int, name: str, count: int) -> None:
-    """Refuse a run that several processes with a part of every batch each would not do as one does.
-
-    Raises:
-        ConfigurationError: It is one.
-    """
-    if count == 1:
-        return
-    if batch_size % count:
-        raise ConfigurationError(
-            f"The batch size {batch_size} cannot be split evenly over {count} processes, and unequal parts "
-            "would not have the mean gradient of the batch: give a multiple of the number of processes."
-        )
-    if why := method(name).whole_batch:
-        raise ConfigurationError(
-            f"A step of the method {name!r} needs the whole batch ({why}), and each of {count} "
-            "processes has a part of it: start it without torchrun, or choose another method."
-        )
 
 
 def steps_per_epoch(batch_size: int, task: Task) -> int:
@@ -251,7 +218,7 @@ def _train(
     last_report = 0.0
     steps = config.epochs * epoch_steps
     while state.diverged_at is None and state.step < steps and not _is_learned(config, state):
-        if state.processes.any(should_stop()):
+        if should_stop():
             save()
             raise InterruptedRunError
         epoch, place = divmod(state.step, epoch_steps)
@@ -260,7 +227,6 @@ def _train(
         if place == 0:
             state.carried = None
         batch = state.order[place * config.batch_size : (place + 1) * config.batch_size]
-        batch = state.processes.part(batch)
         rate = config.learning_rate * factor(config.schedule, config.warmup, state.step, steps)
         for group in state.optimizer.param_groups:
             group["lr"] = rate
@@ -307,11 +273,11 @@ def _step(state: RunState, task: Task, batch: Tensor, clip_norm: float | None) -
     state.optimizer.zero_grad()
     inputs, targets = _batch(task.train, batch, state)
     if task.stream:
-        outputs, state.carried = state.training(inputs, state.carried)
+        outputs, state.carried = state.model(inputs, state.carried)
     else:
-        outputs = state.training(inputs)
+        outputs = state.model(inputs)
     loss = task.loss(outputs, targets)
-    value = state.processes.mean(loss.item())
+    value = loss.item()
     if not math.isfinite(value):
         return None
     state.errors += _batch_error(task, outputs, targets, value)
@@ -347,18 +313,13 @@ def _validate(state: RunState, task: Task, batch_size: int) -> Validation:
 
 @torch.no_grad()
 def _evaluate(state: RunState, task: Task, split: Split, batch_size: int) -> tuple[float, float]:
-    """Return the mean loss and the error over a split; the same bits, whatever the number of processes."""
+    """Return the mean loss and the error over a split."""
     size, count = BATCHES_EVALUATED_AT_A_TIME * batch_size, len(split.inputs)
     order = torch.arange(count)
     if task.stream:
         size = min(STREAMS_AT_A_TIME, count)
         order = contiguous_order(count, size)
-    batches, rank, processes = order.split(size), state.processes.rank, state.processes.count
-    if task.stream:  # each batch needs the states of the one before
-        sums = state.processes.from_first([] if rank else _sums(state, task, split, batches))
-    else:
-        parts = state.processes.gathered(_sums(state, task, split, batches[rank::processes]))
-        sums = [parts[number % processes][number // processes] for number in range(len(batches))]
+    sums = _sums(state, task, split, order.split(size))
     loss, error = (sum(each) for each in zip(*sums, strict=True))
     return loss / len(order), task.reported(error / len(order))
 

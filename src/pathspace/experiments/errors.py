@@ -12,10 +12,6 @@ class StorageError(ConfigurationError):
     """Results could not be written: a disk is full, or a folder is no longer there."""
 
 
-class LostProcessError(ConfigurationError):
-    """Another process of the same run has ended, or does not answer."""
-
-
 def unknown_name(kind: str, name: str, known: Iterable[str], where: str) -> ConfigurationError:
     """Return the error for a name that no registry holds.
 

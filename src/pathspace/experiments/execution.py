@@ -16,13 +16,11 @@ from pathspace.experiments import folders
 from pathspace.experiments.compare import Comparison, check_task_of, compare, train
 from pathspace.experiments.configuration import Configuration
 from pathspace.experiments.devices import chosen_device
-from pathspace.experiments.engine import check_parts
 from pathspace.experiments.engines import executor_for
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.executor import Executor
 from pathspace.experiments.folders import PAGE
 from pathspace.experiments.live import monitor
-from pathspace.experiments.processes import ALONE, Processes
 from pathspace.experiments.published import Published, load_published
 from pathspace.experiments.recipes import Recipe
 from pathspace.experiments.report import (
@@ -52,7 +50,6 @@ class Surroundings(folders.Wanted):
         chosen: Told the folder once it is known.
         engine: Who does the runs, a name in `engines.ENGINES`.
         address: Of a Ray cluster; empty: none.
-        joined: The processes that do a run together, for `train`.
     """
 
     data_dir: Path | None = None
@@ -63,7 +60,6 @@ class Surroundings(folders.Wanted):
     chosen: Callable[[Path], object] = lambda _folder: None
     engine: str = "local"
     address: str = ""
-    joined: Processes = ALONE
 
     def absolute(self) -> Surroundings:
         """Return the same with folders that any process finds."""
@@ -145,8 +141,6 @@ def begun(
     def check(folder: Path) -> None:
         configuration, _ = _settle(asked, folder, around, given=given)
         check_task_of(configuration.settings, around.data_dir)  # before the results of an earlier command go
-        for name in configuration.settings.methods:
-            check_parts(configuration.settings.batch_size, name, around.joined.count)
 
     with folders.taken(around, goes_on, check) as output:
         # Anew: another command may have been at work here while the task was loaded.
@@ -184,7 +178,6 @@ def _runs(configuration: Configuration, output: Path, around: Surroundings, *, r
             data_dir=around.data_dir,
             resume=resume,
             device=around.run_device,
-            processes=around.joined,
         )
 
 

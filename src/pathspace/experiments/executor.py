@@ -88,15 +88,10 @@ class Executor(Protocol):
 
 
 class ThisProcess:
-    """Does one job after another where it is called.
+    """Does one job after another where it is called."""
 
-    Args:
-        patient: See `interrupt.postponed_interrupt`.
-    """
-
-    def __init__(self, *, patient: bool = False) -> None:
+    def __init__(self) -> None:
         self._stopped: set[str] = set()
-        self._patient = patient
 
     def __enter__(self) -> Self:
         return self
@@ -106,7 +101,7 @@ class ThisProcess:
 
     def run(self, jobs: Iterable[Job], monitor: Monitor) -> Iterator[Ended]:
         """See `Executor.run`."""
-        with postponed_interrupt(patient=self._patient) as interrupted:
+        with postponed_interrupt() as interrupted:
             for job in jobs:
                 key = job.config.key
                 try:

@@ -9,12 +9,8 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def postponed_interrupt(*, patient: bool = False) -> Iterator[threading.Event]:
-    """While it lasts, the first Ctrl-C sets the event handed out; the second one interrupts as usual.
-
-    Args:
-        patient: Take any number of them for one: torchrun passes on what the terminal has sent already.
-    """
+def postponed_interrupt() -> Iterator[threading.Event]:
+    """Set the yielded event at the first Ctrl-C; the second one interrupts as usual."""
     event = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield event  # Python delivers signals to the main thread only
@@ -23,8 +19,7 @@ def postponed_interrupt(*, patient: bool = False) -> Iterator[threading.Event]:
 
     def note(_number: int, _frame: object) -> None:
         event.set()
-        if not patient:
-            signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, before)
 
     signal.signal(signal.SIGINT, note)
     try:

@@ -39,8 +39,6 @@ class Method:
         learning_rate: What `pathspace train` takes when none is given.
         model: The model of its own that the method trains, a name in `models.MODELS`; empty for that of the settings.
         model_options: Laid over those of the settings.
-        whole_batch: What of the whole batch a step needs in one process; empty if the mean gradient, and means over
-            examples, are enough.
         refuses: Why it cannot train a model, by the name in `models.MODELS`; it can train those that are not there.
         normalizes: What `pathspace.nn.ddp_normalize` is told, for a method that trains the normalized network; the
             start is normalized as it is.
@@ -61,7 +59,6 @@ class Method:
     model_options: Mapping[str, Any] = field(default_factory=dict)
     refuses: Mapping[str, str] = field(default_factory=dict)
     normalizes: Mapping[str, Any] = field(default_factory=dict)
-    whole_batch: str = ""
 
 
 def _sgd(model: nn.Module, _network: Any, run: RunConfig) -> optim.Optimizer:
@@ -179,10 +176,6 @@ def _ours(
     return build
 
 
-_NODES = "its nodes are normalized by it"
-_VARIANCES = "a variance is not the mean of those of its parts"
-
-
 def _path(label: str, about: str, name: str, learning_rate: float, **options: Any) -> Method:
     # the natural gradient of one batch is long where that batch says little, and momentum would add such steps up
     steepest = name in ("PathSGD", "DDPSGD")
@@ -239,9 +232,8 @@ def _balanced(label: str, build: Any, learning_rate: float, otherwise: str) -> M
 
 
 def _normalized(label: str, about: str, alpha: float, statistic: str) -> Method:
-    whole = _NODES if alpha else ""
     measure = {"alpha": alpha, "statistic": statistic}
-    return Method(label, about, _sgd, normalizes=measure, refuses=_NO_NODES, whole_batch=whole)
+    return Method(label, about, _sgd, normalizes=measure, refuses=_NO_NODES)
 
 
 def _with(of: Method, label: str, about: str, model: str, **model_options: Any) -> Method:
@@ -465,11 +457,7 @@ _DATA = {
         invariant=True,
         learning_rate=0.03,
         refuses=_NO_ANSWER,
-        whole_batch="for its conjugate gradients",
     ),
-}
-_DATA |= {
-    name: replace(_DATA[name], whole_batch=_VARIANCES) for name in ("ddp-sgd-centred", "covariance-sgd")
 }
 
 GROUPS: dict[str, dict[str, Method]] = {

@@ -6,16 +6,14 @@ import functools
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pathspace.experiments import checkpoint
-from pathspace.experiments.engine import InterruptedRunError, run, total_steps
+from pathspace.experiments.engine import run, total_steps
 from pathspace.experiments.executor import Executor, ThisProcess
-from pathspace.experiments.interrupt import postponed_interrupt
 from pathspace.experiments.monitor import Listener, Monitor
-from pathspace.experiments.processes import ALONE, Processes
 from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.storage import make_folder, read_checked, write_checked
 from pathspace.experiments.tasks import build_task
@@ -34,7 +32,6 @@ class Place:
         resume: Whether finished runs are taken from disk and broken-off ones continued.
         checkpoint_every: Steps between checkpoints.
         device: Where runs compute, see `engine.run`; finished runs of another device are taken as they are.
-        processes: Those that do each run together.
     """
 
     folder: Path
@@ -42,7 +39,6 @@ class Place:
     resume: bool = False
     checkpoint_every: int = 200
     device: str = "cpu"
-    processes: Processes = ALONE
 
 
 @dataclass(frozen=True)
@@ -65,18 +61,16 @@ class PlacedRun:
         task = load_task(config.task, config.task_options, place.data_dir)
         folder = make_folder(self.folder)
         listener.started(config, total_steps(config, task))
-        with place.processes.together((config, replace(place, processes=ALONE))):
-            result = run(
-                config,
-                task,
-                folder=folder,
-                checkpoint_every=place.checkpoint_every,
-                resume=place.resume or again,
-                listener=listener,
-                should_stop=should_stop,
-                device=place.device,
-                processes=place.processes,
-            )
+        result = run(
+            config,
+            task,
+            folder=folder,
+            checkpoint_every=place.checkpoint_every,
+            resume=place.resume or again,
+            listener=listener,
+            should_stop=should_stop,
+            device=place.device,
+        )
         write_result(folder, result)
         checkpoint.remove(folder)
         return result
@@ -130,40 +124,11 @@ def run_all(
         else:
             results[config.key] = stored
             monitor.finished(stored)
-    for ended in (executor or ThisProcess(patient=place.processes.count > 1)).run(waiting, monitor):
+    for ended in (executor or ThisProcess()).run(waiting, monitor):
         result = ended.value()
         monitor.finished(result)
         results[result.config.key] = result
     return [results[config.key] for config in configs]
-
-
-def follow(processes: Processes, chosen: Callable[[Path], object]) -> None:
-    """Do this process's part of the runs that the first one begins; write nothing.
-
-    Args:
-        processes: All of them.
-        chosen: Told the folder of each run's command.
-
-    Raises:
-        KeyboardInterrupt: The user stopped.
-    """
-    with postponed_interrupt(patient=True) as stop:
-        for config, place in processes.jobs():
-            chosen(place.folder.parent)
-            task = load_task(config.task, config.task_options, place.data_dir)
-            try:
-                run(
-                    config,
-                    task,
-                    folder=place.folder / config.key,
-                    checkpoint_every=place.checkpoint_every,
-                    resume=place.resume,
-                    should_stop=stop.is_set,
-                    device=place.device,
-                    processes=processes,
-                )
-            except InterruptedRunError:
-                raise KeyboardInterrupt from None
 
 
 def load_task(name: str, options: Mapping[str, Any], data_dir: Path | None) -> Task:

@@ -7,10 +7,8 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from pathspace.experiments.processes import ALONE, Processes
 from pathspace.experiments.storage import finite
 
 if TYPE_CHECKING:
@@ -131,14 +129,12 @@ class Epoch:
 class RunState:
     """A run while it lasts; `order` follows from the rest, which goes into checkpoints.
 
-    `devices` are those that have computed, in their order; the last one does. Likewise `counts` of processes.
+    `devices` are those that have computed, in their order; the last one does.
     """
 
     model: nn.Module
     optimizer: optim.Optimizer
     devices: list[str] = field(default_factory=lambda: ["cpu"])
-    processes: Processes = ALONE
-    counts: list[int] = field(default_factory=lambda: [1])
     step: int = 0
     seconds: float = 0.0
     diverged_at: int | None = None
@@ -149,11 +145,6 @@ class RunState:
     errors: float = 0.0  # of the training batches of the present epoch, added up
     order: Tensor | None = None
     carried: tuple[Tensor, ...] | None = None  # a stream's states, from one segment to the next
-
-    @cached_property
-    def training(self) -> nn.Module:
-        """The model as it is called in a step."""
-        return self.processes.averaging(self.model)
 
 
 @dataclass(frozen=True)
@@ -172,7 +163,6 @@ class RunResult:
         device: Where it was computed; `"cpu, then cuda"` if it was continued elsewhere.
         kernel: What ReLU recurrent layers ran at its end (see `pathspace.nn.RNN.kernel`); None if there were none, or
             if they were told to be `torch.nn.RNN`.
-        processes: How many processes had a part of every batch; several numbers if it was continued by others.
         epochs: Training and test error of every epoch.
     """
 
@@ -185,15 +175,7 @@ class RunResult:
     step_seconds: float | None = None
     device: str = "cpu"
     kernel: str | None = None
-    processes: tuple[int, ...] = (1,)
     epochs: tuple[Epoch, ...] = ()
-
-    @property
-    def place(self) -> str:
-        """Its device, and by how many processes it was computed if they were several: `"cpu (2 processes)"`."""
-        if self.processes == (1,):
-            return self.device
-        return f"{self.device} ({', then '.join(map(str, self.processes))} processes)"
 
     @property
     def validation_score(self) -> tuple[float, float]:
@@ -255,6 +237,5 @@ class RunResult:
             step_seconds=values["step_seconds"],
             device=values["device"],
             kernel=values["kernel"],
-            processes=tuple(values["processes"]),
             epochs=tuple(Epoch(**entry) for entry in values["epochs"]),
         )

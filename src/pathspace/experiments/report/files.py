@@ -128,7 +128,7 @@ def as_json(
                 "test_errors": [run.test_error for run in row.runs],
                 "diverged": row.diverged,
                 "seconds": row.mean_seconds,
-                "devices": sorted({run.place for run in row.runs}),
+                "devices": sorted({run.device for run in row.runs}),
                 "same_curve": None if row.difference is None else row.difference == 0.0,
                 "largest_difference": finite(row.difference),
             }

@@ -268,7 +268,7 @@ def _weights_note(comparison: Comparison) -> list[str]:
 def devices_note(comparison: Comparison) -> list[str]:
     """Say where runs were computed, if not all by one process on the processor."""
     runs = [*comparison.tuning, *(run for row in comparison.rows for run in row.runs)]
-    devices = Counter(run.place for run in runs)
+    devices = Counter(run.device for run in runs)
     if set(devices) <= {"cpu"}:
         return []
     told = "; ".join(f"{device} ({count(number, 'run')})" for device, number in devices.items())
