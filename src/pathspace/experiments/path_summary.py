@@ -104,6 +104,56 @@ def summarize(
     Raises:
         ConfigurationError: The model cannot be traced, or does not take the examples.
     """
+    network, outputs = _traced(model, examples)
+    derivatives, count = sum(t.numel() for t in outputs), _count(network, examples)
+    if not count or not all(t.isfinite().all() for t in outputs):
+        raise ConfigurationError(
+            "The model's outputs are not finite, or there are none: check its weights, and give one example at least."
+        )
+    skeleton = paths.skeleton(network, rule, generator=torch.Generator().manual_seed(seed))
+    graph = paths.reduction_graph(network)
+    written = _written_out(network, graph.num_edges, limit)
+    on_a_path = paths.used_edges(network, graph)
+    without_basis = graph.signed or bool(network.tape.product)
+    multipliers = None if without_basis else _multipliers(network, skeleton, on_a_path)
+    # a few times as many derivatives as weights are enough, and quick
+    enough = min(count, -(-3 * graph.num_edges * count // max(1, derivatives)))
+    some = _first(network, examples, enough) if isinstance(examples, Tensor) else examples
+    used = _count(network, some)
+    derivatives = derivatives * used // count
+    small = derivatives * graph.num_edges <= LARGEST_JACOBIAN // 4
+    summary = PathSummary(
+        weights=graph.num_edges,
+        outside=sum(model.get_parameter(name).numel() for name in network.outside),
+        classes=graph.num_classes,
+        paths=written.paths,
+        basis_paths=None if without_basis else len(paths.basis_paths(network, skeleton)),
+        rank=written.rank,
+        degrees_of_freedom=paths.degrees_of_freedom(network),
+        unused=int((~on_a_path).sum()),
+        examples=count,
+        examples_used=used,
+        degrees_on_data=paths.degrees_of_freedom(network, some) if small else None,
+        derivatives=derivatives,
+        dead_units=int(paths.dead_units(network, examples).sum()),
+        incomplete=len(skeleton.incomplete) if not without_basis else 0,
+        multipliers=multipliers,
+        cuts=tuple(told(network.cuts)),
+        no_paths=written.no_paths,
+        no_rank=written.no_rank,
+    )
+    return summary, network, skeleton
+
+
+def _traced(model: nn.Module, examples: Any) -> tuple[Network, list[Tensor]]:
+    """Trace a model, and call it.
+
+    Returns:
+        The traced network and the model's outputs.
+
+    Raises:
+        ConfigurationError: The model cannot be traced, or does not take the examples.
+    """
     try:
         network = pathspace.trace(model, examples)
         if not network.parameters:
@@ -113,7 +163,7 @@ def summarize(
         if any(p.is_meta for p in network.parameters.values()):
             raise ConfigurationError("The model is on the meta device: build it with values.")
         with torch.no_grad():
-            outputs = network.returned(_call(model, examples))
+            return network, network.returned(_call(model, examples))
     except UntraceableError as error:
         if error.operation == "batch":  # whose advice is an argument of trace
             raise ConfigurationError(
@@ -128,62 +178,32 @@ def summarize(
         if isinstance(examples, Tensor) and examples.is_floating_point() and "Long" in said:
             said += ". --input draws real numbers: for tokens return a pair (model, examples)"
         raise ConfigurationError(said) from error
-    derivatives, count = sum(t.numel() for t in outputs), _count(network, examples)
-    if not count or not all(t.isfinite().all() for t in outputs):
-        raise ConfigurationError(
-            "The model's outputs are not finite, or there are none: check its weights, and give one example at least."
-        )
-    skeleton = paths.skeleton(network, rule, generator=torch.Generator().manual_seed(seed))
-    graph = paths.reduction_graph(network)
+
+
+@dataclass(frozen=True)
+class _WrittenOut:
+    """The number of paths and the rank of their Jacobian, or why they are unknown."""
+
+    paths: int | None = None
+    rank: int | None = None
+    no_paths: str | None = None
+    no_rank: str | None = None
+
+
+def _written_out(network: Network, edges: int, limit: int) -> _WrittenOut:
+    """Count the paths, and compute the rank of the path-Jacobian if there are at most `limit`."""
     try:
         unrolled = paths.unroll(network)
-        no_paths, no_rank = None, None
     except UntraceableError as error:
-        unrolled, no_paths, no_rank = (
-            None,
-            f"{error.operation!r}: {error.reason}",
-            "paths are not written out",
-        )
-    rank = None
-    if unrolled is not None:
-        if unrolled.num_paths > limit:
-            no_rank = f"more than {limit:,} paths (--limit)"
-        elif unrolled.num_paths * graph.num_edges > LARGEST_JACOBIAN:
-            no_rank = "the path-Jacobian is too large"
-        else:
-            rank = paths.path_rank(
-                paths.path_jacobian(network, paths.enumerate_paths(network, limit, graph=unrolled))
-            )
-    on_a_path = paths.used_edges(network, graph)
-    without_basis = graph.signed or bool(network.tape.product)
-    multipliers = None if without_basis else _multipliers(network, skeleton, on_a_path)
-    # a few times as many derivatives as weights are enough, and quick
-    enough = min(count, -(-3 * graph.num_edges * count // max(1, derivatives)))
-    some = _first(network, examples, enough) if isinstance(examples, Tensor) else examples
-    used = _count(network, some)
-    derivatives = derivatives * used // count
-    small = derivatives * graph.num_edges <= LARGEST_JACOBIAN // 4
-    summary = PathSummary(
-        weights=graph.num_edges,
-        outside=sum(model.get_parameter(name).numel() for name in network.outside),
-        classes=graph.num_classes,
-        paths=None if unrolled is None else unrolled.num_paths,
-        basis_paths=None if without_basis else len(paths.basis_paths(network, skeleton)),
-        rank=rank,
-        degrees_of_freedom=paths.degrees_of_freedom(network),
-        unused=int((~on_a_path).sum()),
-        examples=count,
-        examples_used=used,
-        degrees_on_data=paths.degrees_of_freedom(network, some) if small else None,
-        derivatives=derivatives,
-        dead_units=int(paths.dead_units(network, examples).sum()),
-        incomplete=len(skeleton.incomplete) if not without_basis else 0,
-        multipliers=multipliers,
-        cuts=tuple(told(network.cuts)),
-        no_paths=no_paths,
-        no_rank=no_rank,
-    )
-    return summary, network, skeleton
+        reason = f"{error.operation!r}: {error.reason}"
+        return _WrittenOut(no_paths=reason, no_rank="paths are not written out")
+    number = unrolled.num_paths
+    if number > limit:
+        return _WrittenOut(number, no_rank=f"more than {limit:,} paths (--limit)")
+    if number * edges > LARGEST_JACOBIAN:
+        return _WrittenOut(number, no_rank="the path-Jacobian is too large")
+    listed = paths.enumerate_paths(network, limit, graph=unrolled)
+    return _WrittenOut(number, paths.path_rank(paths.path_jacobian(network, listed)))
 
 
 def _count(network: Network, examples: Any) -> int:

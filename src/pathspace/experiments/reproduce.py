@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
@@ -70,52 +70,20 @@ def _reproduce_parts(
     """
     # all of them: what one refuses, as its settings or its data, is refused before hours of another
     asked = {part: _asked(load_recipe(part), size, options) for part in recipe.parts}
-    given = bool(size or options[1])
-
-    def is_begun(output: Path) -> bool:
-        return any(folders.is_own(output / part) for part in recipe.parts)
-
-    def goes_on(output: Path) -> bool:
-        if not is_begun(output) or (output / PAGE).exists():
-            return False
-        try:
-            return (around.resume and not given) or configurations.are_same(
-                configurations.read_parts(output), asked
-            )
-        except ConfigurationError:
-            return False
-
-    def begins(output: Path) -> bool:
-        return around.fresh or not (is_begun(output) or holds_results(output))
-
-    def check(output: Path) -> None:
-        if around.resume and not is_begun(output):
-            raise folders.nothing_to_resume(output)
-        for each in asked.values() if begins(output) else ():
-            around.executor(each.settings.threads)
-            check_task_of(each.settings, around.data_dir)
-
-    with folders.taken(around, goes_on, check) as output:
-        unfinished = not (output / PAGE).exists()
-        if not begins(output):
-            stored = configurations.read_parts(output)
-            if around.resume and not given:
-                asked = stored
-            elif not configurations.are_same(stored, asked):
-                raise other_settings(output, ("reproduce", recipe.name), unfinished=unfinished)
-            if not (unfinished or around.resume or around.quiet):
-                folders.say_finished(output)
-        known = {part for part in recipe.parts if folders.is_own(output / part)}
+    parts = _Parts(recipe, asked, around, given=bool(size or options[1]))
+    with folders.taken(around, parts.goes_on, parts.check) as output:
+        settled = parts.settle(output)
+        known = parts.begun(output)
         if around.fresh:
             folders.clear_report(output)
             for part in known:  # also those that the command may be stopped before it comes to
                 configurations.clear(output / part)
-                configurations.write(asked[part], output / part)
-        content = configurations.parts_as_dict(recipe.name, recipe.title, asked)
+                configurations.write(settled[part], output / part)
+        content = configurations.parts_as_dict(recipe.name, recipe.title, settled)
         write_json(output / folders.FILE, content)
         around.chosen(output)
         done = {}
-        for part, configuration in asked.items():
+        for part, configuration in settled.items():
             here = replace(
                 around,
                 output=output / part,
@@ -132,3 +100,69 @@ def _reproduce_parts(
     else:
         print_line(output_console(), f"All parts: {page}")
     return comparisons
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What was asked of the parts of a recipe, and what a folder holds of them.
+
+    Attributes:
+        recipe: The recipe of the parts.
+        asked: The configuration of each part.
+        around: Where to write, and whether to continue.
+        given: Whether any of the settings was chosen; else `--resume` takes those of the folder.
+    """
+
+    recipe: Recipe
+    asked: dict[str, Configuration]
+    around: Surroundings
+    given: bool
+
+    def begun(self, output: Path) -> set[str]:
+        """Return the parts that a folder holds already."""
+        return {part for part in self.recipe.parts if folders.is_own(output / part)}
+
+    def goes_on(self, output: Path) -> bool:
+        """Say whether a folder holds unfinished parts that this command continues."""
+        if not self.begun(output) or (output / PAGE).exists():
+            return False
+        try:
+            stored = configurations.read_parts(output)
+        except ConfigurationError:
+            return False
+        return (self.around.resume and not self.given) or configurations.are_same(stored, self.asked)
+
+    def starts_over(self, output: Path) -> bool:
+        """Say whether nothing in a folder is taken over."""
+        return self.around.fresh or not (self.begun(output) or holds_results(output))
+
+    def check(self, output: Path) -> None:
+        """Refuse what cannot be done before anything in a folder is changed.
+
+        Raises:
+            ConfigurationError: There is nothing to resume, or a part does not fit this machine or its task.
+        """
+        if self.around.resume and not self.begun(output):
+            raise folders.nothing_to_resume(output)
+        if not self.starts_over(output):
+            return
+        for configuration in self.asked.values():
+            self.around.executor(configuration.settings.threads)
+            check_task_of(configuration.settings, self.around.data_dir)
+
+    def settle(self, output: Path) -> dict[str, Configuration]:
+        """Return the configurations to run: those asked for, or those that the folder holds.
+
+        Raises:
+            ConfigurationError: The folder holds runs with other settings.
+        """
+        if self.starts_over(output):
+            return self.asked
+        unfinished = not (output / PAGE).exists()
+        stored = configurations.read_parts(output)
+        takes_stored = self.around.resume and not self.given
+        if not takes_stored and not configurations.are_same(stored, self.asked):
+            raise other_settings(output, ("reproduce", self.recipe.name), unfinished=unfinished)
+        if not (unfinished or self.around.resume or self.around.quiet):
+            folders.say_finished(output)
+        return stored if takes_stored else self.asked

@@ -112,48 +112,12 @@ class StalenessCheck:
 
     def check(self) -> dict[str, nn.Parameter]:
         """Raise RuntimeError if a part was replaced; by name, the parameters that were split over processes since."""
+        self._check_modules()
         split: dict[str, nn.Parameter] = {}
-        for siblings, name, child, path in self._children:
-            result = siblings.get(name)
-            if result is not child and not _wraps(result, child):
-                now = "removed" if result is None else "replaced"
-                by = "" if result is None else f", by {type(result).__name__}"
-                raise RuntimeError(
-                    f"the module '{path}' ({type(child).__name__}) was {now} after tracing{by}: trace the model again, "
-                    "and make a new optimizer"
-                )
-        for modules, count, path in self._lengths:
-            if len(modules) != count:
-                where = f"'{path}'" if path else "the model"
-                raise RuntimeError(
-                    f"{where} had {count} modules in a row when it was traced and has {len(modules)} now: trace the "
-                    "model again, and make a new optimizer"
-                )
         for owned, leaf, parameter, shape, name in self._leaves:
-            if parameter.shape != shape or (
-                owned.get(leaf) is not parameter and self._parameter(name) is not parameter
-            ):
-                if flattened(self._model):
-                    raise RuntimeError(
-                        f"the model's parameter '{name}' was flattened by FullyShardedDataParallel (the older FSDP) "
-                        f"after tracing. {WHAT_TO_DO}"
-                    )
-                now = self._parameter(name)
-                if is_split(now) or is_split(parameter):
-                    follow(name, parameter, now, split)
-                    assert now is not None
-                    split[name] = now
-                    continue
-                if any(map(shards, self._model.modules())):
-                    raise RuntimeError(
-                        f"the model's parameter '{name}' is split over processes by FSDP, and whole at present: call "
-                        "reshard() of the model's FSDP modules before the network is used"
-                    )
-                raise RuntimeError(
-                    f"the model's parameter '{name}' was replaced after tracing (a new layer or shape, pruning, a "
-                    "conversion, a move from the meta or to another kind of device, or load_state_dict with "
-                    "assign=True): trace the model again"
-                )
+            same = owned.get(leaf) is parameter or self._parameter(name) is parameter
+            if not same or parameter.shape != shape:
+                split[name] = self._split_since(name, parameter, split)
         for second, first in self._tied:
             self._check_tie(second, first)
         self._checks += 1
@@ -164,6 +128,56 @@ class StalenessCheck:
         for name, values in self._constants.items():
             self._check_constant(name, values)
         return split
+
+    def _check_modules(self) -> None:
+        """Raise RuntimeError if a module was replaced, removed or added."""
+        for siblings, name, child, path in self._children:
+            result = siblings.get(name)
+            if result is child or _wraps(result, child):
+                continue
+            now = "removed" if result is None else "replaced"
+            by = "" if result is None else f", by {type(result).__name__}"
+            raise RuntimeError(
+                f"the module '{path}' ({type(child).__name__}) was {now} after tracing{by}: trace the model again, "
+                "and make a new optimizer"
+            )
+        for modules, count, path in self._lengths:
+            if len(modules) == count:
+                continue
+            where = f"'{path}'" if path else "the model"
+            raise RuntimeError(
+                f"{where} had {count} modules in a row when it was traced and has {len(modules)} now: trace the "
+                "model again, and make a new optimizer"
+            )
+
+    def _split_since(
+        self, name: str, parameter: nn.Parameter, split: dict[str, nn.Parameter]
+    ) -> nn.Parameter:
+        """Return the parameter in the place of another one, which was split over processes after tracing.
+
+        Raises:
+            RuntimeError: it was replaced in another way.
+        """
+        if flattened(self._model):
+            raise RuntimeError(
+                f"the model's parameter '{name}' was flattened by FullyShardedDataParallel (the older FSDP) "
+                f"after tracing. {WHAT_TO_DO}"
+            )
+        now = self._parameter(name)
+        if is_split(now) or is_split(parameter):
+            follow(name, parameter, now, split)
+            assert now is not None
+            return now
+        if any(map(shards, self._model.modules())):
+            raise RuntimeError(
+                f"the model's parameter '{name}' is split over processes by FSDP, and whole at present: call "
+                "reshard() of the model's FSDP modules before the network is used"
+            )
+        raise RuntimeError(
+            f"the model's parameter '{name}' was replaced after tracing (a new layer or shape, pruning, a "
+            "conversion, a move from the meta or to another kind of device, or load_state_dict with "
+            "assign=True): trace the model again"
+        )
 
     def _changed_neutral(self) -> tuple[str, str] | None:
         """Return a place of a module that made no difference, or of none, where another one stands, and what to say."""

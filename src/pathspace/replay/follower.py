@@ -109,11 +109,7 @@ class Follower(Matched, TorchFunctionMode):
         if name in SIGNS:  # its gradient is zero
             self.data.update((id(t), t) for t in created)
             return
-        moved = name in MOVEMENTS and all(id(t) in self._blank for t in tensors)
-        if name in SHAPED_FACTORIES or moved or not tensors:
-            self._blank.update((id(t), t) for t in created)
-        elif id(created[0]) in self._blank:  # written to
-            del self._blank[id(created[0])]
+        self._note_blank(name, tensors, created)
         if name in _SCALINGS and self._of_zeros(tensors):  # d * h at the start of a recurrence is no edge
             self.data[id(created[0])] = created[0]
             return
@@ -133,15 +129,11 @@ class Follower(Matched, TorchFunctionMode):
             self._tails.update((id(t), t) for t in created)
         if call is not None and call.kind != "parameter":
             data = True
-            # a constant that was just written to
-            if tensors and created[0] is tensors[0] and not self.was_weight(created[0]):
+            written = bool(tensors) and created[0] is tensors[0]
+            if written and not self.was_weight(created[0]):  # a constant
                 self.data[id(created[0])] = created[0]
             weights = [t for t in tensors if self.is_weight(t)]
-            if (
-                weights
-                and created[0] is tensors[0]
-                and (created[0]._is_view() or "mul" in name or name == "__setitem__")
-            ):
+            if weights and written and (created[0]._is_view() or "mul" in name or name == "__setitem__"):
                 raise UnmatchedForwardError(
                     f"'{name}' in '{call.module}' writes a parameter into a tensor; what its edges carry on data "
                     "shows in y = x + p or y = x * p"
@@ -149,6 +141,18 @@ class Follower(Matched, TorchFunctionMode):
             if weights:
                 self.note_use(call, name, func, args, kwargs, tensors, weights, created[0])
             self.note_nodes(call, created)
+        self._note_created(name, tensors, created, data=data)
+
+    def _note_blank(self, name: str, tensors: list[Tensor], created: list[Tensor]) -> None:
+        """Remember which tensors nothing was written to yet."""
+        moved = name in MOVEMENTS and all(id(t) in self._blank for t in tensors)
+        if name in SHAPED_FACTORIES or moved or not tensors:
+            self._blank.update((id(t), t) for t in created)
+        elif id(created[0]) in self._blank:  # written to
+            del self._blank[id(created[0])]
+
+    def _note_created(self, name: str, tensors: list[Tensor], created: list[Tensor], *, data: bool) -> None:
+        """Remember which results depend on data, and which are weights."""
         for t in created:
             if data:
                 self.data[id(t)] = t

@@ -121,15 +121,7 @@ def check_invariance(
         ... ).passed
         True
     """
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}")
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"check_invariance needs an nn.Module, got {type(model).__name__}")
-    if isinstance(make_optimizer, torch.optim.Optimizer) or not callable(make_optimizer):
-        raise TypeError(
-            "make_optimizer must be a function of a model and its network, such as lambda m, network: "
-            f"torch.optim.Adam(m.parameters()); got {type(make_optimizer).__name__}"
-        )
+    _check_arguments(model, make_optimizer, steps)
     # The copies train: an optimizer that keeps state on the caller's tensors would show here.
     ours, rescaled, plain = (copy_of(model) for _ in range(3))
     networks = [trace(m, example_input, **trace_options) for m in (ours, rescaled)]
@@ -139,17 +131,7 @@ def check_invariance(
         why = drawn if len(factors) else "has no unit class: nothing in it can be rescaled"
         raise ValueError(f"the network {why}, and every optimizer would pass: {networks[0]}")
     optimizers = [make_optimizer(m, n) for m, n in zip((ours, rescaled), networks, strict=True)]
-    for optimizer in optimizers:
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(f"make_optimizer must return an optimizer, got {type(optimizer).__name__}")
-    rates: dict[int, Any] = {id(p): g.get("lr") for g in optimizers[0].param_groups for p in g["params"]}
-    names = {id(p): name for name, p in ours.named_parameters()}
-    by_name = {names[i]: rate for i, rate in rates.items() if i in names}
-    if not by_name:
-        raise ValueError(
-            "the optimizer holds no parameter of the model that make_optimizer was given: make it from that model and "
-            "that network, which are copies"
-        )
+    by_name = _rates_by_name(optimizers, ours)
 
     output_difference, equal, finite = 0.0, True, True
     for step in range(steps):
@@ -167,19 +149,7 @@ def check_invariance(
         equal = equal and torch.equal(ours_flat, rescaled_flat)
         output_difference = max(output_difference, _relative(*difference(ours_flat, rescaled_flat)))
 
-    weight_difference, weights_equal = 0.0, True
-    for name, parameter in ours.named_parameters():
-        its = rescaled.get_parameter(name)
-        other = its.detach().double()
-        traced = networks[1].names_by_id.get(id(its))  # without the prefix of a wrapper
-        if traced is not None:
-            other = other / networks[1].edge_factors(traced, factors.to(other.device))
-        mine = parameter.detach().double()
-        weights_equal = weights_equal and torch.equal(mine, other)
-        if mine.numel():
-            apart = _relative(float((mine - other).abs().max()), float(mine.abs().max()))
-            weight_difference = max(weight_difference, apart)
-
+    weight_difference, weights_equal = _compare_weights(ours, rescaled, networks[1], factors)
     return InvarianceReport(
         steps=steps,
         outputs_equal=equal,
@@ -193,6 +163,62 @@ def check_invariance(
         ),
         finite=finite and _is_finite(ours) and _is_finite(rescaled),
     )
+
+
+def _check_arguments(model: Any, make_optimizer: Any, steps: int) -> None:
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"check_invariance needs an nn.Module, got {type(model).__name__}")
+    if isinstance(make_optimizer, torch.optim.Optimizer) or not callable(make_optimizer):
+        raise TypeError(
+            "make_optimizer must be a function of a model and its network, such as lambda m, network: "
+            f"torch.optim.Adam(m.parameters()); got {type(make_optimizer).__name__}"
+        )
+
+
+def _rates_by_name(optimizers: list[Any], model: nn.Module) -> dict[str, Any]:
+    """Return the learning rates of the first optimizer by the names of the model's parameters.
+
+    Raises:
+        TypeError: one of them is no optimizer.
+        ValueError: the first one has no parameter of the model.
+    """
+    for optimizer in optimizers:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"make_optimizer must return an optimizer, got {type(optimizer).__name__}")
+    rates: dict[int, Any] = {id(p): g.get("lr") for g in optimizers[0].param_groups for p in g["params"]}
+    names = {id(p): name for name, p in model.named_parameters()}
+    by_name = {names[i]: rate for i, rate in rates.items() if i in names}
+    if not by_name:
+        raise ValueError(
+            "the optimizer holds no parameter of the model that make_optimizer was given: make it from that model and "
+            "that network, which are copies"
+        )
+    return by_name
+
+
+def _compare_weights(
+    ours: nn.Module, rescaled: nn.Module, network: Network, factors: Tensor
+) -> tuple[float, bool]:
+    """Compare the weights of a model with those of its rescaled copy, brought back.
+
+    Returns:
+        The largest relative difference, and whether all bits are equal.
+    """
+    largest, equal = 0.0, True
+    for name, parameter in ours.named_parameters():
+        its = rescaled.get_parameter(name)
+        other = its.detach().double()
+        traced = network.names_by_id.get(id(its))  # without the prefix of a wrapper
+        if traced is not None:
+            other = other / network.edge_factors(traced, factors.to(other.device))
+        mine = parameter.detach().double()
+        equal = equal and torch.equal(mine, other)
+        if mine.numel():
+            apart = _relative(float((mine - other).abs().max()), float(mine.abs().max()))
+            largest = max(largest, apart)
+    return largest, equal
 
 
 def difference(old: Tensor, new: Tensor) -> tuple[float, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,10 +60,8 @@ class Protocol:
     test_size: int = 2000
 
     def __post_init__(self) -> None:
-        for name, known in (("problems", [*PROBLEMS]), ("methods", [*METHODS])):
-            for value in getattr(self, name):
-                if value not in known:
-                    raise unknown_name("name", str(value), known, f"the setting {name!r}")
+        _check_names("problems", self.problems, PROBLEMS)
+        _check_names("methods", self.methods, METHODS)
         if self.reference not in self.methods:
             raise unknown_name("method", str(self.reference), self.methods, "the setting 'reference'")
         for name in LISTS:
@@ -71,11 +70,7 @@ class Protocol:
             for value in getattr(self, name):
                 _check_number(name, value, least, whole=True)
         for rate in self.learning_rates:
-            _check_number("learning_rates", rate, 0.0)
-            if rate == 0:
-                raise ConfigurationError(
-                    "The setting 'learning_rates' has 0, by which nothing moves: leave it out."
-                )
+            _check_rate(rate)
         for name in COUNTS:
             _check_number(name, getattr(self, name), 1, whole=True)
         for name in ("seeds", "tuning_seeds"):  # beyond, reported runs have seeds that rates were chosen by
@@ -98,6 +93,18 @@ def protocol_from(*layers: Layer) -> Protocol:
         ConfigurationError: A name is unknown or a value impossible.
     """
     return laid_over(Protocol, layers)
+
+
+def _check_names(setting: str, names: Iterable[str], known: Iterable[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise unknown_name("name", str(name), [*known], f"the setting {setting!r}")
+
+
+def _check_rate(rate: Any) -> None:
+    _check_number("learning_rates", rate, 0.0)
+    if rate == 0:
+        raise ConfigurationError("The setting 'learning_rates' has 0, by which nothing moves: leave it out.")
 
 
 def _check_number(name: str, value: Any, least: float, *, whole: bool = False) -> None:

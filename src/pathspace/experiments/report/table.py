@@ -157,71 +157,84 @@ def early_end(settings: Settings) -> str:
 def notes(comparison: Comparison, published: Published | None) -> tuple[str, ...]:
     """Say what a reader has to know in order to trust the table."""
     settings = comparison.settings
-    first = settings.starts[0]
-    rates = ", ".join(f"{rate:g}" for rate in sorted(settings.learning_rates))
     over = f"mean ± standard deviation over {settings.seeds} seeds, " if settings.seeds > 1 else ""
     sentences = [
         f"Test error: {over}after {count(settings.epochs, 'epoch')}{early_end(settings)}. "
-        f"Seconds: training steps of one run, {settings.threads} thread{'s' * (settings.threads > 1)}."
+        f"Seconds: training steps of one run, {count(settings.threads, 'thread')}."
     ]
     sentences += _weights_note(comparison)
-    if comparison.tuning:
-        length = f", {count(settings.tuning_epochs, 'epoch')}" if settings.tuning_epochs else ""
-        sentences.append(
-            "Learning rates were chosen on the validation split, by the same grid for every method and "
-            f"start ({rates}; {settings.tuning_seeds} other seed{'s' * (settings.tuning_seeds > 1)}{length})."
-            + " The least rate within one standard error of the best."
-            * (settings.tuning == "one standard error" and settings.tuning_seeds > 1)
-        )
-        sentences += own_grids(settings)
-    elif comparison.choices:
-        sentences.append(given_rates(settings))
-    if comparison.tuning and settings.weight_decays != (0.0,):
-        decays = ", ".join(f"{decay:g}" for decay in settings.weight_decays)
-        sentences.append(f"Weight decays, chosen along with the rates: {decays}.")
+    sentences += _rates_note(comparison)
     if settings.schedule != "constant" or settings.warmup:
         sentences.append(
             f"Schedule of the learning rate: {settings.schedule}, after {100 * settings.warmup:g} % warm-up."
         )
     if len(settings.starts) > 1:
-        functions = (
-            "Every start is the same function"
-            if are_one_function(settings.starts)
-            else f"From {SKELETON_ONES} the network computes another function"
-        )
-        sentences.append(
-            f"{functions}, and a seed gives the same batches to all. Difference: the "
-            f"largest one between the training-loss curves from this start and from {first}, over all "
-            "steps, with the same learning rate and seed."
-        )
-        if any(METHODS[name].normalizes for name in settings.methods):
-            sentences.append("Normalizing a network makes it another function, from every start another one.")
-    if "rescaled" in settings.starts and len(settings.starts) > 1:
-        factor, k = settings.rescale_factor, settings.rescale_exponent
-        span = (
-            f"factor between 1/{factor:g} and {factor:g}"
-            if factor
-            else f"power of two between 2^-{k} and 2^{k}"
-        )
-        sentences.append(f"Rescaled: each unit's weights times a random {span}.")
+        sentences += _starts_note(settings)
     if settings.verified_seeds:
         shorter = "shorter " if 0 < settings.tuning_epochs < settings.epochs else ""
         sentences.append(
             f"Runs that a symmetry makes equal were done once, after {shorter}runs of "
             f"{count(settings.tuning_epochs or settings.epochs, 'epoch')} had shown that they are equal."
         )
+    sentences += _choices_note(comparison)
+    sentences += devices_note(comparison)
+    if published is not None:
+        sentences.append(f"Published: {published.source} {published.setting}")
+    return tuple(sentences)
+
+
+def _rates_note(comparison: Comparison) -> list[str]:
+    """Say how learning rates and weight decays were chosen."""
+    settings = comparison.settings
+    if not comparison.tuning:
+        return [given_rates(settings)] if comparison.choices else []
+    rates = ", ".join(f"{rate:g}" for rate in sorted(settings.learning_rates))
+    length = f", {count(settings.tuning_epochs, 'epoch')}" if settings.tuning_epochs else ""
+    sentence = (
+        "Learning rates were chosen on the validation split, by the same grid for every method and "
+        f"start ({rates}; {count(settings.tuning_seeds, 'other seed')}{length})."
+    )
+    if settings.tuning == "one standard error" and settings.tuning_seeds > 1:
+        sentence += " The least rate within one standard error of the best."
+    sentences = [sentence, *own_grids(settings)]
+    if settings.weight_decays != (0.0,):
+        decays = ", ".join(f"{decay:g}" for decay in settings.weight_decays)
+        sentences.append(f"Weight decays, chosen along with the rates: {decays}.")
+    return sentences
+
+
+def _starts_note(settings: Settings) -> list[str]:
+    """Say how several starts differ."""
+    functions = f"From {SKELETON_ONES} the network computes another function"
+    if are_one_function(settings.starts):
+        functions = "Every start is the same function"
+    sentences = [
+        f"{functions}, and a seed gives the same batches to all. Difference: the largest one between the "
+        f"training-loss curves from this start and from {settings.starts[0]}, over all steps, with the same learning "
+        "rate and seed."
+    ]
+    if any(METHODS[name].normalizes for name in settings.methods):
+        sentences.append("Normalizing a network makes it another function, from every start another one.")
+    if "rescaled" in settings.starts:
+        factor, k = settings.rescale_factor, settings.rescale_exponent
+        span = f"power of two between 2^-{k} and 2^{k}"
+        if factor:
+            span = f"factor between 1/{factor:g} and {factor:g}"
+        sentences.append(f"Rescaled: each unit's weights times a random {span}.")
+    return sentences
+
+
+def _choices_note(comparison: Comparison) -> list[str]:
+    """Say where a chosen rate may not be the best one."""
+    sentences = []
     if any(choice.at_edge for choice in comparison.choices.values()):
         sentences.append("* at the edge of the grid: a wider grid may do better.")
     for (method, start), choice in comparison.choices.items():
         if choice.all_diverged:
             sentences.append(
-                f"{METHODS[method].label}, {start}: every learning rate diverged in validation; the smallest "
-                "is shown."
+                f"{METHODS[method].label}, {start}: every learning rate diverged in validation; the smallest is shown."
             )
-    sentences += devices_note(comparison)
-    if published is not None:
-        sentences.append(f"Published: {published.source} {published.setting}")
-    return tuple(sentences)
+    return sentences
 
 
 def own_grids(settings: Settings) -> list[str]:

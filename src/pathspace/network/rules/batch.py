@@ -21,6 +21,15 @@ _TURNED = frozenset(
     ]
 )
 """Movements after which dimensions stand in another order, whatever their sizes are."""
+_IN_PLACE = frozenset(
+    [
+        *("contiguous", "clone", "flip", "roll", "unfold", "pixel_shuffle", "pixel_unshuffle"),
+        *("interpolate", "upsample"),
+    ]
+)
+"""Movements that leave the batch in its dimension."""
+_ALONG_ONE = frozenset(["unbind", "select", "split", "chunk", "tensor_split", "narrow", "index_select"])
+"""Movements along one dimension, which must not be that of the batch."""
 _REORDERED = _RESHAPED | {"flip", "roll", "rot90"}
 """Movements after which it takes a look at the examples to know where they are."""
 
@@ -100,20 +109,14 @@ def batch_after(
     if batch is None:
         return None
     n, name = len(before), recorder.name
-    if name in (
-        *("contiguous", "clone", "flip", "roll", "unfold", "pixel_shuffle", "pixel_unshuffle"),
-        *("interpolate", "upsample"),
-    ):
+    if name in _IN_PLACE:
         return batch
     if name in _TURNED:
         marked = torch.empty([1 + (d == batch) for d in range(n)], device="meta")
         return list(move(marked).shape).index(2)
     if name == "squeeze":
-        dims = kwargs["dim"] if "dim" in kwargs else args[0]
-        dims = dims if isinstance(dims, tuple) else (dims,)
-        gone = {d % n for d in dims if before[d % n] == 1}
-        return None if batch in gone else batch - sum(d < batch for d in gone)
-    if name in ("unbind", "select", "split", "chunk", "tensor_split", "narrow", "index_select"):
+        return _batch_after_squeeze(before, batch, kwargs["dim"] if "dim" in kwargs else args[0])
+    if name in _ALONG_ONE:
         position = 1 if name in ("split", "chunk", "tensor_split") else 0
         dim = kwargs.get("dim", args[position] if len(args) > position else 0) % n
         if dim == batch:
@@ -122,18 +125,28 @@ def batch_after(
     if name == "__getitem__":
         return _batch_after_getitem(recorder, batch, n, args[0])
     if name in ("view", "reshape", "flatten", "unflatten"):
-        lead = math.prod(before[:batch])
-        running = 1
-        for d, size in enumerate(after):
-            if running == lead:
-                return d if size == 1 else None  # size > 1: the batch was merged with what follows it
-            running *= size
-        return None
+        return _batch_after_reshape(math.prod(before[:batch]), after)
     if name == "rot90":
         dims = kwargs.get("dims", args[1] if len(args) > 1 else (0, 1))
         return recorder.wrong_batch() if batch in [d % n for d in dims] else batch
     if name in ("expand", "broadcast_to"):
         return batch + len(after) - n
+    return None
+
+
+def _batch_after_squeeze(before: torch.Size, batch: int, dim: int | tuple[int, ...]) -> int | None:
+    dims = dim if isinstance(dim, tuple) else (dim,)
+    gone = {d % len(before) for d in dims if before[d % len(before)] == 1}
+    return None if batch in gone else batch - sum(d < batch for d in gone)
+
+
+def _batch_after_reshape(lead: int, after: torch.Size) -> int | None:
+    """Return the dimension of size 1 that has ``lead`` elements in front of it."""
+    running = 1
+    for d, size in enumerate(after):
+        if running == lead:
+            return d if size == 1 else None  # size > 1: the batch was merged with what follows it
+        running *= size
     return None
 
 

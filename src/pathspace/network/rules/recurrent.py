@@ -9,7 +9,7 @@ the first step.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -69,42 +69,67 @@ def rnn(
         source = torch.cat(outputs)
         final += outputs
 
-    recurrent_names = [recorder.value(cell[1]).name for cell in cells]
-    stack = Stack(per_cell, tuple(starts), layers, directions, time_dim)
-
-    rows = batched and x.batch is None and examples > 1  # sequences of one example, such as its windows
-
-    def one_of(t: Tensor, dim: int, mix: Mix | None) -> Tensor:
-        """All examples are alike in the squared network, and so are sequences into which the same enters."""
-        if not batched:
-            return t
-        alike = not rows or (mix is None and t.stride(dim) == 0 and not any(starts))
-        return t.select(dim, 0) if alike else t.movedim(dim, 1)
-
-    def batch_of(one: Tensor, dim: int) -> Tensor:
-        if not batched or one.dim() > 2:
-            return one if one.dim() == 2 else one.movedim(1, dim)
-        shape = [*one.shape[:dim], examples, *one.shape[dim:]]
-        return one.unsqueeze(dim).expand(shape)
-
-    def squared(
-        h: Tensor, *slots: Tensor, taps: list[Tap] | None = None, mix: Mix | None = None
-    ) -> tuple[Tensor, Tensor]:
-        inside: list[tuple[Tensor, Tensor, Tensor]] | None = None if taps is None else []
-        sequence, last = stacked_recurrence(one_of(h, 1 - time_dim, mix), slots, stack, inside, mix)
-        if taps is not None and inside is not None:
-            for cell, (name_of, states) in enumerate(zip(recurrent_names, inside, strict=True)):
-                taps.append(Tap(name_of, *states, backwards=cell % directions == 1))
-        return batch_of(sequence, 1 - time_dim), batch_of(last, 1)
-
-    labels = batch_of(source.expand(steps, -1), 1 - time_dim)
-    last_labels = batch_of(torch.stack(final), 1)
+    in_squared = _SquaredStack(
+        Stack(per_cell, tuple(starts), layers, directions, time_dim),
+        [recorder.value(cell[1]).name for cell in cells],
+        examples=examples if batched else None,
+        apart=batched and x.batch is None and examples > 1,
+    )
+    labels = in_squared.batch_of(source.expand(steps, -1), 1 - time_dim)
+    last_labels = in_squared.batch_of(torch.stack(final), 1)
     results = [
         Value(recorder.new_slot(), labels, batch=x.batch),
         Value(recorder.new_slot(), last_labels, batch=1 if x.batch is not None else None, state=True),
     ]
-    out = recorder.emit_many(squared, inputs, results, dtype=input.dtype, recurrent=True, form=stack)
+    out = recorder.emit_many(
+        in_squared, inputs, results, dtype=input.dtype, recurrent=True, form=in_squared.stack
+    )
     return out[0], out[1]
+
+
+@dataclass(frozen=True)
+class _SquaredStack:
+    """A stack of layers in the squared network, in which all examples are alike.
+
+    Attributes:
+        stack: its form.
+        recurrent_names: the recurrent matrices, cell by cell.
+        examples: how many sequences the input has; None if it has no dimension for them.
+        apart: whether the sequences are parts of one example, such as its windows, and may differ.
+    """
+
+    stack: Stack
+    recurrent_names: list[str]
+    examples: int | None
+    apart: bool
+
+    def __call__(
+        self, h: Tensor, *slots: Tensor, taps: list[Tap] | None = None, mix: Mix | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The output sequence and the last states, of the input and of weights and first states."""
+        stack, dim = self.stack, 1 - self.stack.time_dim
+        inside: list[tuple[Tensor, Tensor, Tensor]] | None = None if taps is None else []
+        sequence, last = stacked_recurrence(self._one_of(h, dim, mix), slots, stack, inside, mix)
+        if taps is not None and inside is not None:
+            for cell, (name_of, states) in enumerate(zip(self.recurrent_names, inside, strict=True)):
+                taps.append(Tap(name_of, *states, backwards=cell % stack.directions == 1))
+        return self.batch_of(sequence, dim), self.batch_of(last, 1)
+
+    def _one_of(self, t: Tensor, dim: int, mix: Mix | None) -> Tensor:
+        """One sequence if the same enters all; else all, in dimension 1."""
+        if self.examples is None:
+            return t
+        alike = not self.apart or (mix is None and t.stride(dim) == 0 and not any(self.stack.starts))
+        return t.select(dim, 0) if alike else t.movedim(dim, 1)
+
+    def batch_of(self, one: Tensor, dim: int) -> Tensor:
+        """All sequences, of one or of all in dimension 1."""
+        if one.dim() > 2:
+            return one.movedim(1, dim)
+        if self.examples is None:
+            return one
+        shape = [*one.shape[:dim], self.examples, *one.shape[dim:]]
+        return one.unsqueeze(dim).expand(shape)
 
 
 def _packed_rnn(

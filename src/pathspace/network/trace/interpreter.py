@@ -117,17 +117,35 @@ class Interpreter(TorchFunctionMode):
             recorder.refuse("it writes its result into another tensor (out=)")
         tensors = tensors_in(args, kwargs)
         traced = [recorder.lookup(t) for t in tensors]
-        values = [v for v in traced if v is not None]
         recorder.read.update((id(t), t) for t in tensors)
         unknown = [t for t, v in zip(tensors, traced, strict=True) if v is None]
+        values = [v for v in traced if v is not None]
+        if unknown:
+            self._note_unknown(unknown, values)
+        if not values:
+            return self._constant(args, kwargs)
+        return self._of_values(args, kwargs, tensors, traced, registered)
+
+    def _note_unknown(self, unknown: list[Tensor], values: list[Value]) -> None:
+        """Refuse tensors that tracing cannot know; remember constants that meet weights or activations."""
+        recorder = self.recorder
         if any(t.is_meta for t in unknown) and peek_interpreter_stack() is not None:
             recorder.refuse(*_TRANSFORMED)
         if any(t.requires_grad for t in unknown):
             recorder.refuse(*_UNREGISTERED)
-        if not values:
-            return self._constant(args, kwargs)
         if any(v.kind in ("hidden", "parameter") for v in values):
             recorder.constants.update(*map(self._deciding, unknown))
+
+    def _of_values(
+        self,
+        args: Any,
+        kwargs: Any,
+        tensors: list[Tensor],
+        traced: list[Value | None],
+        registered: Registration | None,
+    ) -> Any:
+        """The result of the function that is running, of tensors some of which have values."""
+        recorder, name = self.recorder, self.recorder.name
         self._check_destination(args)
         if name in SHAPED_FACTORIES:
             return _shaped_factory(name, args, kwargs)
@@ -135,7 +153,7 @@ class Interpreter(TorchFunctionMode):
             return self._constant(*pytree.tree_map_only(Tensor, self._form_of, (args, kwargs)))
         if any(t.layout is not torch.strided for t in tensors):
             recorder.refuse(*_explain("to_sparse"))
-        if registered is not None and {v.kind for v in values} == {"buffer"}:
+        if registered is not None and {v.kind for v in traced if v is not None} == {"buffer"}:
             known = self._of_buffers(args, kwargs)
             if known is not None:
                 return known
@@ -147,6 +165,12 @@ class Interpreter(TorchFunctionMode):
                     return in_parts(*args, **kwargs)
             except UntraceableError:  # some of it cannot be followed: cut at all of it
                 del recorder.operations[begun:]
+        return self._noted(args, kwargs, tensors, traced)
+
+    def _noted(self, args: Any, kwargs: Any, tensors: list[Tensor], traced: list[Value | None]) -> Any:
+        """The result of a function by its rule, which is remembered for a replay on data."""
+        recorder, name = self.recorder, self.recorder.name
+        values = [v for v in traced if v is not None]
         # now: a rule may rebind its arguments
         count = recorder.examples.count
         given = [(place_of(v, count), t.shape) for v, t in zip(traced, tensors, strict=True)]

@@ -200,12 +200,8 @@ class PathSpaceOptimizer(NetworkOptimizer):
     # --- steps -------------------------------------------------------------------------------------------
 
     def _take(self, active: Active) -> None:
-        names, rescaled = self.network.names_by_id, self.network.rescalings["done"]
-        if self.skeleton is not None and rescaled != self._rescalings and self.skeleton.incomplete:
-            raise RuntimeError(
-                "the network was rescaled after the first step of the optimizer, and has units without basis paths, "
-                "whose weights step as in the balanced one: call choose_skeleton(), or rescale before the first step"
-            )
+        names = self.network.names_by_id
+        self._expect_same_scales()
         if self.skeleton is None and any(id(p) in names for p, _, _ in active):
             own = torch.Generator().manual_seed(self._seed)  # the user's random state is not touched
             with tables_on_the_cpu():
@@ -232,24 +228,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
         if self._steps < _LOOK or self._steps % _LOOK == 0:
             expect_finite(weights.values())
         self._steps += 1
-        frame = self._frame(weights) if inside else None
-        factor = 1.0
-        if (
-            frame is not None
-            and self.clip_norm is None
-            and all(self._descends(g) for _, g in inside.values())
-        ):
-            self._descend(frame, inside, weights, gradients)
-        else:
-            if frame is not None:
-                gradients = frame.gradients(weights, gradients)
-                self._expect_finite(frame.moments)  # before anything is made of them that is kept
-            if self.clip_norm is not None and (inside or outside):  # all rates may be 0
-                every = [g.reshape(-1) for g in (*gradients.values(), *(g for _, _, g in outside))]
-                square = torch.stack([torch.dot(g, g).double().to(every[0].device) for g in every]).sum()
-                factor = clip_factor(float(square), self.clip_norm)
-            if frame is not None:
-                self._move(frame, inside, weights, gradients, factor)
+        factor = self._step_inside(inside, weights, gradients, [g for _, _, g in outside])
         for name, (p, _) in inside.items():
             if weights[name] is not p:
                 p.copy_(weights[name])
@@ -259,6 +238,45 @@ class PathSpaceOptimizer(NetworkOptimizer):
                 p.mul_(1 - lr * group["weight_decay"])
             direction = self._direction(g if factor == 1 else g * factor, group, self.state[p])
             p.add_(direction.to(p.dtype), alpha=-lr)
+
+    def _expect_same_scales(self) -> None:
+        """Raise RuntimeError if units without basis paths were rescaled after the first step."""
+        if self.skeleton is None or self.network.rescalings["done"] == self._rescalings:
+            return
+        if self.skeleton.incomplete:
+            raise RuntimeError(
+                "the network was rescaled after the first step of the optimizer, and has units without basis paths, "
+                "whose weights step as in the balanced one: call choose_skeleton(), or rescale before the first step"
+            )
+
+    def _step_inside(
+        self,
+        inside: Inside,
+        weights: dict[str, Tensor],
+        gradients: dict[str, Tensor],
+        outside: list[Tensor],
+    ) -> float:
+        """Step the parameters of the network, ``weights``, in path space.
+
+        Returns:
+            The factor that clips the gradients ``outside`` of the network to ``clip_norm``.
+        """
+        frame = self._frame(weights) if inside else None
+        plain = self.clip_norm is None and all(self._descends(g) for _, g in inside.values())
+        if frame is not None and plain:
+            self._descend(frame, inside, weights, gradients)
+            return 1.0
+        if frame is not None:
+            gradients = frame.gradients(weights, gradients)
+            self._expect_finite(frame.moments)  # before anything is made of them that is kept
+        factor = 1.0
+        if self.clip_norm is not None and (inside or outside):  # all rates may be 0
+            every = [g.reshape(-1) for g in (*gradients.values(), *outside)]
+            square = torch.stack([torch.dot(g, g).double().to(every[0].device) for g in every]).sum()
+            factor = clip_factor(float(square), self.clip_norm)
+        if frame is not None:
+            self._move(frame, inside, weights, gradients, factor)
+        return factor
 
     def _descends(self, group: dict[str, Any]) -> bool:
         """Whether a group's direction is the gradient itself."""
