@@ -26,7 +26,7 @@ def same_network(a: Network, b: Network) -> bool:
     """Return whether two networks of one model have the same operations, unit classes and paths."""
     if not _same_form(a, b) or not _same_tables(a, b):
         return False
-    return _same_paths(a, b)
+    return same_paths(a, b)
 
 
 def same_arguments(a: Program, b: Program) -> bool:
@@ -73,8 +73,8 @@ def _same_tables(a: Network, b: Network) -> bool:
 
 
 @torch.inference_mode(False)
-def _same_paths(a: Network, b: Network) -> bool:
-    """Return whether path mass is the same polynomial."""
+def same_paths(a: Network, b: Network) -> bool:
+    """Return whether path mass is the same polynomial, for networks with parameters of the same names and shapes."""
     if not a.parameters:
         return True
     squares = _random_squares(a.parameters)

@@ -3,8 +3,9 @@
 from pathspace.paths.data.data_dependent import data_dependent_kappa
 from pathspace.paths.data.fisher import fisher, natural_gradient
 from pathspace.paths.data.node_measure import UnitMeasure, data_dependent_norm, unit_measure
+from pathspace.paths.kernel.inner import path_distance, path_inner
 from pathspace.paths.kernel.kappa import kappa
-from pathspace.paths.kernel.norm import squared_path_norm
+from pathspace.paths.kernel.norm import path_norm, squared_path_norm
 from pathspace.paths.kernel.pairs import second_term
 from pathspace.paths.listing.activations import activity_from_values
 from pathspace.paths.listing.expression import BasisExpression, express
@@ -39,7 +40,10 @@ __all__ = [
     "fisher",
     "kappa",
     "natural_gradient",
+    "path_distance",
+    "path_inner",
     "path_jacobian",
+    "path_norm",
     "path_rank",
     "reduction_graph",
     "second_term",

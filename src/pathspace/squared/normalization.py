@@ -37,16 +37,16 @@ class Normalization:
     gain: bool = False
     bias: bool = False
 
-    def run(self, z: Tensor, *affine: Tensor) -> Tensor:
-        """Gamma_y^2; ``affine`` are q and c, as far as there are any."""
-        y, squares = z * self._inverse(z.detach()), iter(affine)
+    def run(self, z: Tensor, *affine: Tensor, held: Tensor | None = None) -> Tensor:
+        """Gamma_y^2; ``affine`` are q and c, as far as there are any, and ``held`` is what to take for 1/m."""
+        y, squares = z * (self.inverse(z) if held is None else held), iter(affine)
         if self.gain:
             y = y * next(squares).reshape(self.place)
         return y + next(squares).reshape(self.place) if self.bias else y
 
-    def _inverse(self, z: Tensor) -> Tensor:
-        """1/m beside every value, 0 where m = 0."""
-        parts = z.reshape(self.shape)
+    def inverse(self, z: Tensor, *_: Tensor) -> Tensor:
+        """1/m beside every value, 0 where m = 0; held constant in derivatives."""
+        parts = z.detach().reshape(self.shape)
         size = math.prod(self.shape[d] for d in self.over)
         # divided before it is summed: a sum beyond the type's range would make zeros of numbers within it
         m = (parts / size).sum(self.over, keepdim=True)

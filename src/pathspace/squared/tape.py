@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -36,6 +36,9 @@ class Instruction:
     # what it is, for those that read the tape: "linear", "movement", "product", the form of a stack, or a normalization
     form: Any = None
     shape: tuple[int, ...] = ()  # of the first output
+    fixed: bool = False  # the function has fixed edges, and takes their ``power``
+    # the function multiplies by the inverse of a statistic, which this computes of its inputs; it takes it as ``held``
+    statistic: Callable[..., Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,55 @@ class Tap:
     states: Tensor  # likewise, after each transition
     entering: Tensor  # likewise; dG/d(entering) is the path mass after each transition
     backwards: bool = False  # the transitions run from T-1 down to 0
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Which sums over paths the tape computes: those of squares, unless something else is asked for.
+
+    Attributes:
+        power: of the weights of fixed edges, of constants and of buffers.
+        other: returns a buffer of a second network by name; its product with that of the first then takes the place of
+            a power.
+        held: first output slot of an instruction -> the inverse of its statistic, where it is not to be computed.
+        noted: takes the inverses of all statistics, by the first output slot of the instruction.
+    """
+
+    power: float = 2.0
+    other: Callable[[str], Tensor] | None = None
+    held: Mapping[int, Tensor] = field(default_factory=dict)
+    noted: dict[int, Tensor] | None = None
+
+    def options(self, instruction: Instruction, inputs: Sequence[Tensor]) -> dict[str, Any]:
+        """Return what the function of an instruction takes beside its inputs."""
+        options: dict[str, Any] = {"power": self.power} if instruction.fixed else {}
+        if instruction.statistic is None:
+            return options
+        slot = instruction.outputs[0]
+        if slot in self.held:
+            options["held"] = self.held[slot]
+        if self.noted is not None:
+            self.noted[slot] = instruction.statistic(*inputs)
+        return options
+
+    def of_buffer(self, name: str, value: Tensor, like: Tensor) -> Tensor:
+        """Return the value of a buffer or constant on the tape, in the type and on the device of ``like``."""
+        value = _as_fixed_edges(value, like)
+        if self.other is None or not name:
+            return raised(value, self.power)
+        return value * _as_fixed_edges(self.other(name), like)
+
+
+def raised(weights: Tensor, power: float) -> Tensor:
+    """Return |w|^p of the weights of fixed edges."""
+    return weights.square() if power == 2 else weights.abs().pow(power)
+
+
+def _as_fixed_edges(value: Tensor, like: Tensor) -> Tensor:
+    return value.to(dtype=like.dtype, device=like.device)
+
+
+SQUARES = Sums()
 
 
 @dataclass(frozen=True)
@@ -86,6 +138,7 @@ class Tape:
         taps: list[Tap] | None = None,
         mix: Mix | None = None,
         inputs: Callable[[tuple[int, ...]], Tensor] | None = None,
+        sums: Sums = SQUARES,
     ) -> tuple[Tensor, list[Tensor]]:
         """Replay the squared network.
 
@@ -97,19 +150,20 @@ class Tape:
             taps: a list to which the inside of every recurrent cell is appended.
             mix: replaces values by others as soon as they are there.
             inputs: returns the values of a network input of some shape; ones by default.
+            sums: which sums over paths are wanted; ``squared`` has the values of the parameters in these.
 
         Returns:
             gamma_net^2, a 0-dim tensor, and the watched values.
         """
         like = next(iter(squared.values()), torch.zeros(()))
-        slots = self._leaves(squared, live, like, inputs)
+        slots = self._leaves(squared, live, like, inputs, sums)
         if first_split(slots.values()) is None:
-            return self._run(slots, watch, taps, mix)
+            return self._run(slots, watch, taps, mix, sums)
         gathering = Gathering()
         with gathering:
             for slot in {*watch, *self.outputs} & slots.keys():
                 slots[slot] = gathering.whole(slots[slot])
-            return self._run(slots, watch, taps, mix, gathering)
+            return self._run(slots, watch, taps, mix, sums, gathering)
 
     def _run(
         self,
@@ -117,6 +171,7 @@ class Tape:
         watch: Sequence[int],
         taps: list[Tap] | None,
         mix: Mix | None,
+        sums: Sums,
         gathering: Gathering | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         for instruction, read in zip(self.instructions, self._read, strict=True):
@@ -130,12 +185,16 @@ class Tape:
                 inner = None if mix is None else lambda key, h, first=first: mix((first, *key), h)
                 result = instruction.function(*inputs, taps=taps, mix=inner)
             else:
-                result = instruction.function(*inputs)
+                result = instruction.function(*inputs, **sums.options(instruction, inputs))
             results = (result,) if isinstance(result, Tensor) else result
             for slot, value in zip(instruction.outputs, results, strict=True):
                 slots[slot] = value if mix is None else mix((slot,), value)
-        sums = [slots[i].sum() for i in self.outputs]
-        total = sum(sums[1:], sums[0]) if sums else next(iter(slots.values()), torch.zeros(())).new_zeros(())
+        totals = [slots[i].sum() for i in self.outputs]
+        total = (
+            sum(totals[1:], totals[0])
+            if totals
+            else next(iter(slots.values()), torch.zeros(())).new_zeros(())
+        )
         return total, [slots[i] for i in watch]
 
     def _leaves(
@@ -143,7 +202,8 @@ class Tape:
         squared: Mapping[str, Tensor],
         live: Callable[[str], Tensor],
         like: Tensor,
-        inputs: Callable[[tuple[int, ...]], Tensor] | None = None,
+        inputs: Callable[[tuple[int, ...]], Tensor] | None,
+        sums: Sums,
     ) -> dict[int, Tensor]:
         """The values of the leaves, in the type and on the device of ``like``."""
         slots: dict[int, Tensor] = {}
@@ -157,7 +217,7 @@ class Tape:
             else:
                 data = live(leaf.name) if leaf.data is None else leaf.data
                 data = data.masked_fill(data.isinf(), 0) if leaf.kind == "buffer" else data  # that of a mask
-                slots[leaf.slot] = data.to(dtype=like.dtype, device=like.device).square()
+                slots[leaf.slot] = sums.of_buffer("" if leaf.data is not None else leaf.name, data, like)
         return slots
 
     @cached_property
@@ -177,6 +237,11 @@ class Tape:
         uses = Counter(names[slot] for slot in read if slot in names)
         linear = [(names.get(i.inputs[1], ""), i) for i in self.instructions if i.form == "linear"]
         return {name: (i.inputs[0], i.outputs[0]) for name, i in linear if uses[name] == 1}
+
+    @cached_property
+    def divides(self) -> bool:
+        """Whether an instruction divides by a statistic of its inputs."""
+        return any(instruction.statistic is not None for instruction in self.instructions)
 
     @cached_property
     def filled(self) -> frozenset[int]:

@@ -52,20 +52,21 @@ def add_at(
     dim %= base.labels.dim()
     if dim in (base.batch, more.batch):
         recorder.wrong_batch()
-    by_element, weight = recorder.name.startswith("scatter"), float(alpha) ** 2
+    by_element = recorder.name.startswith("scatter")
     shape = index.shape if by_element else more.shape
     part = tuple(slice(n) for n in shape)  # of the source, what is read
     if of_index is not None:
-        return _anywhere(recorder, (input, source), base, more, dim, part, weight)
+        return _anywhere(recorder, (input, source), base, more, dim, part, float(alpha))
     places, elements = torch.arange(base.labels.numel()).reshape(base.shape), index.detach().cpu().clone()
     places = places.gather(dim, elements) if by_element else places.index_select(dim, elements)
     labels = labels_at(recorder, base.labels, places, more.labels[part])
     accumulate = torch.scatter_add if by_element else torch.index_add
 
-    def squared(b: Tensor, s: Tensor) -> Tensor:
+    def squared(b: Tensor, s: Tensor, power: float = 2.0) -> Tensor:
+        weight = abs(float(alpha)) ** power
         return accumulate(b, dim, elements.to(b.device), s if weight == 1 else s * weight)
 
-    return finish(recorder, squared, (input, source), (base, more), labels)
+    return finish(recorder, squared, (input, source), (base, more), labels, fixed=True)
 
 
 def reduce_at(
@@ -86,7 +87,7 @@ def reduce_at(
 
 
 def _anywhere(
-    recorder: Recorder, operands: Any, base: Value, more: Value, dim: int, part: Any, weight: float
+    recorder: Recorder, operands: Any, base: Value, more: Value, dim: int, part: Any, alpha: float
 ) -> Tensor:
     """Places that are inputs: every element along the dimension may get every summand."""
     added = recorder.scales.unify_along(more.labels[part], (dim,))
@@ -95,10 +96,10 @@ def _anywhere(
         recorder.no_rule("it adds to a part of a tensor at places that are inputs", "Cut that part out first")
     labels = recorder.scales.unify(base.labels, added)
 
-    def squared(b: Tensor, s: Tensor) -> Tensor:
-        return b + weight * s[part].sum(dim, keepdim=True)
+    def squared(b: Tensor, s: Tensor, power: float = 2.0) -> Tensor:
+        return b + abs(alpha) ** power * s[part].sum(dim, keepdim=True)
 
-    return finish(recorder, squared, operands, (base, more), labels)
+    return finish(recorder, squared, operands, (base, more), labels, fixed=True)
 
 
 def labels_at(recorder: Recorder, base: Tensor, places: Tensor, labels: Tensor) -> Tensor:

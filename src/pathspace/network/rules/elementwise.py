@@ -114,14 +114,15 @@ def add(recorder: Recorder, x: Any, y: Any, *, alpha: float = 1) -> Tensor:
         labels = add_bias(recorder, bias, other.labels.expand(torch.broadcast_shapes(a.shape, b.shape)))
     else:
         labels = recorder.scales.unify(a.labels, b.labels)
-    reverse, weight = recorder.name == "rsub", float(alpha) ** 2  # rsub(x, y) = y - alpha x
-    fixed = [value.kind == "buffer" for value in (a, b)]
+    reverse = recorder.name == "rsub"  # rsub(x, y) = y - alpha x
+    constant = [value.kind == "buffer" for value in (a, b)]
 
-    def squared(u: Tensor, v: Tensor) -> Tensor:
-        u, v = (t.masked_fill(t >= _LARGE**2, 1.0) if of else t for t, of in zip((u, v), fixed, strict=True))
+    def squared(u: Tensor, v: Tensor, power: float = 2.0) -> Tensor:
+        weight, large = abs(float(alpha)) ** power, _LARGE**power
+        u, v = (t.masked_fill(t >= large, 1.0) if of else t for t, of in zip((u, v), constant, strict=True))
         return torch.add(v, u, alpha=weight) if reverse else torch.add(u, v, alpha=weight)
 
-    return finish(recorder, squared, (x, y), (a, b), labels)
+    return finish(recorder, squared, (x, y), (a, b), labels, fixed=True)
 
 
 def add_bias(recorder: Recorder, bias: Value, labels: Tensor) -> Tensor:
@@ -146,6 +147,8 @@ def finish(
     labels: Tensor,
     kind: str | None = None,
     form: Any = None,
+    *,
+    fixed: bool = False,
 ) -> Tensor:
     """Emit the result of an operation on two operands, into the first one where its name says so."""
     batch = None
@@ -162,7 +165,15 @@ def finish(
     dtype = torch.promote_types(types[0], types[-1])
     parameter = values[0].name if kind == "parameter" else ""
     out = recorder.emit(
-        squared, values, labels, dtype=dtype, batch=batch, kind=kind, parameter=parameter, form=form
+        squared,
+        values,
+        labels,
+        dtype=dtype,
+        batch=batch,
+        kind=kind,
+        parameter=parameter,
+        form=form,
+        fixed=fixed,
     )
     return recorder.write(operands[0], out) if changes(recorder.name) else out
 

@@ -51,12 +51,12 @@ def difference(
     for k in range(n):
         labels = recorder.scales.unify(labels, value.labels.narrow(dim, k + 1, size))
 
-    def squared(t: Tensor) -> Tensor:
+    def squared(t: Tensor, power: float = 2.0) -> Tensor:
         # (D^n x)_i = sum_k (-1)^(n - k) C(n, k) x_(i + k)
-        terms = [t.narrow(dim, k, size) * math.comb(n, k) ** 2 for k in range(n + 1)]
+        terms = [t.narrow(dim, k, size) * math.comb(n, k) ** power for k in range(n + 1)]
         return torch.stack(terms).sum(0)
 
-    return finish(recorder, squared, (x,), (value,), labels)
+    return finish(recorder, squared, (x,), (value,), labels, fixed=True)
 
 
 RULES: dict[str, Callable[..., Any]] = {

@@ -143,7 +143,15 @@ def normalized(
     """
     inputs, labels = _affine(recorder, x, place, weight, bias)
     layer = Normalization(tuple(shape), over, place, weight is not None, bias is not None)
-    out = recorder.emit(layer.run, [x, *inputs], labels, dtype=input.dtype, batch=x.batch, form=layer)
+    out = recorder.emit(
+        layer.run,
+        [x, *inputs],
+        labels,
+        dtype=input.dtype,
+        batch=x.batch,
+        form=layer,
+        statistic=layer.inverse,
+    )
     return recorder.note_linear(out)
 
 
@@ -184,18 +192,24 @@ def _fixed(
     inputs = [x, *affine, *(recorder.value(t) for t in (running_mean, running_var) if t is not None)]
     present = [t is not None for t in (weight, bias, running_mean, running_var)]
 
-    def squared(h: Tensor, *slots: Tensor) -> Tensor:
+    def inverse(*slots: Tensor) -> Tensor:
+        """1 / sigma^2; the variance arrives squared, like every buffer."""
+        return 1 / (slots[-1].reshape(place).sqrt() + eps)
+
+    def squared(h: Tensor, *slots: Tensor, held: Tensor | None = None) -> Tensor:
         given = iter(slots)
         gamma, beta, mean, var = (next(given).reshape(place) if there else None for there in present)
-        if mean is not None:  # mean arrives squared, like every buffer
+        if mean is not None:
             h = h + mean
-        if var is not None:  # the variance too: undo it
-            h = h / (var.sqrt() + eps)
+        if var is not None:
+            h = h / (var.sqrt() + eps) if held is None else h * held
         if gamma is not None:
             h = h * gamma
         return h if beta is None else h + beta
 
-    return recorder.note_linear(recorder.emit(squared, inputs, labels, dtype=input.dtype, batch=x.batch))
+    statistic = None if running_var is None else inverse
+    out = recorder.emit(squared, inputs, labels, dtype=input.dtype, batch=x.batch, statistic=statistic)
+    return recorder.note_linear(out)
 
 
 RULES: dict[str, Callable[..., Any]] = {

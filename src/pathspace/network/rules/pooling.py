@@ -17,6 +17,7 @@ from torch import Tensor
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import compressed, without_repeats
 from pathspace.network.trace.values import Value
+from pathspace.squared.tape import raised
 
 _MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 _AVERAGE = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
@@ -136,10 +137,11 @@ def _averaged(
     average: Callable[[Tensor], Tensor],
     weight: Tensor,
 ) -> Tensor:
-    def squared(t: Tensor) -> Tensor:
-        return average(t) * weight.to(dtype=t.dtype, device=t.device)  # sum over the window of h / n^2
+    def squared(t: Tensor, power: float = 2.0) -> Tensor:
+        # sum over the window of h / n^p
+        return average(t) * raised(weight, power - 1).to(dtype=t.dtype, device=t.device)
 
-    out = recorder.emit(squared, [x], labels, dtype=input.dtype, batch=x.batch, kind=x.kind)
+    out = recorder.emit(squared, [x], labels, dtype=input.dtype, batch=x.batch, kind=x.kind, fixed=True)
     return recorder.note_linear(out)
 
 
@@ -189,15 +191,17 @@ def reduce(
         recorder.wrong_batch()
     labels = recorder.scales.unify_along(x.labels, dims)
     labels = labels if keepdim else labels.squeeze(dims)
-    weight = 1.0 / math.prod(x.shape[d] for d in dims) ** 2 if recorder.name == "mean" else 1.0
+    count = math.prod(x.shape[d] for d in dims) if recorder.name == "mean" else 1
 
-    def squared(t: Tensor) -> Tensor:
-        return t.sum(dims, keepdim) * weight
+    def squared(t: Tensor, power: float = 2.0) -> Tensor:
+        return t.sum(dims, keepdim) * (1.0 / count**power)
 
     batch = x.batch
     if batch is not None and not keepdim:
         batch -= sum(d < batch for d in dims)
-    out = recorder.emit(squared, [x], labels, dtype=dtype or input.dtype, batch=batch, kind=x.kind)
+    out = recorder.emit(
+        squared, [x], labels, dtype=dtype or input.dtype, batch=batch, kind=x.kind, fixed=True
+    )
     return recorder.note_unit(out) if recorder.name in ("amax", "amin") else recorder.note_linear(out)
 
 

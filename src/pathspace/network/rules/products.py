@@ -26,6 +26,7 @@ from pathspace.network.trace.reasons import BOUNDED, GATED, OF_PARAMETERS, ROUND
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import WILD, without_repeats
 from pathspace.network.trace.values import Value
+from pathspace.squared.tape import raised
 
 
 def multiply(recorder: Recorder, x: Any, y: Any, *, rounding_mode: str | None = None) -> Tensor:
@@ -119,16 +120,16 @@ def _by_input(recorder: Recorder, operands: Any, value: Value, factor: Value) ->
 def scaled(recorder: Recorder, traced: Tensor, operands: Any, constant: Tensor) -> Tensor:
     """The product of a traced tensor with a constant, as the result of an operation on ``operands``."""
     value = recorder.value(traced)
-    square = constant.detach().double().square()
+    weights = constant.detach().double()
 
-    def squared(t: Tensor) -> Tensor:
-        return t * square.to(dtype=t.dtype, device=t.device)
+    def squared(t: Tensor, power: float = 2.0) -> Tensor:
+        return t * raised(weights, power).to(dtype=t.dtype, device=t.device)
 
     labels = value.labels
     if value.kind == "hidden" and bool(recorder.zeros(constant).all()):  # the start of a recurrence
         labels = torch.tensor(WILD)
     labels = labels.expand(torch.broadcast_shapes(value.shape, constant.shape))
-    return finish(recorder, squared, operands, (value,), labels, kind=value.kind)
+    return finish(recorder, squared, operands, (value,), labels, kind=value.kind, fixed=True)
 
 
 def learned_scale(recorder: Recorder, operands: Any, other: Value, weight: Value) -> Tensor:

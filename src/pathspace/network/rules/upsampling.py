@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pathspace.network.rules.movement import move_one
 from pathspace.network.trace.recorder import Recorder
+from pathspace.squared.tape import raised
 
 
 def interpolate(
@@ -61,17 +62,17 @@ def interpolate(
         )
         return created[:, 0, 0, :]
 
-    weights = [of_units(d).square() for d in range(space)]
+    weights = [of_units(d) for d in range(space)]
     channels = recorder.scales.unify_over(x.labels, (0, 1))
     shape = [*x.shape[:2], *(m.shape[1] for m in weights)]
     labels = channels.reshape(*x.shape[:2], *[1] * space).expand(shape)
 
-    def squared(h: Tensor) -> Tensor:
+    def squared(h: Tensor, power: float = 2.0) -> Tensor:
         for m in weights:  # each takes the first dimension of space and puts its own last
-            h = h.movedim(2, -1) @ m.to(dtype=h.dtype, device=h.device)
+            h = h.movedim(2, -1) @ raised(m, power).to(dtype=h.dtype, device=h.device)
         return h
 
-    out = recorder.emit(squared, [x], labels, dtype=input.dtype, batch=x.batch, kind=x.kind)
+    out = recorder.emit(squared, [x], labels, dtype=input.dtype, batch=x.batch, kind=x.kind, fixed=True)
     return recorder.note_linear(out)
 
 

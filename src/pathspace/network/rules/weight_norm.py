@@ -36,12 +36,15 @@ def weight_norm(recorder: Recorder, v: Tensor, g: Tensor, dim: int = 0) -> Tenso
     length, scale = (recorder.scales.resolve(t).expand(v.shape) for t in (length, scale))
     units = recorder.note_unit(recorder.emit(whole, [direction], length, dtype=v.dtype))
 
-    def squared(u: Tensor, q: Tensor) -> Tensor:
+    def inverse(u: Tensor, _: Tensor) -> Tensor:
         m = u.detach().sum(over, keepdim=True)
-        return u * q * torch.where(m == 0, 0.0, m.reciprocal())
+        return torch.where(m == 0, 0.0, m.reciprocal())
+
+    def squared(u: Tensor, q: Tensor, held: Tensor | None = None) -> Tensor:
+        return u * q * (inverse(u, q) if held is None else held)
 
     parts = [recorder.value(units), gain]
-    made = recorder.emit(squared, parts, scale, dtype=v.dtype, form="product")
+    made = recorder.emit(squared, parts, scale, dtype=v.dtype, form="product", statistic=inverse)
     recorder.normed.add(recorder.value(made).slot)
     return made
 

@@ -299,10 +299,18 @@ class Recorder:
         kind: str = "hidden",
         parameter: str = "",
         form: Any = None,
+        fixed: bool = False,
+        statistic: Callable[..., Tensor] | None = None,
     ) -> Tensor:
-        """Record ``function`` of the squared inputs and return the (empty) tensor it makes."""
+        """Record ``function`` of the squared inputs and return the (empty) tensor it makes.
+
+        For ``form``, ``fixed`` and ``statistic`` see :class:`pathspace.squared.tape.Instruction`.
+        """
         result = Value(self.new_slot(), labels, kind, parameter, batch)
-        return self.emit_many(function, inputs, [result], dtype=dtype, name=name, form=form)[0]
+        created = self.emit_many(function, inputs, [result], dtype=dtype, name=name, form=form)[0]
+        if fixed or statistic is not None:
+            self.instructions[-1] = replace(self.instructions[-1], fixed=fixed, statistic=statistic)
+        return created
 
     def emit_many(
         self,

@@ -190,7 +190,7 @@ def _with_means(tape: Tape) -> Tape:
 
     def mean(i: Instruction) -> Instruction:
         sums: Any = i.function
-        return replace(i, function=lambda t: sums(t) / sums(torch.ones_like(t)))
+        return replace(i, function=lambda t: sums(t) / sums(torch.ones_like(t)), fixed=False)
 
     found = [mean(i) if _MAXIMUM.fullmatch(i.name.split(" ")[0]) else i for i in tape.instructions]
     return replace(tape, instructions=tuple(found))
