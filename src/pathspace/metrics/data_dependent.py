@@ -41,6 +41,7 @@ from pathspace.replay.arguments import Arguments, first_examples
 from pathspace.replay.chain import Cell, Chain, chain_of, chain_pass
 from pathspace.replay.latest_batch import LatestBatch
 from pathspace.replay.replay import Replay, replay
+from pathspace.rescaling.optimizer_states import times_
 from pathspace.squared.squares import dense
 
 _AVERAGED = 0.9
@@ -290,6 +291,11 @@ class DataDependent(Path):
                 cross, weight = _mean_so_far(state, new, "cross", terms.cross[name], decay)
                 new |= self._paired(name, terms.bias_of[name], cross * (self.alpha / weight))
         return survey(self._in_frame(kappa), with_means=True), kept
+
+    def _follow_data(self, name: str, state: dict[str, Any], near: Tensor) -> None:
+        scale = self.network.edge_factors(name, near)
+        if "data_average" in state:
+            times_(state["data_average"], scale, -2)
 
     def _paired(self, name: str, bias: str, cross: Tensor) -> dict[str, Any]:
         """What a state keeps of products with another parameter, the bias."""

@@ -31,6 +31,7 @@ from pathspace.paths.kernel.norm import squared_path_norm, widened
 from pathspace.paths.kernel.safe_type import Surveyed, Values, own_memory, survey
 from pathspace.replay.latest_batch import LatestBatch
 from pathspace.rescaling.frames import Frame, FrameName, expect_finite_scales, scales_of
+from pathspace.rescaling.optimizer_states import times_
 from pathspace.squared.parts import cut, cut_rows, local, totals
 from pathspace.squared.precision import full_precision
 from pathspace.squared.squares import Outer, dense
@@ -315,6 +316,50 @@ class Metric:
         self._ahead.clear()
         self._rescalings = self.network.rescalings["done"]
         self._watch_batches()
+
+    @property
+    def served(self) -> Set[str]:
+        """The names of the parameters that optimizers ask it for."""
+        return self._forms.keys()
+
+    def follow(self, name: str, state: dict[str, Any], factors: Tensor) -> Tensor:
+        """Let what the metric keeps of a parameter follow a rescaling of the network.
+
+        Args:
+            name: of the parameter.
+            state: what is kept of it.
+            factors: s, shape ``[num_classes]``.
+
+        Returns:
+            The factors by which the member near balance is rescaled (see ``gauge``), which is the network itself if
+            that is not far.
+        """
+        network, near = self.network, factors
+        if "scales" in state:
+            # powers of two go into m, so that the member near balance stays as it is
+            nearest = factors.log2().round().exp2().to(state["scales"])
+            state["scales"] = state["scales"] * nearest
+            near = factors / nearest.to(factors)
+        if "gauge_rows" not in state:
+            return near
+        # f_e becomes s_e f_e
+        added = gauges(network, [name], near.double())[name]
+        state["gauge_rows"] = state["gauge_rows"] * added.rows
+        state["gauge_columns"] = state["gauge_columns"] * added.columns
+        form = self._forms[name]
+        if "factor" in state:
+            scales = factors if form == "root" else near
+            times_(state["factor"], network.edge_factors(name, scales), _FACTORS[form])
+        self._follow_data(name, state, near)
+        return near
+
+    def _follow_data(self, name: str, state: dict[str, Any], near: Tensor) -> None:
+        """Let averages over data follow a rescaling of the member near balance."""
+
+    def note_rescaling(self) -> None:
+        """Take note that the states have followed a rescaling."""
+        self._gauges.clear()
+        self._rescalings = self.network.rescalings["done"]
 
     def agreed(self, refused: bool) -> bool:
         """Return whether a step is refused in any process with which this one computes the metric."""

@@ -31,6 +31,7 @@ from pathspace.paths.data.data_dependent import Estimator, Request, check_estima
 from pathspace.paths.data.node_measure import Statistic, check_options
 from pathspace.paths.kernel.safe_type import Surveyed
 from pathspace.replay.replay import Replay
+from pathspace.rescaling.optimizer_states import times_
 
 _LAYERS = ("linear", "conv1d", "conv2d", "conv3d")
 
@@ -151,6 +152,18 @@ class DataDependentWithBias(DataDependent):
         flat = balanced.view(balanced.shape[0], -1).mul_(rows)
         # a state cannot hold strings
         return {"bias": list(self.network.parameters).index(bias), "cross": flat.view(cross.shape)}
+
+    def _follow_data(self, name: str, state: dict[str, Any], near: Tensor) -> None:
+        super()._follow_data(name, state, near)
+        if "cross_average" not in state or "bias" not in state:
+            return
+        bias = list(self.network.parameters)[state["bias"]]
+        parameter = self.network.parameters[name]
+        rows = self.network.edge_factors(bias, near).reshape(-1)
+        rows = rows.view(-1, *[1] * (parameter.dim() - 1))
+        # M_0i has the unit of two gradients
+        times_(state["cross_average"], self.network.edge_factors(name, near), -1)
+        times_(state["cross_average"], rows, -1)
 
     def _blocks(self, name: str) -> tuple[int, ...]:
         """One normalizer serves all parameters."""

@@ -50,7 +50,12 @@ from pathspace.optim.base.network_optimizer import (
     of_no_parameter,
 )
 from pathspace.optim.base.options import chosen_metric
-from pathspace.optim.base.plain_states import expect_plain, into_coordinates_, out_of_coordinates
+from pathspace.optim.base.plain_states import (
+    expect_plain,
+    follow_rescaling_,
+    into_coordinates_,
+    out_of_coordinates,
+)
 from pathspace.optim.base.points import expect_unread, frozen_because, move_points_, points_of
 from pathspace.optim.base.saved_states import locked
 from pathspace.optim.base.steepest import Descent
@@ -378,6 +383,18 @@ class Invariant(MetricOptimizer):
                 if id(shadow) not in moved:
                     shadow.grad = None
         return entries
+
+    def follow_rescaling(self, network: Network, factors: Tensor) -> None:
+        """Let states follow the rescaling of the network by factors s, shape ``[num_classes]``.
+
+        The rule's own state is in coordinates, which do not change.
+        """
+        super().follow_rescaling(network, factors)
+        assert self.rule is not None
+        for p in self._plain:
+            name = self.network.names_by_id[id(p)]
+            follow_rescaling_(self.rule, self._shadows[p], self.network.edge_factors(name, factors))
+        self._plain_at = self.network.rescalings["done"]
 
     # -- a first step that moves nothing ------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ Activations", 2016. Letters: p parameter, g = dL/dp, kappa the path metric, c it
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Literal, Unpack
 
 from pathspace.metrics import Path
@@ -72,6 +73,8 @@ class PathGradientAdam(MetricOptimizer):
 
     clips_by = None
     _misread = MOMENTS
+    _velocities = MappingProxyType({"exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2})
+    _velocities_near = False
 
     def __init__(
         self,

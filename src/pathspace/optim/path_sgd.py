@@ -6,6 +6,7 @@ Activations", 2016. Letters: p parameter, g = dL/dp, D the metric, v velocity, e
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Unpack
 
 import torch
@@ -67,6 +68,7 @@ class PathSGD(MetricOptimizer):
     """
 
     clips_by = "clip_step"
+    _velocities = MappingProxyType({"momentum_buffer": 1})
 
     def __init__(
         self,

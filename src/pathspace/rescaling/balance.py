@@ -30,6 +30,7 @@ from pathspace.rescaling.criteria import (
 )
 from pathspace.rescaling.frames import check_alpha, expect_finite_scales, scales_of
 from pathspace.rescaling.invariance import called, difference
+from pathspace.rescaling.optimizer_states import MovedStates, Optimizers
 from pathspace.rescaling.rescale import replace_
 from pathspace.rescaling.within_range import within_range
 
@@ -51,6 +52,7 @@ def balance_(
     statistic: Statistic | None = None,
     tolerance: float | None = None,
     powers_of_two: bool = False,
+    optimizer: Optimizers | None = None,
 ) -> Tensor:
     r"""Rescale a network, in place, to the member of its class that is balanced at every unit class.
 
@@ -125,6 +127,8 @@ def balance_(
             default the square root of the type's precision (3e-4 for float32).
         powers_of_two: round the factors to powers of two, so that nothing else is rounded. The spread is then at
             most 2 log 2 in each class.
+        optimizer: the optimizer that trains the network, or all of them in a list: what it keeps, and gradients that
+            wait for a step, move with the weights (see :func:`rescale_`).
 
     Returns:
         The factors s that were used (see :func:`rescale_`), float64, shape ``[num_classes]``.
@@ -134,7 +138,8 @@ def balance_(
             were before.
         FloatingPointError: the path mass or the measure of a class is not finite.
         ValueError: ``tolerance`` without an example, or not positive; an example without outputs to compare; an unknown
-            criterion, an option of another one, ``"activations"`` without data, an alpha outside (0, 1].
+            criterion, an option of another one, ``"activations"`` without data, an alpha outside (0, 1]; the state of
+            the optimizer cannot move.
         UnmatchedForwardError: the forward pass on the calibration data is not the traced one.
 
     Warns:
@@ -156,6 +161,7 @@ def balance_(
         raise ValueError(f"tolerance={tolerance} needs an example_input, and must be positive")
     _check_criterion(criterion, calibration, alpha, statistic, example_input)
     expect_weights(network)
+    states = MovedStates(network, optimizer)
     if criterion == "measure" and calibration is None:
         calibration = example_input
     factors = _factors(network, criterion, calibration, alpha, statistic)
@@ -168,6 +174,7 @@ def balance_(
     _warn_of_unused(network)
     if example_input is None:
         replace_(network, changed)
+        states.follow(factors)
         return factors
     probe = _Probe(network, example_input)
     before = {name: parameter.detach().clone() for name, parameter in network.parameters.items()}
@@ -180,6 +187,7 @@ def balance_(
                 parameter.copy_(before[name])
         network.rescalings["done"] -= 1
         raise
+    states.follow(factors)
     return factors
 
 

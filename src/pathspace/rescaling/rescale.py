@@ -11,25 +11,35 @@ from pathspace.network import Network
 from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.errors import expect_weights
 from pathspace.network.network import current_values
+from pathspace.rescaling.optimizer_states import MovedStates, Optimizers
 
 
 @tables_on_the_cpu()
 @torch.no_grad()
-def rescale_(network: Network, factors: Tensor) -> None:
+def rescale_(network: Network, factors: Tensor, optimizer: Optimizers | None = None) -> None:
     """Multiply what goes into each unit class c by s_c and divide what comes out by s_c, in place.
 
     Every weight u -> v becomes (s_v / s_u) w, with s = 1 at inputs, bias node and outputs. The function of the
     network stays the same, exactly so for powers of two.
 
+    With ``optimizer`` this can be done at any step of training. What an optimizer keeps of gradients is then what it
+    would keep had it seen the rescaled network all along: averages of gradients are divided by (s_v / s_u), averages of
+    their squares by its square, and so on for the rules of ``torch.optim`` except LBFGS and Adafactor. The next steps
+    of the library's invariant optimizers are what they would have been without the rescaling, for powers of two
+    bitwise; those of plain rules are not, since they depend on the scales. Gradients in ``.grad`` move too.
+
     Args:
         network: a traced network, whose model's parameters are changed.
         factors: s, one positive finite number per unit class, shape ``[num_classes]``.
+        optimizer: the optimizer that trains the network, or all of them in a list.
 
     Raises:
-        ValueError: ``factors`` has another shape, or an element that is not positive and finite.
+        ValueError: ``factors`` has another shape, or an element that is not positive and finite; the optimizer has no
+            parameter of the network, or keeps something of which it is not known how it follows.
         OverflowError: a weight would overflow, or become zero; nothing has been changed then.
         RuntimeError: a parameter of the model was replaced after tracing.
-        TypeError: ``network`` is no traced network, or ``factors`` are no numbers.
+        TypeError: ``network`` is no traced network, ``factors`` are no numbers, or ``optimizer`` is none of torch's
+            interface.
 
     Example:
         >>> import torch, pathspace as ps
@@ -38,6 +48,7 @@ def rescale_(network: Network, factors: Tensor) -> None:
     """
     expect_weights(network)
     current_values(network)
+    states = MovedStates(network, optimizer)
     try:
         factors = torch.as_tensor(factors)
     except (TypeError, RuntimeError):
@@ -60,6 +71,7 @@ def rescale_(network: Network, factors: Tensor) -> None:
             )
         changed[name] = new
     replace_(network, changed)
+    states.follow(factors.double())
 
 
 @torch.no_grad()
@@ -87,6 +99,7 @@ def random_rescale_(
     high: float = 1e3,
     powers_of_two: bool = False,
     generator: torch.Generator | None = None,
+    optimizer: Optimizers | None = None,
 ) -> Tensor:
     """Rescale a network by random factors, log-uniform in [low, high]; the function stays the same.
 
@@ -97,6 +110,7 @@ def random_rescale_(
         powers_of_two: use whole powers of two only. Then nothing is rounded, and an invariant method gives bitwise
             the same outputs from both members of the class.
         generator: source of the random numbers; torch's default if None.
+        optimizer: see :func:`rescale_`.
 
     Returns:
         The factors, float64, shape ``[num_classes]``.
@@ -127,5 +141,5 @@ def random_rescale_(
         u = torch.rand(network.num_classes, dtype=torch.float64, generator=generator, device=device)
         exponents = float(ends[0]) + float(ends[1] - ends[0]) * u
     factors = torch.exp2(exponents)
-    rescale_(network, factors)
+    rescale_(network, factors, optimizer)
     return factors

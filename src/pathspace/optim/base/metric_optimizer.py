@@ -6,7 +6,8 @@ Letters: p parameter, g = dL/dp, D the metric (see ``metrics.metric``).
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, distributed
@@ -17,6 +18,7 @@ from pathspace.metrics.metric import Form
 from pathspace.network import Network
 from pathspace.optim.base.network_optimizer import Active, NetworkOptimizer, Parameters
 from pathspace.optim.base.steepest import Descent
+from pathspace.rescaling.optimizer_states import times_
 from pathspace.squared.parts import local
 
 
@@ -34,6 +36,10 @@ class MetricOptimizer(NetworkOptimizer):
 
     form: Form = "inverse"
     """What the rule asks the metric for."""
+    _velocities: Mapping[str, int] = MappingProxyType(
+        {}
+    )  # entries of a state that have the unit of a power of a weight
+    _velocities_near = True  # whether they are those of the member near balance (see ``metrics.gauge``)
 
     def __init__(
         self,
@@ -81,6 +87,38 @@ class MetricOptimizer(NetworkOptimizer):
         for step in steps:
             step.factor = step.state.get("factor")
         return steps
+
+    def expect_movable(self, network: Network, names: Iterable[str]) -> None:
+        """Refuse to let states follow a rescaling; see :class:`NetworkOptimizer`.
+
+        Raises:
+            ValueError: another optimizer has the same metric and does not follow.
+        """
+        super().expect_movable(network, names)
+        left = sorted(self.metric.served - set(names))
+        if left:
+            raise ValueError(
+                f"the metric of this {type(self).__name__} serves another optimizer, too, which has '{left[0]}': give "
+                "both, optimizer=[first, second]"
+            )
+
+    def follow_rescaling(self, network: Network, factors: Tensor) -> None:
+        """Let states follow the rescaling of the network by factors s, shape ``[num_classes]``."""
+        super().follow_rescaling(network, factors)
+        for p in self._all_parameters():
+            name = self.network.names_by_id.get(id(p), "")
+            ahead = self.metric.state.get(name)
+            # computed for a step to come, in a copy of what this optimizer keeps
+            if ahead and ahead is not self.state.get(p):
+                self._follow(name, ahead, factors)
+        self.metric.note_rescaling()
+
+    def _follow(self, name: str, state: dict[str, Any], factors: Tensor) -> None:
+        near = self.metric.follow(name, state, factors)
+        scale = self.network.edge_factors(name, near if self._velocities_near else factors)
+        for key, power in self._velocities.items():
+            if isinstance(state.get(key), Tensor):
+                times_(state[key], scale, power)
 
     def _agreed(self, refused: bool) -> bool:
         if distributed.is_available() and distributed.is_initialized():

@@ -16,6 +16,7 @@ from torch._compile import _disable_dynamo  # of torch.compiler.disable, without
 from pathspace.metrics.checks import checked
 from pathspace.network import Network
 from pathspace.network.errors import expect_network
+from pathspace.network.likeness import same_network
 from pathspace.network.sharded import refused
 from pathspace.optim.base.clipped_gradients import ClippedGradients, Gradients, taken
 from pathspace.optim.base.saved_states import BEGUN, NOTHING, has_content, locked, of_steps, unlocked
@@ -188,6 +189,40 @@ class NetworkOptimizer(torch.optim.Optimizer):
                 f"{type(self).__name__} does not support sparse gradients; use Embedding(sparse=False)"
             )
         return active
+
+    def expect_movable(self, network: Network, names: Iterable[str]) -> None:
+        """Refuse to let states follow a rescaling, as ``balance_(network, optimizer=self)`` asks.
+
+        Args:
+            network: that is rescaled.
+            names: the parameters of all optimizers that follow.
+
+        Raises:
+            ValueError: it is another network than this optimizer's, or parameters are split over processes.
+        """
+        del names
+        kind = type(self).__name__
+        if self._in_parts:
+            raise ValueError(
+                f"the parameters of this {kind} are split over processes: rescale before the model is sharded"
+            )
+        if network is not self.network and not same_network(network, self.network):
+            raise ValueError(
+                f"this {kind} was made with another network than the one to rescale: give both the same trace"
+            )
+
+    def follow_rescaling(self, network: Network, factors: Tensor) -> None:
+        """Let states follow the rescaling of the network by factors s, shape ``[num_classes]``."""
+        del network
+        self._forget_rehearsal()
+        for p in self._all_parameters():
+            name = self.network.names_by_id.get(id(p))
+            if name is not None and self.state.get(p):
+                self._follow(name, self.state[p], factors)
+
+    def _follow(self, name: str, state: dict[str, Any], factors: Tensor) -> None:
+        """Let what is kept of a parameter of the network follow a rescaling."""
+        del name, state, factors  # of paths, which no rescaling changes
 
     def _agreed(self, refused: bool) -> bool:
         """Return whether any of the processes that step together refuses a step."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import abstractmethod
+from collections.abc import Iterable
 from typing import Any, Literal, TypedDict
 
 import torch
@@ -106,6 +107,19 @@ class PathSpaceOptimizer(NetworkOptimizer):
     @abstractmethod
     def _direction(self, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
         """What to subtract for lr = 1: a new tensor, or ``g``, which may be overwritten."""
+
+    def expect_movable(self, network: Network, names: Iterable[str]) -> None:
+        """Refuse to let states follow a rescaling; see :class:`NetworkOptimizer`.
+
+        Raises:
+            ValueError: some units have no basis paths, and the weights there step as in the network at the first step.
+        """
+        super().expect_movable(network, names)
+        if self.skeleton is not None and self.skeleton.incomplete:
+            raise ValueError(
+                f"this {type(self).__name__} has units without basis paths, whose weights step as in the network that "
+                "was balanced at the first step: rescale before the first step, or call choose_skeleton() after it"
+            )
 
     @abstractmethod
     def _make_room(self, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:

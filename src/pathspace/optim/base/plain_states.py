@@ -18,26 +18,13 @@ from torch.optim import Optimizer
 
 from pathspace.optim.rules.muon import MuonAdamW
 from pathspace.optim.rules.rmsprop import RMSprop
+from pathspace.rescaling.optimizer_states import POWERS, follow_state_
 from pathspace.squared.parts import local
 
-_ADAM = {"step": 0, "exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2}
-# its momentum is one of g / sqrt(v), which has no unit
-_RMSPROP = {"step": 0, "square_avg": 2, "grad_avg": 1, "momentum_buffer": 0}
 _POWERS: dict[type[Optimizer], dict[str, int]] = {
-    optim.SGD: {"momentum_buffer": 1},
-    optim.Adam: _ADAM,
-    optim.AdamW: _ADAM,
-    optim.NAdam: {**_ADAM, "mu_product": 0},
-    optim.RAdam: _ADAM,
-    optim.Adamax: {"step": 0, "exp_avg": 1, "exp_inf": 1},
-    optim.Adagrad: {"step": 0, "sum": 2},
-    optim.Adadelta: {"step": 0, "square_avg": 2, "acc_delta": -2},
-    optim.RMSprop: _RMSPROP,
-    RMSprop: _RMSPROP,
-    optim.Rprop: {"step": 0, "prev": 1, "step_size": -1},
-    optim.ASGD: {"step": 0, "eta": 0, "mu": 0, "ax": -1},
-    optim.Muon: {"momentum_buffer": 1},
-    MuonAdamW: {**_ADAM, "momentum_buffer": 1},
+    **POWERS,
+    RMSprop: POWERS[optim.RMSprop],
+    MuonAdamW: {**POWERS[optim.AdamW], **POWERS[optim.Muon]},
 }
 """Rule -> entry of its state -> power of r that takes it from weights to coordinates."""
 
@@ -81,6 +68,16 @@ def into_coordinates_(rule: Optimizer, shadow: Tensor, r: Tensor) -> None:
         if power:
             part = local(state[key])
             part.copy_(_times(part, r, power))
+
+
+def follow_rescaling_(rule: Optimizer, shadow: Tensor, scale: Tensor) -> None:
+    """Move what a rule keeps of a weight outside coordinates after the weight was multiplied by a scale."""
+    state = rule.state.get(shadow, {})
+    for key in _POWERS[type(rule)]:
+        if isinstance(state.get(key), Tensor):
+            # a rule that has loaded a state shares its memory with whoever saved it
+            state[key] = state[key].clone()
+    follow_state_(state, _POWERS[type(rule)], scale.expand(shadow.shape))
 
 
 def out_of_coordinates(rule: Optimizer, state: Mapping[str, Any], r: Tensor | None) -> dict[str, Any]:
