@@ -3,6 +3,7 @@
 from pathspace.paths.data.data_dependent import data_dependent_kappa
 from pathspace.paths.data.fisher import fisher, natural_gradient
 from pathspace.paths.data.node_measure import UnitMeasure, data_dependent_norm, unit_measure
+from pathspace.paths.data.sensitivity import importance, sensitivity
 from pathspace.paths.kernel.inner import path_distance, path_inner
 from pathspace.paths.kernel.kappa import kappa
 from pathspace.paths.kernel.norm import path_norm, squared_path_norm
@@ -38,6 +39,7 @@ __all__ = [
     "enumerate_paths",
     "express",
     "fisher",
+    "importance",
     "kappa",
     "natural_gradient",
     "path_distance",
@@ -47,6 +49,7 @@ __all__ = [
     "path_rank",
     "reduction_graph",
     "second_term",
+    "sensitivity",
     "skeleton",
     "skeleton_ones_",
     "skeleton_signs",
