@@ -9,6 +9,7 @@ Letters: c unit class, C how many, h_c its values over examples, positions and s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -65,26 +66,38 @@ def _read(network: Network, replayed: Replay, statistic: Statistic, table: Tenso
     """By label, what enters weights."""
     names = {id(leaf): name for name, leaf in replayed.leaves.items()}
     for use in replayed.uses:
-        name = names.get(id(use.args[1])) if len(use.args) > 1 else None
-        sizes = None if name is None or use.kwargs else _entering(use, statistic)
-        if name is not None and sizes is not None:
+        arguments = list(use.args)
+        name = names.get(id(arguments[1])) if len(arguments) > 1 else None
+        if name is None or use.kwargs:
+            continue
+        sizes = entering(use, arguments[0], _STATISTICS[statistic])
+        if sizes is not None:
             labels = network.edges[name].source.to(table.device)
             note_largest_(table, sizes, labels)
     return table
 
 
-def _entering(use: Use, statistic: Statistic) -> Tensor | None:
-    """The size of what multiplies each element of a weight, broadcastable to it; None for what is not known here."""
-    x, weight = use.args[0], use.args[1]
+def entering(use: Use, x: Any, statistic: Callable[[Tensor], Tensor]) -> Tensor | None:
+    """Return a number for each element of a weight, from what multiplies it; None for what is not known here.
+
+    Args:
+        use: of the weight.
+        x: what enters it, or a tensor of that shape.
+        statistic: from values ``[n, channels]`` to a number for each channel.
+
+    Returns:
+        Broadcastable to the weight. Where several groups of rows read a channel, it is there for each.
+    """
+    weight = use.args[1]
     if not isinstance(x, Tensor):
         return None
     if use.name == "linear":
-        return _size(x, -1, statistic).unsqueeze(0)
+        return statistic(_rows(x, -1)).unsqueeze(0)
     if use.name == "matmul" and weight.dim() == 2:
-        return _size(x, -1, statistic).unsqueeze(1)
+        return statistic(_rows(x, -1)).unsqueeze(1)
     if use.name not in (*_CONVOLUTIONS, *_TRANSPOSED):
         return None
-    sizes, taps = _size(x, 1 - weight.dim(), statistic), (1,) * (weight.dim() - 2)
+    sizes, taps = statistic(_rows(x, 1 - weight.dim())), (1,) * (weight.dim() - 2)
     if use.name in _TRANSPOSED:
         return sizes.reshape(-1, 1, *taps)
     groups = use.args[_GROUPS] if len(use.args) > _GROUPS else 1
@@ -105,7 +118,17 @@ def _units(network: Network, replayed: Replay, statistic: Statistic, table: Tens
     return table
 
 
-def _size(x: Tensor, channels: int, statistic: Statistic) -> Tensor:
-    """By channel, over all other dimensions."""
-    rows = x.detach().abs().movedim(channels, -1).unsqueeze(0).flatten(0, -2)
-    return rows.mean(0) if statistic == "mean" else rows.amax(0)
+def _rows(x: Tensor, channels: int) -> Tensor:
+    """Return the values of each channel over all other dimensions, ``[n, channels]``."""
+    return x.detach().movedim(channels, -1).unsqueeze(0).flatten(0, -2)
+
+
+def _largest(rows: Tensor) -> Tensor:
+    return rows.abs().amax(0)
+
+
+def _mean(rows: Tensor) -> Tensor:
+    return rows.abs().mean(0)
+
+
+_STATISTICS: dict[Statistic, Callable[[Tensor], Tensor]] = {"largest": _largest, "mean": _mean}

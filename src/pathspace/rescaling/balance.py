@@ -7,6 +7,7 @@ Letters: c unit class, s_c its factor, gamma_in,c and gamma_out,c the path mass 
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,9 +19,8 @@ from pathspace.network.errors import UnmatchedForwardError, expect_weights
 from pathspace.network.returned import tensors_in
 from pathspace.network.trace.shadow import evaluation_form_of
 from pathspace.paths.kernel.node_mass import node_mass
-from pathspace.rescaling.activations import STATISTICS, Statistic, log_ranges
+from pathspace.rescaling.activations import Statistic, log_ranges
 from pathspace.rescaling.criteria import (
-    CRITERIA,
     Criterion,
     Scales,
     activation_gap,
@@ -28,10 +28,12 @@ from pathspace.rescaling.criteria import (
     range_gap,
     rounded_edges,
 )
-from pathspace.rescaling.frames import check_alpha, expect_finite_scales, scales_of
+from pathspace.rescaling.frames import expect_finite_scales, scales_of
 from pathspace.rescaling.invariance import called, difference
 from pathspace.rescaling.optimizer_states import MovedStates, Optimizers
+from pathspace.rescaling.options import Options, check_options
 from pathspace.rescaling.rescale import replace_
+from pathspace.rescaling.rounding import Per, rounding_factors
 from pathspace.rescaling.within_range import within_range
 
 LARGE = 100.0
@@ -50,6 +52,9 @@ def balance_(
     calibration: Any = None,
     alpha: float | None = None,
     statistic: Statistic | None = None,
+    bits: int | None = None,
+    per: Per | None = None,
+    activations: bool | int | None = None,
     tolerance: float | None = None,
     powers_of_two: bool = False,
     optimizer: Optimizers | None = None,
@@ -91,12 +96,18 @@ def balance_(
     With ``"measure"`` every member is brought to the same weights. With ``"layers"`` that holds only for members that
     differ by factors of geometric mean 1 in every layer: a layer multiplied by 2 as a whole stays multiplied by 2.
 
-    The last two criteria are those of quantisation, for any traced network:
+    The last three criteria are those of quantisation, for any traced network:
 
     .. code-block:: text
 
         range         max |w entering c| = max |w leaving c|             (cross-layer equalization)
         activations   max |h_c|^alpha = max |w leaving c|^(1 - alpha)    (what SmoothQuant does)
+        rounding      the least sum over tensors of (max |w|)^2 sum_w K_w
+
+    The last sum is in proportion to the squared error of the outputs that rounding causes: a step of rounding is
+    proportional to the largest |w| of its tensor, or row, and K_w, which is kappa or E[(df/dw)^2] on data, says how
+    strongly the outputs react to w. It is convex in log s. Of the members where it is least, which differ by the scale
+    of whole tensors, it is the one nearest to that of "path".
 
     w counts if its parameter has two dimensions or more; where a class has such weights on one side alone (a gain on
     the other), "range" makes their maximum 1, and scales that the criterion does not touch are those of "path".
@@ -114,15 +125,22 @@ def balance_(
         network: a traced network, whose model's parameters are changed; the function stays the same.
         example_input: what the model is called with, as for ``trace``. If it is given, the outputs of the model, in
             evaluation mode, are compared before and after; the comparison runs on a copy of the model.
-        criterion: ``"path"``, ``"measure"``, ``"layers"``, ``"range"`` or ``"activations"``.
-        calibration: data for ``"activations"`` and ``"measure"``, a batch as the model is called with it; of the traced
-            shapes, but for the number of examples. For ``"measure"`` the example is taken if it is missing; without
-            both, inputs of size 1 and units that let half through are assumed.
+        criterion: ``"path"``, ``"measure"``, ``"layers"``, ``"range"``, ``"activations"`` or ``"rounding"``.
+        calibration: data for ``"activations"``, ``"rounding"`` and ``"measure"``, a batch as the model is called with
+            it; of the traced shapes, but for the number of examples. For ``"measure"`` the example is taken if it is
+            missing; without both, inputs of size 1 and units that let half through are assumed. ``"rounding"`` takes
+            kappa without data; a few dozen examples are enough to measure derivatives.
         alpha: for ``"measure"``, the share of the data, in (0, 1], by default 1. For ``"activations"``, how much of the
             difference of ranges is taken from the values and given to the weights, in (0, 1], by default 0.5; at 1 the
             values of all classes have the range 1.
         statistic: the range of values, ``"largest"`` |h|, or the ``"mean"`` of |h|, as AWQ measures it. By default
             ``"largest"``.
+        bits: of a weight, for ``"rounding"``, by default 8. It matters beside ``activations`` alone: the best member
+            for rounded weights is the same for all bits.
+        per: for ``"rounding"``, whether each ``"tensor"`` has a step, or each ``"row"`` of it (dimension 0). By default
+            ``"tensor"``.
+        activations: for ``"rounding"``, bits of what enters linear layers and convolutions, where that is rounded, too,
+            with a step for each tensor; True for 8. Needs ``calibration``. By default False: it is not rounded.
         tolerance: the largest change of an output, relative to the largest output, that passes as rounding; by
             default the square root of the type's precision (3e-4 for float32).
         powers_of_two: round the factors to powers of two, so that nothing else is rounded. The spread is then at
@@ -159,12 +177,13 @@ def balance_(
     """
     if tolerance is not None and (example_input is None or not tolerance > 0):
         raise ValueError(f"tolerance={tolerance} needs an example_input, and must be positive")
-    _check_criterion(criterion, calibration, alpha, statistic, example_input)
+    options = Options(calibration, alpha, statistic, bits, per, activations)
+    check_options(criterion, options, example_input)
     expect_weights(network)
     states = MovedStates(network, optimizer)
     if criterion == "measure" and calibration is None:
-        calibration = example_input
-    factors = _factors(network, criterion, calibration, alpha, statistic)
+        options = replace(options, calibration=example_input)
+    factors = _factors(network, criterion, options)
     if powers_of_two:
         factors = factors.log2().round().exp2()
     wanted = factors
@@ -199,10 +218,9 @@ def balancing_factors(network: Network, *, powers_of_two: bool = False) -> Tenso
 
 
 @tables_on_the_cpu()
-def _factors(
-    network: Network, criterion: Criterion, calibration: Any, alpha: float | None, statistic: Statistic | None
-) -> Tensor:
+def _factors(network: Network, criterion: Criterion, options: Options) -> Tensor:
     """The factors of a criterion, float64 ``[num_classes]``."""
+    calibration, alpha = options.calibration, options.alpha
     if criterion in ("measure", "layers"):
         scales = scales_of(network, criterion, calibration, alpha)
         expect_finite_scales(scales)
@@ -210,46 +228,16 @@ def _factors(
     factors = balancing_factors(network)
     if criterion == "path":
         return factors
+    if criterion == "rounding":
+        return rounding_factors(network, factors, options.scheme())
     edges = rounded_edges(network, factors)
     scales = Scales(network.num_classes, network.monomials.to(factors.device))
     if criterion == "range":
         return factors * agreement(range_gap(edges, scales), torch.zeros_like(factors))
     # Of the member at hand, and of the balanced one: multiplied by a power of two, not a bit of them changes.
-    ranges = log_ranges(network, scales, calibration, "largest" if statistic is None else statistic, factors)
+    ranges = log_ranges(network, scales, calibration, options.statistic or "largest", factors)
     gap = activation_gap(edges, scales, ranges, 0.5 if alpha is None else alpha)
     return factors * agreement(gap, torch.zeros_like(factors))
-
-
-_OPTIONS = {"activations": ("calibration", "alpha", "statistic"), "measure": ("calibration", "alpha")}
-"""The options of the criteria that have some."""
-
-
-def _check_criterion(criterion: Any, calibration: Any, alpha: Any, statistic: Any, example: Any) -> None:
-    if criterion not in CRITERIA:
-        raise ValueError(f"criterion must be one of {', '.join(map(repr, CRITERIA))}, got {criterion!r}")
-    given = {"calibration": calibration, "alpha": alpha, "statistic": statistic}
-    for name, value in given.items():
-        if value is not None and name not in _OPTIONS.get(criterion, ()):
-            owners = " and ".join(repr(other) for other, names in _OPTIONS.items() if name in names)
-            raise ValueError(f"{name} is an option of criterion={owners}, not of {criterion!r}")
-    if criterion == "measure":
-        check_alpha(alpha)
-        if alpha is not None and calibration is None and example is None:
-            raise ValueError(f"alpha={alpha} is a share of the data: give example_input or calibration")
-    if criterion == "activations":
-        _check_activations(calibration, alpha, statistic)
-
-
-def _check_activations(calibration: Any, alpha: Any, statistic: Any) -> None:
-    if calibration is None:
-        raise ValueError(
-            "criterion='activations' measures the values of units on data: give calibration, a batch as the model is "
-            "called with it, or take criterion='range', which needs none"
-        )
-    if alpha is not None and not (isinstance(alpha, (int, float)) and 0 < alpha <= 1):
-        raise ValueError(f"alpha must be in (0, 1], got {alpha!r}; criterion='range' looks at weights alone")
-    if statistic is not None and statistic not in STATISTICS:
-        raise ValueError(f"statistic must be one of {', '.join(map(repr, STATISTICS))}, got {statistic!r}")
 
 
 def _warn_of_cut(network: Network, count: int) -> None:
