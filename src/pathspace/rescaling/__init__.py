@@ -1,6 +1,7 @@
 """The symmetry itself: node-wise rescaling of a network's units, and checks that a method does not see it."""
 
 from pathspace.rescaling.balance import FunctionChangedError, balance_
+from pathspace.rescaling.biases import correct_biases_
 from pathspace.rescaling.invariance import InvarianceReport, check_invariance
 from pathspace.rescaling.rescale import random_rescale_, rescale_
 
@@ -9,6 +10,7 @@ __all__ = [
     "InvarianceReport",
     "balance_",
     "check_invariance",
+    "correct_biases_",
     "random_rescale_",
     "rescale_",
 ]

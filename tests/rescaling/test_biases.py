@@ -1,0 +1,91 @@
+"""Bias correction: the means of every layer afterwards, by an independent computation."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+import pathspace as ps
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(3, 6, 3)
+        self.depthwise = nn.Conv2d(6, 6, 3, groups=6, bias=False)
+        self.scores = nn.Linear(6, 4)
+
+    def forward(self, x):
+        x = torch.relu(self.first(x))
+        return self.scores(torch.relu(x[:, :, 1:-1, 1:-1] + self.depthwise(x)).mean((2, 3)))
+
+
+def rounded(model, levels=3):
+    result = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in result.parameters():
+            if parameter.dim() > 1:
+                step = parameter.abs().max() / levels
+                parameter.copy_((parameter / step).round() * step)
+    return result
+
+
+def means(model, x):
+    """The mean of each channel of each layer, hooks apart: by calling the layers one after the other."""
+    first = model.first(x)
+    second = model.depthwise(torch.relu(first))
+    h = torch.relu(torch.relu(first)[:, :, 1:-1, 1:-1] + second).mean((2, 3))
+    return [first.mean((0, 2, 3)), second.mean((0, 2, 3)), model.scores(h).mean(0)]
+
+
+def test_layers_have_the_means_of_the_reference():
+    torch.manual_seed(0)
+    reference, x = Model().double(), torch.randn(8, 3, 8, 8, dtype=torch.float64)
+    model = rounded(reference)
+    weights = [p.detach().clone() for p in model.parameters() if p.dim() > 1]
+    shifts = ps.rescaling.correct_biases_(model, reference, x)
+    assert list(shifts) == ["first", "depthwise", "scores"]
+    for ours, theirs in zip(means(model, x), means(reference, x), strict=True):
+        assert_close(ours, theirs)
+    assert_close([p.detach() for p in model.parameters() if p.dim() > 1], weights, rtol=0, atol=0)
+    assert isinstance(model.depthwise.bias, nn.Parameter)
+
+
+def test_nothing_moves_where_nothing_was_rounded():
+    torch.manual_seed(0)
+    reference, x = Model(), torch.randn(8, 3, 8, 8)
+    model = copy.deepcopy(reference).train()
+    for shift in ps.rescaling.correct_biases_(model, reference, x).values():
+        assert_close(shift, torch.zeros_like(shift))
+    assert model.training
+    assert model.first.training
+    assert not model.first._forward_hooks
+
+
+def test_a_layer_that_runs_twice_is_left_alone():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.shared, self.last = nn.Linear(3, 3), nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.last(torch.relu(self.shared(torch.relu(self.shared(x)))))
+
+    reference = Twice()
+    model = rounded(reference)
+    assert list(ps.rescaling.correct_biases_(model, reference, torch.randn(5, 3))) == ["last"]
+
+
+def test_other_models_and_data_are_refused():
+    x = torch.randn(5, 3, 8, 8)
+    with pytest.raises(ValueError, match="only one of them has depthwise, first, scores"):
+        ps.rescaling.correct_biases_(Model(), nn.Flatten(), x)
+    with pytest.raises(ValueError, match="neither has any"):
+        ps.rescaling.correct_biases_(nn.ReLU(), nn.ReLU(), x)
+    model = Model()
+    before = model.first.bias.detach().clone()
+    with pytest.raises(ValueError, match="the mean of 'first' is not finite"):
+        ps.rescaling.correct_biases_(model, copy.deepcopy(model), x * float("inf"))
+    assert_close(model.first.bias.detach(), before, rtol=0, atol=0)
