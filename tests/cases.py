@@ -695,6 +695,12 @@ ZOO: list[Case] = [
     Case("mlp without bias", lambda: mlp(3, 5, 4, 2, bias=False), _normal(3), 9),
     Case("mlp on sequences", lambda: mlp(3, 4, 2), _normal(5, 3), 4),
     Case("leaky mlp", lambda: mlp(3, 4, 4, 2, activation=lambda: nn.LeakyReLU(0.2)), _normal(3), 8),
+    Case(
+        "bounds",
+        lambda: mlp(3, 4, 2, activation=lambda: ps.nn.Clamp(-0.2, 0.5, (4,), train=True)),
+        _normal(3),
+        4,
+    ),
     Case("one layer", lambda: nn.Linear(3, 2), _normal(3), 0),
     Case("skip", Skip, _normal(3), 9),
     Case("deep residual", DeepResidual, _normal(3), 4 + 15),

@@ -1,7 +1,7 @@
 """The squared network of a real `nn.Module`, by running its own forward on squared parameters.
 
 The model's code runs as it stands under a `TorchFunctionMode` that replaces the few operations which differ
-in the squared network: ReLU and its kin disappear, max-pooling becomes a sum over the window, fixed averaging
+in the squared network: ReLU and its kin disappear, a maximum becomes a sum of what it compares, fixed averaging
 weights are squared, normalisation by running statistics becomes fixed edges, one by statistics of what enters a
 division by its mean with that mean held, and an embedding reads a one-hot input of ones.
 Everything else (matrix products, convolutions, additions, reshaping) is what it was.
@@ -94,6 +94,8 @@ class SquaredNetwork(TorchFunctionMode):
             name = name.lstrip("_")
         if name in IDENTITIES:
             return args[0]
+        if name in ("maximum", "minimum"):
+            return args[0] + args[1]  # a path may leave through either
         if name in SUMMED or name in AVERAGED:
             x, rest = args[0], args[1:]
             matrix, shape = _as_matrix(lambda image: func(image, *rest, **kwargs), x, int(name[-2]))

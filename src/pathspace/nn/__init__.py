@@ -3,6 +3,7 @@
 :func:`pathspace.trace` knows the models; a network is traced before :func:`ddp_normalize` normalizes it.
 """
 
+from pathspace.nn.caps import Clamp, scale_caps_
 from pathspace.nn.ddp_layers import DDPConv1d, DDPConv2d, DDPConv3d, DDPLinear
 from pathspace.nn.ddp_normalize import ddp_normalize, fold
 from pathspace.nn.ddp_sample import measured_on
@@ -13,6 +14,7 @@ from pathspace.nn.stacked_rnn import StackedReLURNN
 
 __all__ = [
     "RNN",
+    "Clamp",
     "DDPConv1d",
     "DDPConv2d",
     "DDPConv3d",
@@ -25,4 +27,5 @@ __all__ = [
     "fast_",
     "fold",
     "measured_on",
+    "scale_caps_",
 ]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.network.rules.elementwise import as_counted, finish, number
+from pathspace.network.rules.elementwise import add_bias, as_counted, finish, number
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import FIXED
 from pathspace.network.trace.values import Origin, Value
@@ -53,11 +53,18 @@ def position(recorder: Recorder, x: Tensor, dim: int | None = None, keepdim: boo
 
 
 def larger(recorder: Recorder, x: Tensor, y: Tensor) -> Tensor:
-    """The larger, or the smaller, of two: a path may leave through either, so the squared network adds them."""
+    """The larger, or the smaller, of two: a path may leave through either, so the squared network adds them.
+
+    A parameter is a bound, which scales with the units that it bounds: its elements are edges from the bias node.
+    """
     a, b = (recorder.value(as_counted(recorder, t)) for t in (x, y))
+    if a.kind == b.kind == "parameter":
+        recorder.no_rule("it compares two parameters, so its result is no parameter")
     if "parameter" in (a.kind, b.kind):
-        recorder.no_rule("it compares with a parameter, which is then neither a weight nor a bias")
-    labels = recorder.scales.unify(a.labels, b.labels)
+        bound, other = (a, b) if a.kind == "parameter" else (b, a)
+        labels = add_bias(recorder, bound, other.labels.expand(torch.broadcast_shapes(a.shape, b.shape)))
+    else:
+        labels = recorder.scales.unify(a.labels, b.labels)
     return recorder.note_unit(finish(recorder, torch.add, (x, y), (a, b), labels))
 
 
