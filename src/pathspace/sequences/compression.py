@@ -26,6 +26,7 @@ from .mixed import Mixed
 from .mixed_storage import WEIGHTS
 from .sequence_model import SequenceModel
 from .text import Alphabet, IntArray, Text, codes_of
+from .tokens import TokenAlphabet
 from .walk import Progress
 
 _MAGIC = b"\xb5\x01"
@@ -99,12 +100,21 @@ def _bytes(data: Any, command: str, instead: str) -> bytes:
 
 
 def _text(alphabet: Alphabet, data: bytes) -> Text:
+    _check_characters(alphabet)
     if isinstance(alphabet.symbols, bytes):
         return data
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"the model reads characters, but the data is not UTF-8: {error}") from error
+
+
+def _check_characters(alphabet: Alphabet) -> None:
+    if isinstance(alphabet, TokenAlphabet):
+        raise ValueError(
+            "files are compressed by models of bytes or characters, and this one reads tokens: fit another one without "
+            "tokens (--tokens bytes)"
+        )
 
 
 def _pack_foreign(text: Text, known: NDArray[np.bool_]) -> bytes:
@@ -208,6 +218,7 @@ def decompress(
         TypeError: if it is not bytes.
         ValueError: if it claims to be longer than ``max_bytes``.
     """
+    _check_characters(model.alphabet_)
     content = _bytes(content, "decompress", "give what compress has returned")
     if len(content) < _CHECKED or content[:2] != _MAGIC:
         raise CorruptedError("this is not a file made by `pathspace sequence compress`")

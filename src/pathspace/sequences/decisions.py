@@ -70,6 +70,5 @@ def tree(counts: IntArray, alphabet: Alphabet | None = None) -> Tree:
     for y in range(A):
         for k, (v, digit) in enumerate(ways[~y]):
             node[y, k], digits[y, k] = v, digit
-    codes = np.zeros(A, np.int64) if alphabet is None else alphabet.codes
-    letter = np.array([chr(code).isalnum() for code in codes.tolist()], dtype=np.int64)
+    letter = np.zeros(A, np.int64) if alphabet is None else alphabet.letters
     return Tree(child, node, digits, depth, letter)

@@ -6,16 +6,17 @@ predicted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real  # what numpy numbers are, too
 from typing import Any
 
 import numpy as np
 
-from .text import Alphabet, Corpus, Text, as_text
+from .text import Alphabet, Corpus, Given, Text
+from .tokens import Mode, alphabet_over, mode_of, sequences_of
 
-Texts = Text | Sequence[Text]
+Texts = Text | Sequence[Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,26 +32,23 @@ class Fold:
     validation: Corpus | None = None
 
 
-def _is_one(text: Texts) -> bool:
-    return isinstance(text, str | bytes | bytearray | memoryview) or not isinstance(text, Iterable)
+def is_share(validation: Any) -> bool:
+    """Whether no validation text is given beside the training text: none at all, or a share of that."""
+    return validation is None or isinstance(validation, int | float | Real)
 
 
-def as_list(text: Texts) -> list[Text]:
-    """Return the texts of one or several.
-
-    Raises:
-        TypeError: if they can be read only once, or one is no text.
-    """
-    if isinstance(text, Iterator):
-        raise TypeError(
-            f"a text is a str or bytes, or a list of them; a {type(text).__name__} is read only once"
-        )
-    return [as_text(part) for part in ([text] if _is_one(text) else text)]
-
-
-def held_back(validation: Texts | float | None) -> list[Text]:
+def held_back(validation: Any, mode: Mode) -> list[Any]:
     """Return the texts for validation that are given beside the training text: none if it is a share of that."""
-    return [] if validation is None or isinstance(validation, int | float | Real) else as_list(validation)
+    return [] if is_share(validation) else sequences_of(validation, mode).parts
+
+
+def alphabet_of_texts(text: Any, validation: Any, known: Any, tokens: Mode | None) -> Alphabet:
+    """Return the alphabet of a text to learn, of one held back, and of symbols to be known besides, None for none."""
+    mode = mode_of(text, tokens)
+    parts = sequences_of(text, mode).parts + held_back(validation, mode)
+    if known is not None:
+        parts += sequences_of(known, mode).parts
+    return alphabet_over(parts, mode)
 
 
 def _as_mask(mask: Any) -> np.ndarray:
@@ -66,7 +64,7 @@ def _as_mask(mask: Any) -> np.ndarray:
     return marks.astype(bool)
 
 
-def as_masks(mask: Any, text: Texts) -> list[np.ndarray] | None:
+def as_masks(mask: Any, given: Given) -> list[np.ndarray] | None:
     """Return the masks of one or several texts, None if there are none.
 
     Raises:
@@ -74,15 +72,16 @@ def as_masks(mask: Any, text: Texts) -> list[np.ndarray] | None:
     """
     if mask is None:
         return None
-    if _is_one(text):
+    if given.is_one:
         only = _as_mask(mask)
         if only.ndim != 1:
             raise ValueError("the mask of a text needs one entry for each symbol of it, in a row")
         return [only]
     masks = [_as_mask(part) for part in mask]
-    if len(masks) != len(text) or not all(part.ndim == 1 for part in masks):
+    count = len(given.parts)
+    if len(masks) != count or not all(part.ndim == 1 for part in masks):
         raise ValueError(
-            f"a list of {len(text)} texts needs a list of {len(text)} masks, each with an entry for each symbol"
+            f"a list of {count} texts needs a list of {count} masks, each with an entry for each symbol"
         )
     return masks
 
@@ -91,8 +90,10 @@ def fold_of(
     alphabet: Alphabet, text: Texts, validation: Texts | float | None, mask: Any, validation_mask: Any
 ) -> Fold:
     """Return the texts to learn and to stop on, which may be a share of the former, by numbers of an alphabet."""
-    encoded, masks, A = [alphabet.encode(part) for part in as_list(text)], as_masks(mask, text), len(alphabet)
-    if validation_mask is not None and not held_back(validation):
+    given, A = alphabet.sequences(text), len(alphabet)
+    encoded = [alphabet.encode(part) for part in given.parts]
+    masks = as_masks(mask, given)
+    if validation_mask is not None and is_share(validation):
         raise ValueError(
             "validation_mask is the mask of a validation text, and none is given: a share of the text to learn has its "
             "part of mask"
@@ -101,10 +102,11 @@ def fold_of(
         return Fold(Corpus.of(encoded, A, masks))
     if isinstance(validation, int | float | Real):
         return keep_back(encoded, masks, float(validation), A)
-    held = [alphabet.encode(part) for part in as_list(validation)]
+    kept_back = alphabet.sequences(validation)
+    held = [alphabet.encode(part) for part in kept_back.parts]
     if not any(len(x) for x in held):
         raise ValueError("the validation text is empty: give one with a symbol to score, or None for none")
-    return Fold(Corpus.of(encoded, A, masks), Corpus.of(held, A, as_masks(validation_mask, validation)))
+    return Fold(Corpus.of(encoded, A, masks), Corpus.of(held, A, as_masks(validation_mask, kept_back)))
 
 
 def keep_back(encoded: list[np.ndarray], masks: list[np.ndarray] | None, share: float, A: int) -> Fold:

@@ -11,13 +11,14 @@ import numpy as np
 
 from . import mixed_storage
 from .decisions import tree
-from .folds import Fold, Texts, as_list, fold_of, held_back
+from .folds import Fold, Texts, alphabet_of_texts, fold_of
 from .mixing import Reading, blank
 from .one_thread import one_thread
 from .parameters import Parameters
 from .reader import Reader
 from .sequence_model import NotFittedError, SequenceModel
-from .text import Alphabet, Corpus, Text
+from .text import Corpus
+from .tokens import Mode
 from .walk import Progress
 
 
@@ -78,17 +79,19 @@ class Mixed(Reader):
         *,
         mask: Any = None,
         validation_mask: Any = None,
-        alphabet: Text | None = None,
+        alphabet: Any = None,
+        tokens: Mode | None = None,
         **options: Any,
     ) -> Self:
         """Fit the network as :meth:`SequenceModel.fit` does, then `read` the text.
 
         Args:
-            text: str or bytes, or a list of them.
+            text: str or bytes, or a list of them, or a sequence of other symbols.
             validation: text to stop the network on, or the share of the training text, from its end; not learned.
             mask: booleans, one for each symbol: which are to be predicted.
             validation_mask: the same for the validation text.
             alphabet: symbols the model shall know beyond those of the texts.
+            tokens: what a symbol is, as for the network's fit.
             options: of the fit of the network.
 
         Raises:
@@ -96,11 +99,19 @@ class Mixed(Reader):
         """
         if self.model is not None:
             self.model.fit(
-                text, validation, mask=mask, validation_mask=validation_mask, alphabet=alphabet, **options
+                text,
+                validation,
+                mask=mask,
+                validation_mask=validation_mask,
+                alphabet=alphabet,
+                tokens=tokens,
+                **options,
             )
         elif options:
             raise ValueError(f"without a network there is nothing for {', '.join(sorted(options))} to steer")
-        return self.read(text, validation, mask=mask, validation_mask=validation_mask, alphabet=alphabet)
+        return self.read(
+            text, validation, mask=mask, validation_mask=validation_mask, alphabet=alphabet, tokens=tokens
+        )
 
     def read(
         self,
@@ -109,17 +120,19 @@ class Mixed(Reader):
         *,
         mask: Any = None,
         validation_mask: Any = None,
-        alphabet: Text | None = None,
+        alphabet: Any = None,
+        tokens: Mode | None = None,
         progress: Progress | None = None,
     ) -> Self:
         """Learn the contexts and the weights from a text, beginning anew; the network stays as it is.
 
         Args:
-            text: str or bytes, or a list of them.
+            text: str or bytes, or a list of them, or a sequence of other symbols.
             validation: text to score, or the share of the text, from its end; not learned.
             mask: booleans, one for each symbol: which are to be predicted.
             validation_mask: the same for the validation text.
             alphabet: symbols that a model without a network shall know beyond those of the texts.
+            tokens: what a symbol is to a model without a network, as for a network's fit.
             progress: called with the symbols done and their number.
 
         Raises:
@@ -129,8 +142,7 @@ class Mixed(Reader):
         """
         vars(self).pop("_reading", None)  # what fails here leaves no memory of another alphabet
         if self.model is None:
-            parts = as_list(text) + held_back(validation)
-            self.alphabet_ = Alphabet.of([part for part in [*parts, alphabet] if part is not None])
+            self.alphabet_ = alphabet_of_texts(text, validation, alphabet, tokens)
         else:
             self.alphabet_ = _fitted(self.model).alphabet_
         fold = fold_of(self.alphabet_, text, validation, mask, validation_mask)

@@ -26,6 +26,7 @@ from . import storage
 from .kernels import mixing
 from .storage import Stored
 from .text import Alphabet, IntArray
+from .tokens import alphabet_from, described
 
 KEY = "pathspace.sequences.mixed"
 WEIGHTS = ("by_match", "by_node", "by_seen", "final")
@@ -91,18 +92,21 @@ def _compress(content: bytes) -> bytes:
 
 def dump(stored: StoredMixture) -> bytes:
     """Return the bytes of a model file."""
-    described, tensors = None, {}
+    network, tensors = None, {}
     if stored.network is not None:
-        described, tensors = storage.parts(stored.network)
-    symbols = stored.alphabet.symbols
+        network, tensors = storage.parts(stored.network)
     tensors = {f"network.{name}": array for name, array in tensors.items()}
-    tensors |= {"history": _pack(stored.history, len(symbols)), "bounds": stored.bounds, **stored.weights}
+    tensors |= {
+        "history": _pack(stored.history, len(stored.alphabet)),
+        "bounds": stored.bounds,
+        **stored.weights,
+    }
     description: dict[str, Any] = {
         "version": storage.VERSION,
-        "alphabet": list(symbols) if isinstance(symbols, bytes) else symbols,
+        "alphabet": described(stored.alphabet),
         "symbols": len(stored.history),
         "bits": stored.bits,
-        "network": described,
+        "network": network,
         "silent": stored.silent,
     }
     tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
@@ -151,7 +155,7 @@ def _build(description: dict[str, Any], tensors: dict[str, np.ndarray]) -> Store
             description["network"], {name.removeprefix("network."): array for name, array in named.items()}
         )
     alphabet, T, bounds = (
-        storage.alphabet_of(description["alphabet"]),
+        alphabet_from(description["alphabet"]),
         description["symbols"],
         tensors["bounds"],
     )

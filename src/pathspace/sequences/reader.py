@@ -13,9 +13,9 @@ import numpy as np
 from pathspace.files import check_writable, write_atomically
 
 from . import mixed_storage
-from .folds import Texts, as_list
+from .folds import Texts
 from .storage import ModelFileError
-from .text import Alphabet, Text, as_text
+from .text import Alphabet
 from .walk import Place, sample
 
 _LONGEST = 1 << 40  # of a sample: a million symbols a second would take twelve days
@@ -40,18 +40,18 @@ class Reader(ABC):
 
     def score(self, text: Texts, y: None = None) -> float:  # noqa: ARG002 - scikit-learn's signature
         """Return minus the bits per symbol of a text: larger is better, as scikit-learn expects."""
-        return -self.bits(text) / sum(len(part) for part in as_list(text))
+        return -self.bits(text) / sum(len(part) for part in self.alphabet_.sequences(text).parts)
 
-    def predict(self, context: Text) -> dict[str | int, float]:
+    def predict(self, context: Any) -> dict[Any, float]:
         """Return the probability of each symbol (of each byte value) after the context has been read."""
-        context = as_text(context)
+        context = self.alphabet_.sequence(context)
         p = self.begin(len(context) + 1).read_all(self.alphabet_.encode(context)).predict()
         return {symbol: float(p[y]) for y, symbol in enumerate(self.alphabet_.symbols)}
 
-    def sample(
-        self, length: int, seed: int = 0, *, prompt: Text | None = None, temperature: float = 1.0
-    ) -> Text:
+    def sample(self, length: int, seed: int = 0, *, prompt: Any = None, temperature: float = 1.0) -> Any:
         """Return text drawn from the model, which has read ``prompt`` first; a mixture learns what it draws.
+
+        A model of tokens returns a list of them, one of words or lines their text.
 
         Raises:
             TypeError: if the length is no whole number, or the prompt no text.
@@ -65,11 +65,10 @@ class Reader(ABC):
             raise ValueError(f"the length must be from 0 to {_LONGEST}, got {length}")
         if not isinstance(seed, int | np.integer) or seed < 0:
             raise ValueError(f"the seed must be a whole number of at least 0, got {seed!r}")
-        prompt = None if prompt is None else as_text(prompt)
-        place = self.begin(length + len(prompt or ""))
-        prompt = self.alphabet_.symbols[:0] if prompt is None else prompt
+        read = np.empty(0, np.int64) if prompt is None else self.alphabet_.encode(prompt)
+        place = self.begin(length + len(read))
         rng = np.random.default_rng(seed)
-        return self.alphabet_.decode(sample(place, length, rng, self.alphabet_.encode(prompt), temperature))
+        return self.alphabet_.decode(sample(place, length, rng, read, temperature))
 
     def save(self, path: str | Path) -> None:
         """Write the model to a safetensors file, a mixture with its training text.

@@ -20,13 +20,14 @@ from .checkpoints import Checkpoints
 from .cost import Networks, check_blend, check_count, check_folds, check_networks
 from .ensembles import merge_folds
 from .evaluation import code_length
-from .folds import Fold, Texts, as_list, as_masks, deal, fold_of, held_back
+from .folds import Fold, Texts, alphabet_of_texts, as_masks, deal, fold_of
 from .one_thread import one_thread
 from .parameters import Kind, Parameters, Squash
 from .passes import Metric, WritingStep
 from .reader import Reader
 from .restarts import Architecture, race, train_all
-from .text import Alphabet, Text
+from .text import Alphabet
+from .tokens import Mode
 from .training import Report, Settings, Training
 from .walk import Walk
 
@@ -144,7 +145,8 @@ class SequenceModel(Reader):
         *,
         mask: Any = None,
         validation_mask: Any = None,
-        alphabet: Text | None = None,
+        alphabet: Any = None,
+        tokens: Mode | None = None,
         passes: int | None = None,
         seconds: float | None = None,
         resume: bool = False,
@@ -154,12 +156,16 @@ class SequenceModel(Reader):
         """Learn a text, or several.
 
         Args:
-            text: str or bytes, or a list of them; the model begins anew with each.
+            text: str or bytes, or a list of them; the model begins anew with each. Or a sequence of other symbols
+                (numbers, events), or a list of lists of them.
             validation: text to stop on and to choose the best by, or the share of the training text, from its
                 end, to be used for that; None or 0 trains on without looking.
             mask: booleans, one for each symbol: which are to be predicted. A list of them for several texts.
             validation_mask: the same for the validation text.
             alphabet: symbols the model shall know beyond those of the texts.
+            tokens: what a symbol is. True: each item of a list, array or column, strings too. "words" or "lines": those
+                of the text. False: a character or byte; a list of strings is several texts. None: as False, but the
+                items of what holds no strings, or strings of one character.
             passes: instead of the constructor's; counted from the very beginning, also when resuming.
             seconds: likewise.
             resume: go on where the last fit, or the file the model was loaded from, has stopped. With the same
@@ -172,7 +178,7 @@ class SequenceModel(Reader):
         Raises:
             ValueError: if there is no symbol, none is to be predicted, an argument is out of range, ``checkpoint``
                 holds another fit, or a resumed network was begun with other arguments.
-            TypeError: if a text is no str or bytes, or it can be read only once.
+            TypeError: if a text is no sequence of symbols, or it can be read only once.
             UnseenSymbolError: if, when resuming, a symbol is new.
             FloatingPointError: if the start values do not give the text a finite log-likelihood, or the first direction
                 of all is not finite.
@@ -188,15 +194,15 @@ class SequenceModel(Reader):
                 )
             training = self._fitted()
             if alphabet is not None:
-                self.alphabet_.encode(alphabet)  # raises of a symbol that the model lacks: it gets no more
+                for part in self.alphabet_.sequences(alphabet).parts:
+                    self.alphabet_.encode(part)  # raises of a symbol that the model lacks: it gets no more
             self._check_begun()
             fold = fold_of(self.alphabet_, text, validation, mask, validation_mask)
             kept = self._kept(checkpoint, settings, [fold], training)
             done = train_all([training], [fold], [settings], report=report, kept=kept)
         else:
-            parts = as_list(text) + held_back(validation)
             vars(self).pop("training_", None)  # a fit that fails leaves no network of another alphabet
-            self.alphabet_ = Alphabet.of([part for part in [*parts, alphabet] if part is not None])
+            self.alphabet_ = alphabet_of_texts(text, validation, alphabet, tokens)
             folds = self._folds(text, validation, mask, validation_mask)
             self._check_cost(folds, settings)
             begun = self._arguments()
@@ -287,9 +293,10 @@ class SequenceModel(Reader):
             raise ValueError(
                 "folds take turns as the validation text: give all texts for training, and none else"
             )
-        encoded = [self.alphabet_.encode(part) for part in as_list(text)]
+        given = self.alphabet_.sequences(text)
+        encoded = [self.alphabet_.encode(part) for part in given.parts]
         check_folds(sum(len(x) for x in encoded), self.folds)
-        return deal(encoded, as_masks(mask, text), self.folds, len(self.alphabet_))
+        return deal(encoded, as_masks(mask, given), self.folds, len(self.alphabet_))
 
     def _check_cost(self, folds: list[Fold], settings: Settings) -> None:
         """Refuse networks that memory has no room for, or that take days for a pass."""

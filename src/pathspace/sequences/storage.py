@@ -25,6 +25,7 @@ from safetensors.numpy import save
 from .graph import Graph
 from .parameters import Parameters
 from .text import Alphabet
+from .tokens import alphabet_from, described
 from .training import Settings, Training
 
 Built = TypeVar("Built")
@@ -70,13 +71,12 @@ def parts(stored: Stored) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     for place, parameters in (("best", training.best), ("centre", training.centre)):
         if parameters is not None:
             tensors |= {f"{place}.{name}": getattr(parameters, name) for name in _ARRAYS}
-    symbols = stored.alphabet.symbols
     description = {
         "version": VERSION,
         "kind": training.model.kind,
         "squash": training.model.squash,
         "units": graph.units,
-        "alphabet": list(symbols) if isinstance(symbols, bytes) else symbols,
+        "alphabet": described(stored.alphabet),
         "settings": asdict(stored.settings),
         "counters": {name: getattr(training, name) for name in _COUNTERS},
         "options": stored.options,
@@ -202,7 +202,7 @@ def build(description: dict[str, Any], tensors: dict[str, np.ndarray]) -> Stored
     if last is None:
         raise ValueError("there are no parameters")
     training = Training(model=last, best=parameters("best"), centre=parameters("centre"), **counters)
-    alphabet = alphabet_of(description["alphabet"])
+    alphabet = alphabet_from(description["alphabet"])
     if len(alphabet) != training.model.symbols:
         raise ValueError(f"{len(alphabet)} symbols for {training.model.symbols} rows of weights")
     if not all(math.isfinite(rate) for rate in (training.rate_w, training.rate_tau)):
@@ -228,17 +228,6 @@ def _graph(units: Any, tensors: dict[str, np.ndarray]) -> Graph:
     if not (np.array_equal(graph.sources, sources) and np.array_equal(graph.targets, targets)):
         raise ValueError("the edges are not in order")
     return graph
-
-
-def alphabet_of(symbols: Any) -> Alphabet:
-    """Return the alphabet that a description lists; raises ValueError if it is none."""
-    if not isinstance(symbols, str | list):
-        raise ValueError(f"the alphabet is a {type(symbols).__name__}")
-    if not symbols:
-        raise ValueError("the alphabet has no symbol")
-    if len(set(symbols)) < len(symbols):
-        raise ValueError("the alphabet has a symbol twice")
-    return Alphabet(symbols if isinstance(symbols, str) else bytes(symbols))
 
 
 def _number(counters: dict[str, Any], name: str) -> Any:

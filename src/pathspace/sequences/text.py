@@ -6,7 +6,7 @@ P predicted positions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -36,8 +36,41 @@ def as_text(text: Any) -> Text:
         return bytes(text)
     raise TypeError(
         f"a text is a str or bytes, got {type(text).__name__}: of a file give path.read_bytes(), of whole numbers "
-        "bytes(numbers), or ''.join(map(chr, numbers)) if they are above 255"
+        "bytes(numbers), or ''.join(map(chr, numbers)) if they are above 255; for a model of words, numbers or other "
+        "symbols, fit to a list of them with tokens=True"
     )
+
+
+def is_text(text: Any) -> bool:
+    """Whether this is one text."""
+    return isinstance(text, str | bytes | bytearray | memoryview)
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """The sequences that a user gave.
+
+    Args:
+        parts: each of them: a str, bytes, or a list of tokens.
+        is_one: whether one was given by itself, not a list of them.
+    """
+
+    parts: list[Any]
+    is_one: bool
+
+
+def given_texts(text: Any) -> Given:
+    """Return one text or several.
+
+    Raises:
+        TypeError: if they can be read only once, or one is no text.
+    """
+    if isinstance(text, Iterator):
+        raise TypeError(
+            f"a text is a str or bytes, or a list of them; a {type(text).__name__} is read only once"
+        )
+    is_one = is_text(text) or not isinstance(text, Iterable)
+    return Given([as_text(part) for part in ([text] if is_one else text)], is_one)
 
 
 def codes_of(text: Text) -> NDArray[np.unsignedinteger]:
@@ -106,6 +139,19 @@ class Alphabet:
         """(A,) the byte value or code point of each symbol."""
         return codes_of(self.symbols).astype(np.int64)
 
+    @property
+    def letters(self) -> IntArray:
+        """(A,) 1 for letters and digits, of which words are made, else 0."""
+        return np.array([chr(code).isalnum() for code in self.codes.tolist()], np.int64)
+
+    def sequences(self, text: Any) -> Given:
+        """Return the texts that a user gave, as the model reads them."""
+        return given_texts(text)
+
+    def sequence(self, text: Any) -> Any:
+        """Return the one text that a user gave."""
+        return as_text(text)
+
     def numbers(self, text: Text) -> tuple[IntArray, NDArray[np.bool_]]:
         """Return the number of each symbol, any of a foreign one, and whether the alphabet has it."""
         if type(text) is not type(self.symbols):
@@ -128,22 +174,26 @@ class Alphabet:
             UnseenSymbolError: if a symbol is not in the alphabet; the message names it and its place.
             TypeError: if it is no text, or bytes where the model reads str, or the other way round.
         """
-        text = as_text(text)
+        text = self.sequence(text)
         x, known = self.numbers(text)
         if not known.all():
             at = int(np.argmin(known))
             missing = len(known) - int(known.sum())
             raise UnseenSymbolError(
-                f"symbol {text[at : at + 1]!r} at position {at} is not one of the {len(self)} symbols the "
+                f"symbol {_shown(text, at)} at position {at} is not one of the {len(self)} symbols the "
                 f"model was trained on ({missing} such positions); fit with a larger `alphabet` (--alphabet FILE)"
             )
         return x
 
-    def decode(self, x: Iterable[int]) -> Text:
+    def decode(self, x: Iterable[int]) -> Any:
         """Return the text with these numbers."""
         if isinstance(self.symbols, bytes):
             return bytes(self.symbols[int(y)] for y in x)
         return "".join(self.symbols[int(y)] for y in x)
+
+
+def _shown(text: Any, at: int) -> str:
+    return repr(text[at : at + 1] if is_text(text) else text[at])
 
 
 @dataclass(frozen=True, eq=False)

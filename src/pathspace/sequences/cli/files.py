@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import typer
@@ -16,6 +16,7 @@ from pathspace.sequences.mixed_storage import load as load_stored
 from pathspace.sequences.sequence_model import SequenceModel
 from pathspace.sequences.storage import ModelFileError
 from pathspace.sequences.text import Text, marks_after
+from pathspace.sequences.tokens import SPLITTERS, Mode, TokenAlphabet, Tokens, sequences_of
 
 STANDARD_INPUT, STANDARD_OUTPUT = Path("/dev/stdin"), Path("/dev/stdout")
 
@@ -45,7 +46,12 @@ InputPath = Annotated[
     Path,
     typer.Argument(help="File to read; -: standard input.", callback=standard_input),
 ]
-AsText = Annotated[bool, typer.Option("--text", help="Read UTF-8 characters instead of bytes.")]
+AsText = Annotated[
+    bool, typer.Option("--text", help="Read UTF-8 characters instead of bytes: --tokens characters.")
+]
+Kind = Literal["bytes", "characters", "words", "lines"]
+"""What a symbol of a file is."""
+KINDS: tuple[Kind, ...] = ("bytes", "characters", "words", "lines")
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress, only results and errors.")]
 Force = Annotated[bool, typer.Option("--force", "-f", help="Overwrite the output without asking.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
@@ -55,25 +61,67 @@ After = Annotated[
 ]
 
 
-def read(path: Path, as_text: bool) -> Text:
-    """Return the bytes of a file, or its characters; raises ValueError if there are none or they are not UTF-8."""
+def kind_of(tokens: str | None, as_text: bool) -> Kind:
+    """Return what --tokens and --text say a symbol is; raises ValueError if there is no such kind, or they differ."""
+    for kind in KINDS:
+        if tokens == kind and not (as_text and kind != "characters"):
+            return kind
+    if tokens is not None and as_text:
+        raise ValueError(f"--text reads characters, and --tokens {tokens}: give one of the two")
+    if tokens is not None:
+        raise ValueError(f"unknown symbols {tokens!r} in --tokens, choose from {', '.join(KINDS)}")
+    return "characters" if as_text else "bytes"
+
+
+def kind_read(model: SequenceModel | Mixed) -> Kind:
+    """Return what a symbol is to a model; lines where it was fitted to a list of tokens."""
+    alphabet = model.alphabet_
+    if isinstance(alphabet, TokenAlphabet):
+        return "words" if alphabet.mode == "words" else "lines"
+    return "bytes" if isinstance(alphabet.symbols, bytes) else "characters"
+
+
+def mode_from(kind: Kind) -> Mode:
+    """Return the ``tokens`` of a fit to such symbols."""
+    return next((splitter for splitter in SPLITTERS if splitter == kind), False)
+
+
+def read(path: Path, kind: Kind) -> Any:
+    """Return the symbols of a file; raises ValueError if there are none or it is not UTF-8, as all but bytes are."""
     content = path.read_bytes()
     if not content:
         raise ValueError(f"the file {path} is empty: it has no symbol to learn or to score")
-    if not as_text:
+    if kind == "bytes":
         return content
     try:
-        return content.decode("utf-8")
+        return sequences_of(content.decode("utf-8"), mode_from(kind)).parts[0]
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{path} is not UTF-8 text: byte {content[error.start]:#x} at position {error.start}; learn bytes, by fit "
-            "without --text, or convert it: iconv -f latin1 -t utf-8"
+            "without --text and --tokens, or convert it: iconv -f latin1 -t utf-8"
         ) from error
 
 
-def read_for(model: SequenceModel | Mixed, path: Path) -> Text:
-    """Read a file as the model read its training text: as bytes or as characters."""
-    return read(path, isinstance(model.alphabet_.symbols, str))
+def read_for(model: SequenceModel | Mixed, path: Path) -> Any:
+    """Read a file as the model read its training text; a list of tokens as lines, one token on each."""
+    return _named(model, read(path, kind_read(model)))
+
+
+def argument_for(model: SequenceModel | Mixed, said: str) -> Any:
+    """Return an argument of the command line in the symbols of a model."""
+    kind = kind_read(model)
+    if kind == "bytes":
+        return os.fsencode(said)
+    return _named(model, sequences_of(said, mode_from(kind)).parts[0])
+
+
+def _named(model: SequenceModel | Mixed, text: Any) -> Any:
+    """Return tokens for their names, which the lines of a file are."""
+    alphabet = model.alphabet_
+    if not isinstance(alphabet, TokenAlphabet) or alphabet.mode is not True:
+        return text
+    named = {str(symbol): symbol for symbol in alphabet.symbols}
+    return Tokens(named.get(line, line) for line in text)
 
 
 def writable(path: Path, *used: Path | None) -> Path:
@@ -143,14 +191,17 @@ def write(path: Path, content: bytes) -> None:
     write_atomically(path, lambda file: file.write(content))
 
 
-def mask_after(text: Text, after: str | None, path: Path) -> np.ndarray | None:
+def mask_after(text: Text | Tokens, after: str | None, path: Path) -> np.ndarray | None:
     """Mark the symbols of a file that come right after one symbol; None if none is named, ValueError if none comes."""
     if after is None:
         return None
-    mark = after if isinstance(text, str) else os.fsencode(after)  # any byte, of UTF-8 or not
-    if len(mark) != 1:
-        raise ValueError(f"--after takes one symbol, got {after!r}")
-    mask = marks_after(text, mark)
+    if isinstance(text, Tokens):
+        mask = np.array([False, *(str(token) == after for token in text[:-1])])
+    else:
+        mark = after if isinstance(text, str) else os.fsencode(after)  # any byte, of UTF-8 or not
+        if len(mark) != 1:
+            raise ValueError(f"--after takes one symbol, got {after!r}")
+        mask = marks_after(text, mark)
     if not mask.any():
         raise ValueError(f"no symbol of {path} comes right after {after!r}, which --after names")
     return mask

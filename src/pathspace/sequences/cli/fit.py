@@ -21,7 +21,18 @@ from pathspace.sequences.sequence_model import SequenceModel
 from pathspace.sequences.training import Training, looked
 
 from .console import console, errors, per_symbol
-from .files import After, AsJson, AsText, InputPath, Quiet, may_become_model, standard_output, writable
+from .files import (
+    After,
+    AsJson,
+    AsText,
+    InputPath,
+    Quiet,
+    kind_of,
+    kind_read,
+    may_become_model,
+    standard_output,
+    writable,
+)
 from .fit_texts import SHARE, Choices, Texts
 from .result import Result, mix
 from .resumed import PASSES, check_resumed, network_of, set_budget, what_ended
@@ -154,6 +165,9 @@ def fit(
     ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the graph and the start values.", min=0)] = 0,
     text: AsText = False,
+    tokens: Annotated[
+        str | None, typer.Option(help="What a symbol is: bytes, characters, words or lines; default bytes.")
+    ] = None,
     after: After = None,
     alphabet: Annotated[
         Path | None,
@@ -191,6 +205,9 @@ def fit(
     At the end, the bits per symbol of the validation part stand beside those of bzip2, xz and context tree weighting
     after the same training part; not so with --after, whose symbols they cannot single out, and with --folds.
 
+    With --tokens a symbol is a word (a run of letters and digits, or of blanks, or another character) or a line: event
+    names, one on each line, are such a file. Predictions and samples then are of words or lines.
+
     Checkpoints lie in a folder beside the output until it is written. After a kill or a failure the same command goes
     on from there. Ctrl-C saves what a network has learned, for --resume, and ends with its exit code; a model that was
     there before stays, and the same command goes on. A file that holds anything but a model is never written over.
@@ -202,6 +219,7 @@ def fit(
       pathspace sequence fit book.txt --text --units 64 --restarts 8 --jobs 2
       pathspace sequence fit secret.txt -o small.safetensors --no-context
       pathspace sequence fit xor.txt -o xor.safetensors --after =
+      pathspace sequence fit events.txt -o events.safetensors --tokens lines
     """  # noqa: D301 (click wants the character, not the letters)
     with errors():
         writable(output, file, validation, alphabet)
@@ -211,6 +229,7 @@ def fit(
             may_become_model(output)
         _check_folds(restarts, ensemble, folds, validation, share)
         _check_names(model, metric, writing)
+        kind = kind_of(tokens, text)
         options = {
             "units": units,
             "connectivity": connectivity or None,
@@ -235,15 +254,20 @@ def fit(
         choices = Choices(context, after, share, validation is not None)
         if resume:
             network = network_of(output)
-            check_resumed(network, output, text, _asked(command, {**options, "model": model}))
+            check_resumed(
+                network,
+                output,
+                kind if text or tokens else None,
+                _asked(command, {**options, "model": model}),
+            )
             set_budget(network, passes, seconds)
             choices = choices.over(network.told_, output)
-            text = isinstance(network.alphabet_.symbols, str)
+            kind = kind_read(network)
         else:
             network = CLASSES[model](**options)
         choices = choices.settled()
         network.told_ = asdict(choices)
-        texts = Texts.read(file, text, choices, validation, alphabet, folds)
+        texts = Texts.read(file, kind, choices, validation, alphabet, folds)
         # the model of another fit, which only a whole one may replace
         replaces = not resume and output.is_file()
         with beside(output, fresh) as checkpoint:
@@ -353,6 +377,7 @@ def _train(network: SequenceModel, texts: Texts, place: _Place, context: bool | 
                 texts.text,
                 texts.held,
                 alphabet=texts.known,
+                tokens=texts.mode,
                 resume=place.resume,
                 report=report,
                 checkpoint=place.checkpoint,

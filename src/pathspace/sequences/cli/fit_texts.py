@@ -11,8 +11,9 @@ import numpy as np
 
 from pathspace.sequences.folds import Fold, fold_of
 from pathspace.sequences.text import Alphabet, Text
+from pathspace.sequences.tokens import Mode, joined
 
-from .files import mask_after, read
+from .files import Kind, mask_after, mode_from, read
 
 SHARE = 0.1
 
@@ -74,39 +75,41 @@ class Texts:
         known: symbols that the model shall know too, or None.
         counted: predicted symbols that are learned.
         held_counted: predicted symbols that are held out.
+        mode: the ``tokens`` of the fit.
     """
 
-    text: Text
-    held: Text | float | None
+    text: Any
+    held: Any
     mask: np.ndarray | None
     held_mask: np.ndarray | None
-    known: Text | None
+    known: Any
     counted: int
     held_counted: int
+    mode: Mode = False
 
     @classmethod
     def read(
         cls,
         file: Path,
-        as_text: bool,
+        kind: Kind,
         choices: Choices,
         validation: Path | None,
         alphabet: Path | None,
         folds: int,
     ) -> Texts:
         """Read the files; raises ValueError where one has no symbol to predict."""
-        text, after = read(file, as_text), choices.after
-        known = None if alphabet is None else read(alphabet, as_text)
+        text, after, mode = read(file, kind), choices.after, mode_from(kind)
+        known = None if alphabet is None else read(alphabet, kind)
         mask = mask_after(text, after, file)
         counted = _count(text, mask)
         if validation is not None:
-            held = read(validation, as_text)
+            held = read(validation, kind)
             held_mask = mask_after(held, after, validation)
-            return cls(text, held, mask, held_mask, known, counted, _count(held, held_mask))
+            return cls(text, held, mask, held_mask, known, counted, _count(held, held_mask), mode)
         if folds > 1:  # they take turns, and need no validation part of their own
-            return cls(text, None, mask, None, known, counted, counted)
+            return cls(text, None, mask, None, known, counted, counted, mode)
         if not choices.share:
-            return cls(text, None, mask, None, known, counted, 0)
+            return cls(text, None, mask, None, known, counted, 0, mode)
         size = int(len(text) * choices.share)
         held_counted = size if mask is None else int(mask[len(mask) - size :].sum())
         counted -= held_counted
@@ -116,7 +119,7 @@ class Texts:
                 f"no symbol of the {part} of {file} comes right after {after!r}, which --after names: give another "
                 "--share or a --validation file"
             )
-        return cls(text, choices.share, mask, None, known, counted, held_counted)
+        return cls(text, choices.share, mask, None, known, counted, held_counted, mode)
 
     @property
     def masks(self) -> dict[str, Any]:
@@ -127,13 +130,16 @@ class Texts:
         """Return the texts by the numbers of an alphabet."""
         return fold_of(alphabet, self.text, self.held, self.mask, self.held_mask)
 
-    def parts(self) -> tuple[Text, Text]:
-        """Return the held-out text, and what comes before it."""
-        if isinstance(self.held, str | bytes):
-            return self.held, self.text
-        cut = len(self.text) - int(len(self.text) * (self.held or 0.0))
-        return self.text[cut:], self.text[:cut]
+    def parts(self) -> tuple[Text, Text, int]:
+        """Return the held-out text, what comes before it, and the number of symbols held out."""
+        held, before = self.held, self.text
+        if held is None or isinstance(held, float):
+            cut = len(self.text) - int(len(self.text) * (held or 0.0))
+            held, before = self.text[cut:], self.text[:cut]
+        if self.mode is False:
+            return held, before, len(held)
+        return joined(held, self.mode), joined(before, self.mode), len(held)
 
 
-def _count(text: Text, mask: np.ndarray | None) -> int:
+def _count(text: Any, mask: np.ndarray | None) -> int:
     return len(text) if mask is None else int(mask.sum())

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from pathspace.sequences.mixed import Mixed
 from pathspace.sequences.sequence_model import SequenceModel
-from pathspace.sequences.text import Text
 from pathspace.sequences.training import Training
 
 from .console import per_symbol, say, symbols_shown
@@ -18,9 +17,7 @@ from .worth import verdict
 Kept = Literal["network", "mixed", "contexts"]
 
 
-def mix(
-    network: SequenceModel, text: Text, held: Text | float | None, quiet: bool, **masks: Any
-) -> dict[str, Mixed]:
+def mix(network: SequenceModel, text: Any, held: Any, quiet: bool, **masks: Any) -> dict[str, Mixed]:
     """Return contexts beside a silent network, and the network mixed with them, both of which have read the text.
 
     A network without a pass is not mixed: it says next to nothing, and that would take as long again.

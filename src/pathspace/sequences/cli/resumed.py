@@ -9,6 +9,8 @@ from pathspace.sequences.estimators import load
 from pathspace.sequences.mixed import Mixed
 from pathspace.sequences.sequence_model import SequenceModel
 
+from .files import Kind, kind_read
+
 PASSES = 1000
 
 
@@ -21,7 +23,7 @@ def network_of(output: Path) -> SequenceModel:
     return network
 
 
-def check_resumed(network: SequenceModel, output: Path, text: bool, asked: dict[str, Any]) -> None:
+def check_resumed(network: SequenceModel, output: Path, kind: Kind | None, asked: dict[str, Any]) -> None:
     """Refuse options that were given and differ from those that the training was begun with."""
     metric = network.stored().settings.metric  # where the default was taken, its name
     begun = network.get_params() | {"model": network.kind, "metric": metric}
@@ -32,9 +34,11 @@ def check_resumed(network: SequenceModel, output: Path, text: bool, asked: dict[
                 f"--{name.replace('_', '-')} {shown} is not what the model in {output} was begun with, {there}: leave "
                 "it out, or begin anew without --resume"
             )
-    if text and not isinstance(network.alphabet_.symbols, str):
+    there = kind_read(network)
+    if kind not in (None, there):
+        option = "--text" if (kind, there) == ("characters", "bytes") else "--tokens"
         raise ValueError(
-            f"the model in {output} reads bytes: leave out --text, or begin anew without --resume"
+            f"the model in {output} reads {there}: leave out {option}, or begin anew without --resume"
         )
 
 

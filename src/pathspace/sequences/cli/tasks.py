@@ -80,7 +80,7 @@ def baseline(
       pathspace sequence baseline log.txt other.txt --depth 4 --states 8
     """  # noqa: D301 (click wants the character, not the letters)
     with errors():
-        seen, text = read(training, False), read(file, False)
+        seen, text = read(training, "bytes"), read(file, "bytes")
         assert isinstance(seen, bytes)
         assert isinstance(text, bytes)
         true = 0.0 if task is None else _true_bits(task, file, text)  # baselines may take minutes

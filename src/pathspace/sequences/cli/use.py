@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +11,7 @@ from pathspace.sequences.compression import MAX_BYTES
 from pathspace.sequences.compression import compress as compress_bytes
 from pathspace.sequences.compression import decompress as decompress_bytes
 from pathspace.sequences.estimators import load
+from pathspace.sequences.tokens import joined
 
 from .console import errors, say, symbols_shown
 from .files import (
@@ -22,6 +22,7 @@ from .files import (
     InputPath,
     ModelPath,
     Quiet,
+    argument_for,
     mask_after,
     may_overwrite,
     read_for,
@@ -49,8 +50,10 @@ def sample(
     """  # noqa: D301 (click wants the character, not the letters)
     with errors():
         estimator = load(model)
-        read = prompt if isinstance(estimator.alphabet_.symbols, str) else os.fsencode(prompt)
+        read = argument_for(estimator, prompt)
         drawn = estimator.sample(length, seed, prompt=read, temperature=temperature)
+        if isinstance(drawn, list):
+            drawn = joined(drawn, True)
     stream = typer.get_binary_stream("stdout")
     # half a surrogate pair, which is no UTF-8, as its code
     stream.write(drawn.encode(errors="backslashreplace") if isinstance(drawn, str) else drawn)
@@ -92,13 +95,12 @@ def predict(
     """  # noqa: D301 (click wants the character, not the letters)
     with errors():
         estimator = load(model)
-        read = context if isinstance(estimator.alphabet_.symbols, str) else os.fsencode(context)
-        prediction = estimator.predict(read)
+        prediction = estimator.predict(argument_for(estimator, context))
     best = sorted(prediction.items(), key=lambda entry: -entry[1])[:top]
-    shown = [repr(bytes([symbol]))[1:] if isinstance(symbol, int) else repr(symbol) for symbol, _ in best]
+    are_bytes = isinstance(estimator.alphabet_.symbols, bytes)
+    shown = [repr(bytes([symbol]))[1:] if are_bytes else repr(symbol) for symbol, _ in best]
     named = [
-        bytes([symbol]).decode("ascii", "backslashreplace") if isinstance(symbol, int) else symbol
-        for symbol, _ in best
+        bytes([symbol]).decode("ascii", "backslashreplace") if are_bytes else symbol for symbol, _ in best
     ]
     figures = {"context": context, "next": [[name, p] for name, (_, p) in zip(named, best, strict=True)]}
     say(as_json, figures, *(f"{p:.6f} {name}" for (_, p), name in zip(best, shown, strict=True)))

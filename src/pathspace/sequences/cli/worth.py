@@ -12,22 +12,28 @@ LONGEST = 1 << 19
 DEPTH = 6
 
 
-def baseline_bits(held: Text, before: Text) -> dict[str, float]:
+def baseline_bits(held: Text, before: Text, symbols: int | None = None) -> dict[str, float]:
     """Return the bits per symbol of a text after another, by bzip2, xz and context tree weighting.
 
     Context trees are left out where the text alone is longer than `LONGEST`, and a compressor where the few symbols of
     the text make its file, of whole blocks or bytes, no longer.
+
+    Args:
+        held: the text.
+        before: what comes before it.
+        symbols: of the text, None: its characters or bytes. Context trees read those alone.
     """
+    counted = len(held) if symbols is None else symbols
     content, seen = (part.encode() if isinstance(part, str) else part for part in (held, before))
     rows: dict[str, float] = {
         name: baselines.compressed_bits(name, content, seen) for name in baselines.COMPRESSORS
     }
-    if len(held) <= LONGEST:
+    if counted == len(held) <= LONGEST:
         recent = before[max(0, len(before) - (LONGEST - len(held))) :]
         alphabet = Alphabet.of([recent, held])
         coded, history = alphabet.encode(held), alphabet.encode(recent)
         rows["context trees"] = baselines.context_tree_bits(coded, len(alphabet), DEPTH, history)
-    return {name: per_symbol(bits, len(held)) for name, bits in rows.items() if bits > 0}
+    return {name: per_symbol(bits, counted) for name, bits in rows.items() if bits > 0}
 
 
 def verdict(
