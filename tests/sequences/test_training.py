@@ -267,9 +267,10 @@ def test_code_length_counts_predicted_symbols_at_their_places():
     chi = np.zeros(10, bool)
     chi[[3, 7]] = True
     pi = forward(model, Corpus.of([x], 4)).pi
-    expected = -sum(np.log2((1 - 1 / (t + 2)) * pi[t, x[t]] + 1 / (4 * (t + 2))) for t in (3, 7))
+    places = (3, 7, 13, 17)
+    expected = -sum(np.log2((1 - 1 / (t + 2)) * pi[t % 10, x[t % 10]] + 1 / (4 * (t + 2))) for t in places)
     masked = Corpus.of([x, x], 4, [chi, chi])
-    assert_close(code_length(model, masked), 2 * expected, 1e-13)
+    assert_close(code_length(model, masked), expected, 1e-13)
 
 
 def test_a_prior_pulls_to_the_start_and_never_loses_its_own_objective():
@@ -444,3 +445,24 @@ def test_networks_take_batches_of_texts():
     online = PCNN(**options).fit(texts[:3], validation=texts[3])
     assert online.bits(texts[3]) < 0.5 * len(texts[3])
     assert PCNN(**options).fit(texts[:3], passes=10).fit(texts[:3], resume=True).training_.passes == 60
+
+
+def test_short_texts_cost_what_their_probabilities_say():
+    """The uniform part counts symbols from text to text: once for all of them, log2(T + 1) bits at most."""
+    texts = ["BTXSE", "BPVVE"] * 60
+    model = PCNN(units=4, passes=60).fit(texts)
+    plain = -model.training_.log_likelihood / math.log(2)
+    uniform = math.log2(sum(map(len, texts)) + 1)
+    assert plain < model.bits(texts) < plain + uniform
+    assert model.fit(texts, texts, passes=4).training_.validation_bits < (
+        -model.training_.log_likelihood / math.log(2) + uniform
+    )
+    # log2(1 + 1 / (t + 1)) at most for symbol t, with t from 0 in the first text alone
+    x = [model.alphabet_.encode(text) for text in texts[:3]]
+    expected, t = 0.0, 0
+    for part, text in zip(x, texts[:3], strict=True):
+        for k, y in enumerate(part):
+            p = list(model.predict(text[:k]).values())[y]
+            expected -= math.log2((1 - 1 / (t + 2)) * p + 1 / ((t + 2) * len(model.alphabet_)))
+            t += 1
+    assert model.bits(texts[:3]) == pytest.approx(expected)

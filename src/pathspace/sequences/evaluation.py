@@ -1,6 +1,6 @@
 """Code lengths of texts under a model.
 
-Alphabet of this module: A symbols, P predicted positions, t position inside a sequence, from 0.
+Alphabet of this module: A symbols, P predicted positions, t position from 0, which goes on from text to text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def mix_with_uniform(p: Array | float, t: NDArray[np.int64] | int, A: int) -> Ar
 
     Args:
         p: probabilities of symbols at the times t.
-        t: time inside the sequence, from 0.
+        t: how many symbols the model has been scored on before.
         A: number of symbols.
 
     Example:
@@ -36,7 +36,10 @@ def mix_with_uniform(p: Array | float, t: NDArray[np.int64] | int, A: int) -> Ar
 def code_length(model: Parameters, corpus: Corpus, buffers: Buffers | None = None) -> float:
     """Return the length in bits of the predicted symbols of a corpus, mixed with the uniform distribution.
 
-    bits = - sum_t chi_t log2( (1 - 1/(t+2)) pi_t(x_t) + 1/((t+2) A) ), t counted from 0 in each sequence.
+    bits = - sum_t chi_t log2( (1 - 1/(t+2)) pi_t(x_t) + 1/((t+2) A) )
+
+    The paper counts t from 0 in its one text. Here it goes on from each text to the next: begun anew, a text of L
+    symbols would cost log2(L + 1) bits more, and short texts would be nothing but that.
 
     Args:
         model: the parameters.
@@ -45,6 +48,4 @@ def code_length(model: Parameters, corpus: Corpus, buffers: Buffers | None = Non
     """
     a = predicting(activities(model, corpus, buffers), corpus)
     seen = np.exp(output.log_seen(a, model.w, corpus.expected))
-    begin = np.repeat(corpus.bounds[:-1], np.diff(corpus.bounds))
-    t = (np.arange(len(corpus.x)) - begin)[corpus.chi]
-    return float(-np.log2(mix_with_uniform(seen, t, corpus.A)).sum())
+    return float(-np.log2(mix_with_uniform(seen, corpus.positions, corpus.A)).sum())

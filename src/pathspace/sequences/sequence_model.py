@@ -329,6 +329,8 @@ class SequenceModel(Reader):
     def bits(self, text: Texts, mask: Any = None) -> float:
         """Return the code length of a text in bits, each prediction mixed with 1/(t+2) of the uniform one.
 
+        The number t of symbols before it goes on from text to text of a list, so that short ones cost no more.
+
         Raises:
             UnseenSymbolError: if a symbol is not in the alphabet of the model.
             ValueError: if nothing is to be predicted.
