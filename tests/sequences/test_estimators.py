@@ -246,7 +246,8 @@ def test_heats_drop_restarts_but_not_the_leader():
 def test_several_texts_masks_and_a_share_for_validation():
     texts = ["ab" * 20, "abc" * 15, "c"]
     model = PCNN(units=4, passes=30).fit(texts, validation=0.25)
-    assert model.bits(texts) == pytest.approx(sum(model.bits(text) for text in texts), rel=1e-12)
+    # each by itself pays for the uniform part anew
+    assert model.bits(texts) < sum(model.bits(text) for text in texts)
     assert model.training_.result_bits < math.inf
     same = PCNN(units=4, passes=30).fit(texts, validation=np.float32(0.25))
     assert np.array_equal(same.parameters_.w, model.parameters_.w)
