@@ -10,6 +10,7 @@ import torch
 from torch._library.custom_ops import CustomOpDef
 from torch._ops import OpOverload, OpOverloadPacket
 
+from pathspace.network import aten
 from pathspace.network.rules import RULED
 from pathspace.network.trace.functions import changes, short_name
 
@@ -27,7 +28,9 @@ class Registration:
     like: str | None
 
 
-_REGISTERED: dict[Any, Registration] = {}
+_REGISTERED: dict[Any, Registration] = {
+    op: Registration(function, None) for op, function in aten.DECOMPOSITIONS.items()
+}
 
 
 def register(
@@ -108,7 +111,7 @@ def register(
 
 def registration_of(func: Callable[..., Any]) -> Registration | None:
     """Return what is known of the operation that a function belongs to; None if it is not registered."""
-    return _REGISTERED.get(_key(func)) if _REGISTERED else None
+    return _REGISTERED.get(_key(func))
 
 
 def _key(op: Any) -> Any:

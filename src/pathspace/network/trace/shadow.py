@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from pathspace.network.call import arguments_in, batch_in
 from pathspace.network.errors import UntraceableError, WrongBatchDimension
+from pathspace.network.exported import checks_inputs, evaluated, kept_in_copies, remove_guards_
 from pathspace.network.trace.finite import NotFinite, not_finite
 from pathspace.network.trace.interpreter import Interpreter
 from pathspace.network.trace.memory import in_memory_of_parameters
@@ -58,7 +59,10 @@ def shadow_of(
     for name, held in _plain_tensors(model):  # as buffers, whose values a trace may go by
         if id(held) not in memo:
             memo[id(held)] = recorder.copy_buffer(held, name)
-    shadow = copy.deepcopy(model, _empty_hooks_of(model) | _optimizers_of(model) | memo)
+    shadow = copy.deepcopy(
+        model, _empty_hooks_of(model) | _optimizers_of(model) | kept_in_copies(model) | memo
+    )
+    remove_guards_(shadow)
     _without_writes_(shadow)
     return shadow, parameters
 
@@ -103,7 +107,8 @@ def hooks_of(module: nn.Module) -> list[Callable[..., Any]]:
 
 def may_change_results(hook: Callable[..., Any]) -> bool:
     """Return whether a hook may change what its module computes, in a way that a trace does not see."""
-    return not getattr(hook, "only_looks", False) and not isinstance(hook, WeightNorm)
+    only_looks = getattr(hook, "only_looks", False) or checks_inputs(hook)
+    return not only_looks and not isinstance(hook, WeightNorm)
 
 
 def _plain_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -145,12 +150,14 @@ def copy_of(model: Model, memo: dict[int, Any] | None = None) -> Model:
         memo: what stands for parts of it in the copy, by their identity.
     """
     created = {id(t): t.detach() for t in made_by_hooks(model)}
-    return copy.deepcopy(model, created | _empty_hooks_of(model) | (memo or {}))
+    copied = copy.deepcopy(model, created | _empty_hooks_of(model) | kept_in_copies(model) | (memo or {}))
+    remove_guards_(copied)
+    return copied
 
 
 def evaluation_form_of(model: Model, memo: dict[int, Any] | None = None) -> Model:
     """A copy in evaluation form; its hooks on gradients are the user's own, and left out. See :func:`copy_of`."""
-    copied = copy_of(model, _optimizers_of(model) | (memo or {})).eval()
+    copied = evaluated(copy_of(model, _optimizers_of(model) | (memo or {})))
     for module in copied.modules():
         module._backward_hooks.clear()
         module._backward_pre_hooks.clear()

@@ -24,6 +24,7 @@ from pathspace.network.call import Call
 from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.eager import uncompiled
 from pathspace.network.errors import MixedExamples, UntraceableError, WrongBatchDimension
+from pathspace.network.exported import is_exported, module_of
 from pathspace.network.likeness import same_arguments, same_network, same_slots
 from pathspace.network.network import Network
 from pathspace.network.program import Program, told
@@ -53,7 +54,7 @@ from pathspace.squared.parts import is_split
 
 
 def trace(
-    model: nn.Module,
+    model: nn.Module | torch.export.ExportedProgram,
     example_input: Any,
     *,
     outside: Outside | Iterable[Outside] = (),
@@ -73,9 +74,9 @@ def trace(
     will be trained so (docs/theory/normalization.md).
 
     Args:
-        model: any module. ReLU, LeakyReLU, PReLU, linear and convolutional layers, pooling, residual sums,
-            normalization, embeddings and ReLU recurrences are followed, in modules and in functional form; at any other
-            operation the network is cut.
+        model: any module, or a program of ``torch.export``. ReLU, LeakyReLU, PReLU, linear and convolutional layers,
+            pooling, residual sums, normalization, embeddings and ReLU recurrences are followed, in modules and in
+            functional form; at any other operation the network is cut.
         example_input: what the model is called with: a tensor, a tuple or list of positional arguments, or a dict
             of keyword arguments. Only shapes and types are read.
         outside: what to leave to the plain rule of an optimizer: modules of the model, classes of modules
@@ -106,14 +107,22 @@ def trace(
         >>> ps.trace(model, torch.zeros(1, 4))
         Network(58 weights in 4 parameters, 8 unit classes)
     """
+    model = module_of(model)
     if not isinstance(model, nn.Module):
-        raise TypeError(f"trace needs an nn.Module, got {type(model).__name__}; wrap a function in a module")
+        raise TypeError(
+            f"trace needs an nn.Module or an exported program, got {type(model).__name__}; wrap a function in a module"
+        )
     if batch_dim not in (None, "auto") and not (type(batch_dim) is int and batch_dim >= 0):
         raise ValueError(f"batch_dim must be 'auto', None or a dimension from 0 on, got {batch_dim!r}")
     model = unwrapped(model)
     if not any(True for _ in model.parameters()):
         raise ValueError(f"the model has no parameters: {type(model).__name__} cannot be trained or rescaled")
     names = outside_names(model, outside)
+    if names and is_exported(model):
+        raise ValueError(
+            "an exported program is one graph, without modules that outside= could leave out: trace the module that "
+            "was exported"
+        )
     _check_whole(model)
     if isinstance(example_input, Mapping):
         example_input = dict(example_input)
