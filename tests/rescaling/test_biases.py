@@ -89,3 +89,63 @@ def test_other_models_and_data_are_refused():
     with pytest.raises(ValueError, match="the mean of 'first' is not finite"):
         ps.rescaling.correct_biases_(model, copy.deepcopy(model), x * float("inf"))
     assert_close(model.first.bias.detach(), before, rtol=0, atol=0)
+
+
+def high(padding=0):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=padding, groups=2), nn.ReLU()),
+        *(nn.Conv2d(4, 2, 1, bias=False), nn.ReLU(), nn.Flatten()),
+    ).double()
+    with torch.no_grad():
+        model[0].bias += torch.tensor([5.0, -5.0, 0.0, 8.0])
+        model[2].bias += 20
+    return model, torch.randn(6, 3, 8, 8, dtype=torch.float64)
+
+
+def test_high_biases_are_absorbed_and_the_outputs_stay():
+    model, x = high()
+    before, first = model(x), model[0](x).detach().amin((0, 2, 3))
+    absorbed = ps.rescaling.absorb_biases_(model, [("0", "2"), ("2", "4")], x)
+    assert_close(absorbed["0"], first.clamp_min(0))
+    assert absorbed["0"][1] == 0
+    assert_close(model(x), before)
+    assert_close(model[0](x).detach().amin((0, 2, 3)).clamp_min(0), torch.zeros(4, dtype=torch.float64))
+
+
+def test_statistics_of_batch_norm_say_how_much_is_absorbed():
+    model, _ = high()
+    bias, weight = model[0].bias.detach().clone(), model[2].weight.detach()
+    lowest = torch.tensor([1.0, -1.0, 0.0, 2.0], dtype=torch.float64)
+    other = model[2].bias.detach().clone()
+    ps.rescaling.absorb_biases_(model, [("0", "2")], lowest={"0": lowest})
+    c = torch.tensor([1.0, 0.0, 0.0, 2.0], dtype=torch.float64)
+    assert_close(model[0].bias.detach(), bias - c)
+    sums = weight.sum((2, 3))
+    expected = torch.stack([sums[0] @ c[:2], sums[1] @ c[:2], sums[2] @ c[2:], sums[3] @ c[2:]])
+    assert_close(model[2].bias.detach(), other + expected)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "says"),
+    [
+        ([("0", "1")], "'1' is no linear layer or convolution: give two of 0, 2, 4"),
+        ([("4", "0")], "'4' has no bias to absorb"),
+        ([("2", "0")], "'0' does not read the 4 channels of '2'"),
+        ([("0", "4")], "nothing but a ReLU between"),
+    ],
+)
+def test_pairs_that_do_not_fit_are_refused(pairs, says):
+    model, x = high()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=says):
+        ps.rescaling.absorb_biases_(model, pairs, x)
+    assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+def test_padding_and_missing_data_are_refused():
+    model, x = high(padding=1)
+    with pytest.raises(ValueError, match="'2' is padded or transposed"):
+        ps.rescaling.absorb_biases_(model, [("0", "2")], x)
+    with pytest.raises(ValueError, match="give either calibration data or the lowest values"):
+        ps.rescaling.absorb_biases_(model, [("0", "2")])

@@ -1,13 +1,14 @@
 """The symmetry itself: node-wise rescaling of a network's units, and checks that a method does not see it."""
 
 from pathspace.rescaling.balance import FunctionChangedError, balance_
-from pathspace.rescaling.biases import correct_biases_
+from pathspace.rescaling.biases import absorb_biases_, correct_biases_
 from pathspace.rescaling.invariance import InvarianceReport, check_invariance
 from pathspace.rescaling.rescale import random_rescale_, rescale_
 
 __all__ = [
     "FunctionChangedError",
     "InvarianceReport",
+    "absorb_biases_",
     "balance_",
     "check_invariance",
     "correct_biases_",

@@ -1,18 +1,19 @@
-"""Bias correction: rounding shifts the means of units, and biases can take that shift back.
+"""Biases of networks that are rounded: correction of shifted means, and absorption of high biases.
 
-Letters: W weight of a layer, x what enters it, b its bias; W' and x' those of the rounded model.
+Letters: W weight of a layer, x what enters it, b its bias; W' and x' those of the rounded model; c what is absorbed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from pathspace.rescaling.invariance import called
+from pathspace.network.returned import tensors_in
+from pathspace.rescaling.invariance import called, difference
 
 Layer = (
     nn.Linear
@@ -103,6 +104,130 @@ def correct_biases_(model: nn.Module, reference: nn.Module, calibration: Any) ->
     return shifts
 
 
+@torch.no_grad()
+def absorb_biases_(
+    model: nn.Module,
+    pairs: Sequence[tuple[str, str]],
+    calibration: Any = None,
+    *,
+    lowest: Mapping[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """Move what a ReLU never cuts off from the biases of a layer to those of the layer behind it.
+
+    .. code-block:: text
+
+        relu(W1 x + b1) = relu(W1 x + b1 - c) + c        where W1 x + b1 >= c >= 0
+        b1 <- b1 - c,  b2 <- b2 + W2 c
+
+    High biases, as equalization leaves behind, make the range of activations large; this makes it smaller. Weights stay
+    as they are.
+
+    Args:
+        model: the model, in place.
+        pairs: names of linear layers or convolutions with nothing but a ReLU between them, the second without padding.
+        calibration: what the model is called with. c is the least value of each channel on it, if that is positive, so
+            that the function stays the same there; this is checked.
+        lowest: instead, the least values of the channels by name of the first layer: with BatchNorm's bias beta and
+            gain gamma, ``beta - 3 * gamma.abs()``. What is below is cut off.
+
+    Returns:
+        c of each channel, by name of the first layer.
+
+    Raises:
+        ValueError: both or none of ``calibration`` and ``lowest`` are given; a pair does not fit, is padded, or its
+            first layer has no bias; the outputs on the calibration data move by more than rounding, and all is undone.
+
+    Source:
+        Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", 2019.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+        >>> _ = torch.nn.init.constant_(model[0].bias, 9.0)
+        >>> ps.rescaling.absorb_biases_(model, [("0", "2")], torch.rand(16, 2))["0"] > 7
+        tensor([True, True, True])
+    """
+    if (calibration is None) == (lowest is None):
+        raise ValueError("give either calibration data or the lowest values of the channels")
+    layers = _layers(model)
+    for first, second in pairs:
+        _check_pair(layers, first, second)
+    before = None if calibration is None else _outputs(model, calibration)
+    kept = [(layer, _bias_of(layer)) for layer in layers.values()]
+    absorbed = {}
+    for first, second in pairs:
+        found = _lowest_values(model, layers[first], calibration) if lowest is None else lowest[first]
+        c = found.clamp_min(0)
+        _add_to_bias(layers[first], -c)
+        _add_to_bias(layers[second], _passed_on(layers[second], c))
+        absorbed[first] = c
+    if before is not None and not _same(before, _outputs(model, calibration)):
+        for layer, bias in kept:
+            _restore_bias(layer, bias)
+        raise ValueError(
+            "the outputs on the calibration data have changed, so the biases are what they were before: "
+            "is there nothing but a ReLU between the layers of each pair, and does nothing else read the first one?"
+        )
+    return absorbed
+
+
+def _check_pair(layers: Mapping[str, nn.Module], first: str, second: str) -> None:
+    for name in (first, second):
+        if name not in layers:
+            raise ValueError(f"'{name}' is no linear layer or convolution: give two of {', '.join(layers)}")
+    one: Any = layers[first]
+    other: Any = layers[second]
+    if one.bias is None:
+        raise ValueError(f"'{first}' has no bias to absorb")
+    if any(getattr(other, "padding", ())) or "Transpose" in type(other).__name__:
+        raise ValueError(
+            f"'{second}' is padded or transposed, so its borders would not receive what is absorbed"
+        )
+    if len(one.bias) != getattr(other, "in_channels", other.weight.shape[1]):
+        raise ValueError(f"'{second}' does not read the {len(one.bias)} channels of '{first}'")
+
+
+def _lowest_values(model: nn.Module, layer: nn.Module, calibration: Any) -> Tensor:
+    """Return the least value of each channel before the activation."""
+    seen: list[Tensor] = []
+
+    def look(layer: nn.Module, _: Any, output: Tensor) -> None:
+        channel = -len(_broadcast_shape(layer, output))
+        seen.append(output.detach().movedim(channel, -1).flatten(0, -2).amin(0))
+
+    _run(model, {layer: look}, calibration)
+    return torch.stack(seen).amin(0)
+
+
+def _passed_on(layer: nn.Module, c: Tensor) -> Tensor:
+    """Return W c of a layer, for the same c at all positions."""
+    weight: Any = layer.weight
+    groups: Any = getattr(layer, "groups", 1)
+    sums = weight.flatten(2).sum(2) if weight.dim() > 2 else weight
+    each = c.to(weight.dtype).reshape(groups, -1).repeat_interleave(len(weight) // groups, 0)
+    return (sums * each).sum(1)
+
+
+def _outputs(model: nn.Module, calibration: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        found += [t.clone() for t in tensors_in(called(model, calibration, seed=0)) if t.is_floating_point()]
+    finally:
+        for module in training:
+            module.training = True
+    return found
+
+
+def _same(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
+    for old, new in zip(before, after, strict=True):
+        moved, largest = difference(old, new)
+        if not moved <= torch.finfo(old.dtype).eps ** 0.5 * largest:
+            return False
+    return True
+
+
 def _layers(model: nn.Module) -> dict[str, nn.Module]:
     return {name: module for name, module in model.named_modules() if isinstance(module, Layer)}
 
@@ -141,3 +266,16 @@ def _add_to_bias(layer: nn.Module, shift: Tensor) -> None:
         layer.bias = nn.Parameter(shift.to(weight.dtype), requires_grad=weight.requires_grad)
         return
     bias.add_(shift.to(bias.dtype))
+
+
+def _bias_of(layer: nn.Module) -> Tensor | None:
+    bias: Any = layer.bias
+    return None if bias is None else bias.detach().clone()
+
+
+def _restore_bias(layer: nn.Module, value: Tensor | None) -> None:
+    bias: Any = layer.bias
+    if value is None:
+        layer.bias = None
+    else:
+        bias.copy_(value)
