@@ -276,6 +276,6 @@ def _bias_of(layer: nn.Module) -> Tensor | None:
 def _restore_bias(layer: nn.Module, value: Tensor | None) -> None:
     bias: Any = layer.bias
     if value is None:
-        layer.bias = None
+        layer.register_parameter("bias", None)
     else:
         bias.copy_(value)
