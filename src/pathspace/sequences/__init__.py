@@ -6,9 +6,11 @@ Needs the extra ``sequences``: ``pip install -e '.[sequences]'`` in a clone of p
 from pathspace.extras import missing_package
 
 try:
-    from .compression import CorruptedError, compress, decompress
+    from .byte_reader import CorruptedError
+    from .compression import compress, decompress
     from .estimators import CNN, PCNN, RNN, load, merge
     from .mixed import Mixed
+    from .records import Records
     from .sequence_model import NotFittedError, SequenceModel
     from .storage import ModelFileError
     from .text import UnseenSymbolError
@@ -24,6 +26,7 @@ __all__ = [
     "Mixed",
     "ModelFileError",
     "NotFittedError",
+    "Records",
     "SequenceModel",
     "Training",
     "UnseenSymbolError",

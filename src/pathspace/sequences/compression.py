@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from . import alone, records
+from .byte_reader import ByteReader, CorruptedError, varint
 from .mixed import Mixed
 from .mixed_storage import WEIGHTS
 from .sequence_model import SequenceModel
@@ -37,10 +39,6 @@ _LONGEST = 9  # bytes of a varint below 2^63
 MAX_BYTES = 1 << 26
 
 
-class CorruptedError(ValueError):
-    """A compressed file is damaged, or does not belong to the model."""
-
-
 def _fingerprint(model: SequenceModel | Mixed) -> bytes:
     check, arrays = 0, []
     network = model.model if isinstance(model, Mixed) else model
@@ -53,44 +51,6 @@ def _fingerprint(model: SequenceModel | Mixed) -> bytes:
     for array in arrays:
         check = zlib.crc32(np.ascontiguousarray(array).tobytes(), check)
     return bytes([check & 0xFF])
-
-
-def _varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value >= 0x80:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
-
-
-class _Reader:
-    """The bytes of a file, from front to back."""
-
-    def __init__(self, content: bytes, place: int) -> None:
-        self._content, self._place = content, place
-
-    def varint(self) -> int:
-        value, shift = 0, 0
-        while True:
-            if self._place >= len(self._content) or shift > 63:
-                raise CorruptedError("the compressed file ends too early")
-            byte = self._content[self._place]
-            self._place += 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return value
-
-    def take(self, size: int) -> bytes:
-        taken = self._content[self._place : self._place + size]
-        if len(taken) < size:
-            raise CorruptedError("the compressed file ends too early")
-        self._place += size
-        return taken
-
-    def rest(self) -> bytes:
-        return self._content[self._place :]
 
 
 def _bytes(data: Any, command: str, instead: str) -> bytes:
@@ -121,7 +81,7 @@ def _pack_foreign(text: Text, known: NDArray[np.bool_]) -> bytes:
     places = np.flatnonzero(~known)
     packed = bytearray()
     for gap, code in zip(np.diff(places, prepend=-1), codes_of(text)[places], strict=True):
-        packed += _varint(int(gap)) + _varint(int(code))
+        packed += varint(int(gap)) + varint(int(code))
     return zlib.compress(bytes(packed), 9)
 
 
@@ -165,35 +125,51 @@ def _varints(content: bytes) -> tuple[IntArray, bytes]:
     return np.add.reduceat((values[:used] & 0x7F).astype(np.int64) << shifts, first), content[used:]
 
 
-def compress(model: SequenceModel | Mixed, data: bytes, progress: Progress | None = None) -> bytes:
-    """Return data compressed by a fitted model.
+def compress(
+    model: SequenceModel | Mixed | None,
+    data: bytes,
+    progress: Progress | None = None,
+    *,
+    by_record: bool = False,
+) -> bytes:
+    """Return data compressed by a fitted model, or by none.
 
     Without foreign symbols the size is at most 16 bytes and 0.1 % more than ``model.bits`` of the data.
 
     Args:
-        model: fitted on bytes, or on characters if the data is UTF-8 text.
+        model: fitted on bytes, or on characters if the data is UTF-8 text. None: contexts that learn the data while
+            they code it, and what comes out needs no model.
         data: what to compress.
         progress: called with the symbols done and their number.
+        by_record: compress each line by itself, see `Records`.
 
     Raises:
         NotFittedError: if the model has not been fitted.
         TypeError: if the data are not bytes.
-        ValueError: if the model reads characters and the data is not UTF-8.
+        ValueError: if the model reads characters and the data is not UTF-8, or there is none for records.
 
     Example:
+        >>> len(compress(None, b"she sells sea shells " * 99)) < 60
+        True
         >>> from pathspace.sequences import PCNN
         >>> model = PCNN(units=3, passes=4).fit(b"abab")
         >>> decompress(model, compress(model, b"abbx"))
         b'abbx'
     """
-    fingerprint = _fingerprint(model)
     data = _bytes(data, "compress", "of a str, give text.encode()")
+    if model is None:
+        if by_record:
+            raise ValueError("records are compressed by a model that they share: give one")
+        return alone.pack(data, progress)
+    fingerprint = _fingerprint(model)
+    if by_record:
+        return records.pack_lines(model, fingerprint, data, progress)
     text = _text(model.alphabet_, data)
     x, known = model.alphabet_.numbers(text)
-    head = _varint(2 * len(text) + (not known.all()))
+    head = varint(2 * len(text) + (not known.all()))
     if not known.all():
         foreign = _pack_foreign(text, known)
-        head += _varint(len(foreign)) + foreign
+        head += varint(len(foreign)) + foreign
         x = x[known]
     # one symbol of the alphabet alone carries no information
     code = b"" if len(model.alphabet_) == 1 else model.begin(len(x)).encode(x, progress)
@@ -202,12 +178,15 @@ def compress(model: SequenceModel | Mixed, data: bytes, progress: Progress | Non
 
 
 def decompress(
-    model: SequenceModel | Mixed, content: bytes, progress: Progress | None = None, max_bytes: int = MAX_BYTES
+    model: SequenceModel | Mixed | None,
+    content: bytes,
+    progress: Progress | None = None,
+    max_bytes: int = MAX_BYTES,
 ) -> bytes:
     """Return what was compressed.
 
     Args:
-        model: the one that compressed it.
+        model: the one that compressed it, or None.
         content: what `compress` returned.
         progress: called with the symbols done and their number.
         max_bytes: most that it may become: a few bytes can claim to be any number of likely symbols. Memory and
@@ -216,21 +195,31 @@ def decompress(
     Raises:
         CorruptedError: if the content is damaged, no compressed file, or made with another model.
         TypeError: if it is not bytes.
-        ValueError: if it claims to be longer than ``max_bytes``.
+        ValueError: if it claims to be longer than ``max_bytes``, or is of another kind: with a model, or without one.
     """
-    _check_characters(model.alphabet_)
     content = _bytes(content, "decompress", "give what compress has returned")
-    if len(content) < _CHECKED or content[:2] != _MAGIC:
+    kind = content[:2]
+    if len(content) < _CHECKED or kind not in (_MAGIC, alone.MAGIC, records.MAGIC):
         raise CorruptedError("this is not a file made by `pathspace sequence compress`")
+    if (model is None) != (kind == alone.MAGIC):
+        needs = (
+            "needs no model: leave it out" if model is not None else "was compressed with a model: give it"
+        )
+        raise ValueError(f"the compressed file {needs}")
+    if model is None:
+        return alone.unpack(content, progress, max_bytes)
+    _check_characters(model.alphabet_)
+    if kind == records.MAGIC:
+        return records.unpack_lines(model, _fingerprint(model), content, progress, max_bytes)
     front, check, body = content[:5], content[5:7], content[_CHECKED:]
     if crc_hqx(front + body, 0).to_bytes(2, "little") != check:
         raise CorruptedError("the compressed file is damaged: its checksum does not fit")
     if content[2:3] != _fingerprint(model):
         raise CorruptedError("the file was compressed with another model")
-    reader = _Reader(content, _CHECKED)
+    reader = ByteReader(content, _CHECKED)
     size = reader.varint()
     length = size // 2
-    _check_size(length, max_bytes)
+    alone.check_size(length, max_bytes)
     is_text = isinstance(model.alphabet_.symbols, str)
     symbols = np.empty(length, np.uint32 if is_text else np.uint8)
     is_foreign = np.zeros(length, bool)
@@ -245,7 +234,9 @@ def decompress(
     if is_text:
         if _has_halves(symbols):
             raise CorruptedError("the compressed file is damaged: not all of its symbols are characters")
-        _check_size(length + sum(int((symbols >= more).sum()) for more in (0x80, 0x800, 0x10000)), max_bytes)
+        alone.check_size(
+            length + sum(int((symbols >= more).sum()) for more in (0x80, 0x800, 0x10000)), max_bytes
+        )
     data = symbols.astype("<u4").tobytes().decode("utf-32-le").encode() if is_text else symbols.tobytes()
     if crc_hqx(data, 0).to_bytes(2, "little") != content[3:5]:
         raise CorruptedError(
@@ -257,11 +248,3 @@ def decompress(
 def _has_halves(symbols: Any) -> bool:
     """Whether there are halves of surrogate pairs, which an alphabet may have, and UTF-8 has not."""
     return bool((symbols - np.uint32(0xD800) < 0x800).any())
-
-
-def _check_size(size: int, max_bytes: int) -> None:
-    if size > max_bytes:
-        raise ValueError(
-            f"the compressed file claims to be {size} bytes or more, more than the {max_bytes} that are allowed: if "
-            "you trust it, allow more by max_bytes (--max-bytes)"
-        )

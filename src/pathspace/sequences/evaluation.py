@@ -6,31 +6,13 @@ Alphabet of this module: A symbols, P predicted positions, t position from 0, wh
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .kernels import output
 from .layout import Buffers
 from .parameters import Parameters
 from .passes import activities, predicting
 from .text import Corpus
-
-Array = NDArray[np.float64]
-
-
-def mix_with_uniform(p: Array | float, t: NDArray[np.int64] | int, A: int) -> Array | float:
-    """Return (1 - 1/(t+2)) p + 1/((t+2) A), which keeps every code length finite.
-
-    Args:
-        p: probabilities of symbols at the times t.
-        t: how many symbols the model has been scored on before.
-        A: number of symbols.
-
-    Example:
-        >>> mix_with_uniform(0.0, 0, 4)
-        0.125
-    """
-    share = 1 / (t + 2)
-    return (1 - share) * p + share / A
+from .walk import mix_with_uniform
 
 
 def code_length(model: Parameters, corpus: Corpus, buffers: Buffers | None = None) -> float:

@@ -190,6 +190,10 @@ class Mixed(Reader):
         """Return the place before a text of so many symbols; what is learned there does not change the model."""
         return self.reading_.copy(length)
 
+    def frozen(self) -> Reading:
+        """Return a place before a text, where nothing is learned and no table is copied."""
+        return self.reading_.frozen_copy()
+
     def content(self) -> bytes:
         """Return what a file of the model holds."""
         return mixed_storage.dump(self._stored())

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from .decisions import Tree
 from .kernels import mixing
-from .kernels.coding import READ, SCORE, Coder
+from .kernels.coding import DECODE, FROZEN, NOWHERE, READ, SCORE, Coder
 from .kernels.mixing import BEGIN, Memory, T, shapes
 from .parameters import Parameters
 from .text import Corpus, IntArray
@@ -23,6 +23,7 @@ from .walk import Place, Progress, blocks, coder, network
 
 Array = NDArray[np.float64]
 
+_nowhere = coder()
 _FEWEST, _MOST = 20, 24  # bits of the number of slots: 8 to 128 MiB, and a quarter of that for `last`
 
 
@@ -64,14 +65,25 @@ class Reading(Place):
         model: the network, or None.
         tree: the decisions.
         memory: all that reading changes.
+        frozen: whether nothing is learned, so that every text begins with the same memory.
     """
 
     model: Parameters | None
     tree: Tree
     memory: Memory
+    frozen: bool = False
 
     def __post_init__(self) -> None:
         self._net = network(self.model, len(self.tree.depth))
+        self._learned = int(self.memory.place[T])
+
+    def frozen_copy(self) -> Reading:
+        """Return a reading before a new text that learns nothing, and shares the tables."""
+        own = ("place", "history", "keys", "x", "s", "p", "seen")
+        copies = {name: getattr(self.memory, name).copy() for name in own}
+        copied = Reading(self.model, self.tree, self.memory._replace(**copies), frozen=True)
+        copied.restart()
+        return copied
 
     def copy(self, more: int = 0) -> Reading:
         """Return a reading that has learned as much, before a new text, with room for so many symbols more."""
@@ -90,19 +102,36 @@ class Reading(Place):
 
     def begin(self) -> None:
         """Begin a new text, with all that has been learned."""
+        if self.frozen:
+            self.memory.place[T] = self._learned
         self.memory.place[BEGIN] = self.memory.place[T]
-        self._net = network(self.model, len(self.tree.depth))
+        if self.model is not None:
+            self._net = network(self.model, len(self.tree.depth))
 
-    def _run(self, mode: int, x: IntArray, chi: NDArray[np.bool_], code: Coder) -> float:
-        """Read a block of symbols and return the bits of the predicted ones."""
+    def restart(self) -> None:
+        """Begin a new text, with all that has been learned."""
+        self.begin()
+
+    def _run(
+        self, mode: int, x: IntArray, chi: NDArray[np.bool_], code: Coder, stop: int = NOWHERE
+    ) -> tuple[int, Array]:
+        """Read a block of symbols and return how many were read, and the bits of each, 0 if it is not predicted."""
         bits = np.zeros(len(x))
         # what a file claims to be its length takes memory when it has been decoded, not before
         self._make_room(len(x))
-        mixing.run(mode, x, chi, self.memory, self.tree, self._net, code, bits)
-        return float(bits.sum())
+        mode += FROZEN if self.frozen else 0
+        done = mixing.run(mode, x, chi, self.memory, self.tree, self._net, code, bits, stop)
+        return done, bits
 
     def _code(self, mode: int, x: IntArray, coder: Coder) -> None:
         self._run(mode, x, np.ones(len(x), bool), coder)
+
+    def _decode_until(self, stop: int, x: IntArray, coder: Coder) -> int:
+        return self._run(DECODE, x, np.ones(len(x), bool), coder, stop)[0]
+
+    def lengths(self, x: IntArray) -> Array:
+        """Read symbols, learn from them unless frozen, and return the bits of each."""
+        return self._run(SCORE, x, np.ones(len(x), bool), _nowhere)[1]
 
     def score(
         self,
@@ -112,8 +141,11 @@ class Reading(Place):
         progress: Progress | None = None,
     ) -> float:
         """Read symbols, learn from them, and return the bits of the predicted ones, which chi marks; None: of all."""
-        chi, nowhere = np.ones(len(x), bool) if chi is None else chi, coder()
-        return sum(self._run(mode, x[p].astype(np.int64), chi[p], nowhere) for p in blocks(len(x), progress))
+        chi = np.ones(len(x), bool) if chi is None else chi
+        total = 0.0
+        for part in blocks(len(x), progress):
+            total += float(self._run(mode, x[part].astype(np.int64), chi[part], _nowhere)[1].sum())
+        return total
 
     def learn(self, corpus: Corpus, slots_alone: bool = False, progress: Progress | None = None) -> float:
         """Read texts, learn from them, and return their bits: the predicted symbols, each before it is learned.

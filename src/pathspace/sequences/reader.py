@@ -35,6 +35,10 @@ class Reader(ABC):
         """Return the place before the first symbol of a text of at most so many symbols."""
 
     @abstractmethod
+    def frozen(self) -> Place:
+        """Return a place before a text that learns nothing, and shares the model's memory."""
+
+    @abstractmethod
     def content(self) -> bytes:
         """Return what a file of the model holds."""
 

@@ -31,6 +31,9 @@ from .tokens import Mode
 from .training import Report, Settings, Training
 from .walk import Walk
 
+_LONG_READ = 1 << 20
+"""Symbols after which the uniform part of predictions is a millionth, and a text costs it no more."""
+
 
 class NotFittedError(ValueError, AttributeError):
     """A model is used before `fit`."""
@@ -343,6 +346,10 @@ class SequenceModel(Reader):
     def begin(self, length: int) -> Walk:  # noqa: ARG002 - a mixture's memory is as long
         """Return the place before the first symbol of a text."""
         return Walk(self.parameters_)
+
+    def frozen(self) -> Walk:
+        """Return a place before a text, where the predictions hardly hold any of the uniform one."""
+        return Walk(self.parameters_, t=_LONG_READ, frozen=True)
 
     def content(self) -> bytes:
         """Return what a file of the model holds: the parameters, and the training to go on with."""

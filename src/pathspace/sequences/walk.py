@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from .decisions import Tree, tree
 from .kernels import coding, walk
-from .kernels.coding import DECODE, ENCODE, Coder, Network
+from .kernels.coding import DECODE, ENCODE, NOWHERE, Coder, Network
 from .kernels.elementary import squash
 from .parameters import Parameters
 from .text import IntArray
@@ -86,8 +86,20 @@ class Place(ABC):
         """Read several symbols and return the place after them."""
 
     @abstractmethod
+    def restart(self) -> None:
+        """Begin a new text, with all that has been learned."""
+
+    @abstractmethod
+    def lengths(self, x: IntArray) -> Array:
+        """Read symbols and return the bits of each."""
+
+    @abstractmethod
     def _code(self, mode: int, x: IntArray, coder: Coder) -> None:
         """Read a block of symbols: ENCODE writes their code, DECODE reads it and writes x."""
+
+    @abstractmethod
+    def _decode_until(self, stop: int, x: IntArray, coder: Coder) -> int:
+        """Read the symbols of a code into a block, up to one after which it stops, and return how many there were."""
 
     def encode(self, x: IntArray, progress: Progress | None = None) -> bytes:
         """Read symbols and return their code."""
@@ -98,6 +110,22 @@ class Place(ABC):
         # the number in the interval with the most zeros at its end, which need not be written
         last = next(end for zeros in range(56, -1, -8) if (end := high >> zeros << zeros) >= low)
         return (code.content[: code.at[0]].tobytes() + last.to_bytes(7, "big")).rstrip(b"\0")
+
+    def decode_until(self, code: bytes, stop: int, most: int) -> IntArray:
+        """Read the symbols that have this code up to one after which it stops, and return them with it.
+
+        Raises:
+            ValueError: if it has not come after so many symbols.
+        """
+        read, parts, length = coder(code), [], 0
+        while length < most:
+            block = np.zeros(min(256, most - length), np.int64)
+            done = self._decode_until(stop, block, read)
+            parts.append(block[:done])
+            length += done
+            if block[done - 1] == stop:
+                return np.concatenate(parts)
+        raise ValueError(f"the code has no end within {most} symbols")
 
     def decode(self, code: bytes, x: NDArray[Any], progress: Progress | None = None) -> None:
         """Read the symbols that have this code, and write them to x."""
@@ -113,6 +141,8 @@ class Walk(Place):
 
     Args:
         model: the parameters.
+        t: symbols scored before, by which the uniform part of the predictions shrinks.
+        frozen: whether every text begins with as many.
 
     Example:
         >>> from pathspace.sequences import PCNN
@@ -121,8 +151,10 @@ class Walk(Place):
         1.0
     """
 
-    def __init__(self, model: Parameters) -> None:
-        self._net, self._t = network(model, model.symbols), 0
+    def __init__(self, model: Parameters, t: int = 0, *, frozen: bool = False) -> None:
+        self._model, self._t = model, t
+        self._first = t if frozen else None
+        self._net = network(model, model.symbols)
 
     @cached_property
     def tree(self) -> Tree:  # pyright: ignore[reportIncompatibleVariableOverride] - made where something is coded
@@ -146,9 +178,45 @@ class Walk(Place):
             self.read(int(y))
         return self
 
+    def restart(self) -> None:
+        """Begin a new text; the uniform part of the predictions goes on to shrink unless frozen."""
+        self._t = self._t if self._first is None else self._first
+        self._net.V[:] = self._model.V0
+        squash(self._model.V0, self._model.squash == "logistic", self._net.a)
+
+    def lengths(self, x: IntArray) -> Array:
+        """Read symbols and return the bits of each, by predictions mixed with the uniform one."""
+        bits = np.zeros(len(x))
+        for at, y in enumerate(x):
+            walk.predict(self._net.a, self._net.w, self._net.pi)
+            bits[at] = -np.log2(mix_with_uniform(self._net.pi[y], self._t, len(self._net.pi)))
+            self.read(int(y))
+        return bits
+
     def _code(self, mode: int, x: IntArray, coder: Coder) -> None:
-        coding.run(mode, x, self._t, self.tree, self._net, coder)
+        coding.run(mode, x, self._t, self.tree, self._net, coder, NOWHERE)
         self._t += len(x)
+
+    def _decode_until(self, stop: int, x: IntArray, coder: Coder) -> int:
+        done = coding.run(DECODE, x, self._t, self.tree, self._net, coder, stop)
+        self._t += done
+        return done
+
+
+def mix_with_uniform(p: Any, t: Any, A: int) -> Any:
+    """Return (1 - 1/(t+2)) p + 1/((t+2) A), which keeps every code length finite.
+
+    Args:
+        p: probabilities of symbols at the times t.
+        t: how many symbols the model has been scored on before.
+        A: number of symbols.
+
+    Example:
+        >>> mix_with_uniform(0.0, 0, 4)
+        0.125
+    """
+    share = 1 / (t + 2)
+    return (1 - share) * p + share / A
 
 
 def sample(

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from pathspace.extras import missing_package
 from pathspace.sequences.cost import check_hidden_states
-from pathspace.sequences.evaluation import mix_with_uniform
 from pathspace.sequences.kernels.machine_code import njit
+from pathspace.sequences.walk import mix_with_uniform
 
 Array = NDArray[np.float64]
 IntArray = NDArray[np.int64]

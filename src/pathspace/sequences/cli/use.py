@@ -26,6 +26,7 @@ from .files import (
     mask_after,
     may_overwrite,
     read_for,
+    standard_input,
     standard_output,
     writable,
     write,
@@ -107,38 +108,52 @@ def predict(
 
 
 def compress(
-    model: ModelPath,
-    file: InputPath,
+    first: Annotated[
+        Path, typer.Argument(metavar="[MODEL]", help="Model file written by `fit`; may be left out.")
+    ],
+    second: Annotated[
+        Path | None,
+        typer.Argument(metavar="FILE", help="File to read; -: standard input.", show_default=False),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
             "--output", "-o", help="Default: FILE.psq; -: standard output.", callback=standard_output
         ),
     ] = None,
+    records: Annotated[
+        bool, typer.Option("--records", help="Compress each line so that the model alone brings it back.")
+    ] = False,
     force: Force = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compress a file with the model's predictions and an arithmetic coder.
+    """Compress a file with a model's predictions and an arithmetic coder, or without a model.
 
-    Asks before it overwrites a file. Where nobody can answer, in a script, that is an error without --force.
+    Without a model, contexts learn the file while they code it, and it is unpacked without one. Asks before it
+    overwrites a file. Where nobody can answer, in a script, that is an error without --force.
 
     \b
     Examples:
+      pathspace sequence compress other.txt
       pathspace sequence compress log.safetensors other.txt
-      pathspace sequence compress log.safetensors other.txt -o other.packed --force
+      pathspace sequence compress log.safetensors other.txt --records -o other.records
+      cat other.txt | pathspace sequence compress - -o - > other.psq
     """  # noqa: D301 (click wants the character, not the letters)
     with errors():
+        model, file = _model_and_file(first, second)
         if output is None and file == STANDARD_INPUT:
             raise ValueError(
                 "compressed standard input has no name of its own: give --output, - for standard output"
             )
         output = output or file.with_name(file.name + ".psq")
+        if records and model is None:
+            raise ValueError("--records needs a model that the lines share: compress MODEL FILE --records")
         writable(output, model, file)
         may_overwrite(output, force)
-        estimator, data = load(model), file.read_bytes()
+        estimator, data = None if model is None else load(model), file.read_bytes()
         with symbols_shown("compress", quiet) as progress:
-            packed = compress_bytes(estimator, data, progress)
+            packed = compress_bytes(estimator, data, progress, by_record=records)
         write(output, packed)
     each = 8 * len(packed) / max(len(data), 1)
     figures = {"output": str(output), "bytes": len(data), "compressed": len(packed), "bits_per_byte": each}
@@ -148,12 +163,19 @@ def compress(
 
 
 def decompress(
-    model: ModelPath,
-    file: InputPath,
-    output: Annotated[
-        Path,
-        typer.Option("--output", "-o", help="File to write; -: standard output.", callback=standard_output),
+    first: Annotated[
+        Path, typer.Argument(metavar="[MODEL]", help="The model file that compressed it, if one did.")
     ],
+    second: Annotated[
+        Path | None,
+        typer.Argument(metavar="FILE", help="File to read; -: standard input.", show_default=False),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="Default: FILE without .psq; -: standard output.", callback=standard_output
+        ),
+    ] = None,
     max_bytes: Annotated[
         int, typer.Option(help="Most bytes to write, against files that claim any number.", min=0)
     ] = MAX_BYTES,
@@ -166,13 +188,27 @@ def decompress(
 
     \b
     Examples:
+      pathspace sequence decompress other.txt.psq
       pathspace sequence decompress log.safetensors other.txt.psq -o other.txt
     """  # noqa: D301 (click wants the character, not the letters)
     with errors():
+        model, file = _model_and_file(first, second)
+        if output is None and file.suffix != ".psq":
+            raise ValueError(f"{file} has no ending .psq that could be left out: give --output")
+        output = output or file.with_suffix("")
         writable(output, model, file)
         may_overwrite(output, force)
-        estimator, packed = load(model), file.read_bytes()
+        estimator, packed = None if model is None else load(model), file.read_bytes()
         with symbols_shown("decompress", quiet) as progress:
             data = decompress_bytes(estimator, packed, progress, max_bytes)
         write(output, data)
     say(False, {}, f"{output}: {len(data)} bytes", output=output)
+
+
+def _model_and_file(first: Path, second: Path | None) -> tuple[Path | None, Path]:
+    """Return the model file, None if one file alone was given, and the file to read."""
+    if second is None:
+        return None, standard_input(first)
+    if not first.is_file():
+        raise typer.BadParameter(f"there is no model file '{first}': write one by `fit`")
+    return first, standard_input(second)

@@ -21,6 +21,10 @@ Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 READ, SCORE, ENCODE, DECODE = range(4)
+FROZEN = 4
+"""Added to a mode: nothing is learned."""
+NOWHERE = -1
+"""The symbol after which a kernel stops, if there is none."""
 
 SCALE = 1 << 30
 """p is a whole number of so many parts."""
@@ -120,8 +124,8 @@ def decode(coder, p):
 
 
 @njit(error_model="numpy", fastmath=False, cache=True)
-def run(mode, x, t, tree, net, coder):
-    """Read symbols that the network predicts, mixed with the uniform distribution as code lengths are.
+def run(mode, x, t, tree, net, coder, stop):
+    """Read symbols that the network predicts, mixed with the uniform distribution, and return how many were read.
 
     Args:
         mode: ENCODE writes the code, DECODE reads it.
@@ -130,6 +134,7 @@ def run(mode, x, t, tree, net, coder):
         tree: the decisions.
         net: the network, changed.
         coder: the coder, changed; its content has room for 8 bytes a decision.
+        stop: the symbol after which no more are read, or NOWHERE.
     """
     A = len(net.pi)
     for at in range(len(x)):
@@ -151,3 +156,6 @@ def run(mode, x, t, tree, net, coder):
         if mode == DECODE:
             x[at] = ~v
         walk.read(x[at], net.tau, net.first, net.sources, net.kind[0], net.kind[1], net.V, net.a)
+        if x[at] == stop:
+            return at + 1
+    return len(x)

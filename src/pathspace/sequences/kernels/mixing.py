@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import walk
-from .coding import DECODE, ENCODE, LEAST, READ, SCALE, chances, decode, encode, masses
+from .coding import DECODE, ENCODE, FROZEN, LEAST, READ, SCALE, chances, decode, encode, masses
 from .elementary import exponential
 from .machine_code import njit
 
@@ -314,11 +314,12 @@ def _expected(tree, guess, v, k):
 
 
 @njit(error_model="numpy", fastmath=False, cache=True)
-def run(mode, x, chi, m, tree, net, coder, bits):
-    """Read symbols and learn from them, digit by digit.
+def run(mode, x, chi, m, tree, net, coder, bits, stop):
+    """Read symbols and learn from them, digit by digit, and return how many were read.
 
     Args:
-        mode: READ learns the slots alone, SCORE the weights too and the bits, ENCODE writes the code, DECODE reads it.
+        mode: READ learns the slots alone, SCORE the weights too and the bits, ENCODE writes the code, DECODE reads it;
+            with FROZEN added nothing is learned, and the memory keeps but what was read.
         x: (T,) symbols; written with DECODE.
         chi: (T,) whether the symbol is to be predicted: where not, the slots alone learn.
         m: the memory, changed; its history has room for T more.
@@ -326,7 +327,10 @@ def run(mode, x, chi, m, tree, net, coder, bits):
         net: the network, changed.
         coder: the coder, changed by ENCODE and DECODE; its content has room for 8 bytes a decision.
         bits: (T,) what each symbol costs, written, 0 where it is not predicted.
+        stop: the symbol after which no more are read, or NOWHERE.
     """
+    learning = mode < FROZEN
+    mode = mode % FROZEN
     for t in range(len(x)):
         guess = _before(m, tree, net)
         mixing, cost = mode != READ and chi[t], 0.0
@@ -343,19 +347,22 @@ def run(mode, x, chi, m, tree, net, coder, bits):
             x[t] = ~v
         # all digits of a symbol are decided before one of them is learned, so that symbols have probabilities
         y = x[t]
-        for k in range(tree.depth[y]):
+        for k in range(tree.depth[y] if learning else 0):
             v, digit = tree.node[y, k], tree.digit[y, k]
             expected = _expected(tree, guess, v, k)
             if mixing:
                 _learn_weights(m, v, k, expected, digit)
             _learn_slots(m, v, expected, digit)
         bits[t] = cost
-        if m.place[HERE] >= 0:
+        if learning and m.place[HERE] >= 0:
             m.last[m.place[HERE]] = m.place[T]
         m.history[m.place[T]] = y
         m.place[T] += 1
         if len(net.V) > 1:
             walk.read(y, net.tau, net.first, net.sources, net.kind[0], net.kind[1], net.V, net.a)
+        if y == stop:
+            return t + 1
+    return len(x)
 
 
 @njit(error_model="numpy", fastmath=False, cache=True)
