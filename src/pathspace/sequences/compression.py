@@ -211,6 +211,13 @@ def decompress(
     _check_characters(model.alphabet_)
     if kind == records.MAGIC:
         return records.unpack_lines(model, _fingerprint(model), content, progress, max_bytes)
+    return _unpack_text(model, content, progress, max_bytes)
+
+
+def _unpack_text(
+    model: SequenceModel | Mixed, content: bytes, progress: Progress | None, max_bytes: int
+) -> bytes:
+    """Return a text that was compressed with a model."""
     front, check, body = content[:5], content[5:7], content[_CHECKED:]
     if crc_hqx(front + body, 0).to_bytes(2, "little") != check:
         raise CorruptedError("the compressed file is damaged: its checksum does not fit")
