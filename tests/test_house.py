@@ -13,7 +13,7 @@ import torch
 import pathspace as ps
 
 ROOT = Path(ps.__file__).parent
-FLOORS = ["squared", "network", "replay", "paths", "rescaling", "metrics", "nn", "optim"]
+FLOORS = ["squared", "graph", "network", "ops", "replay", "paths", "rescaling", "metrics", "nn", "optim"]
 FILES = {".".join(("pathspace", *p.relative_to(ROOT).with_suffix("").parts)): p for p in ROOT.rglob("*.py")}
 MODULES = {name.removesuffix(".__init__"): path for name, path in FILES.items()}
 

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.network.devices import tables_on_the_cpu
+from pathspace.ops.listing import NONE
 from pathspace.paths.listing.listing import Paths
-from pathspace.paths.listing.tensor_roles import NONE
 from pathspace.paths.space.basis import basis_paths, check_complete
 from pathspace.paths.space.reduction import expect_own, used_edges
 from pathspace.paths.space.skeleton import Skeleton

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pathspace.network import Edge, Network
 from pathspace.network.devices import tables_on_the_cpu
-from pathspace.paths.listing.tensor_roles import BIAS, NONE
+from pathspace.ops.listing import BIAS, NONE
 from pathspace.paths.listing.unrolled import Activity, UnrolledGraph, unroll
 from pathspace.paths.space.reduction import ReductionGraph, expect_own
 

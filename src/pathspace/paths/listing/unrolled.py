@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
+from pathspace.graph.capture import Capture, KeepsWhole, plain, wrapped
 from pathspace.network import Network
 from pathspace.network.call import Call, arguments_in, batch_in
 from pathspace.network.devices import tables_on_the_cpu
@@ -22,10 +24,12 @@ from pathspace.network.eager import uncompiled
 from pathspace.network.errors import UntraceableError, expect_weights
 from pathspace.network.network import current_values
 from pathspace.network.trace.shadow import evaluation_form_of
-from pathspace.paths.listing.affine import NOT_WRITTEN
-from pathspace.paths.listing.unroll import Unroller
+from pathspace.ops.affine import NOT_WRITTEN
+from pathspace.ops.listing import Listing
+from pathspace.paths.listing.captured import Handler, outside, write_down
 from pathspace.paths.space.reduction import ReductionGraph, reduction_graph
 from pathspace.squared.normalization import Normalization
+from pathspace.squared.precision import AtLeast
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,22 +124,22 @@ def unroll(network: Network) -> UnrolledGraph:
     """
     expect_weights(network)
     try:
-        unroller, nodes, _ = _run(network, _example(network.call, 0), with_edges=True)
+        listing, graph, nodes, _ = _run(network, _example(network.call, 0), with_edges=True)
     except (IndexError, RuntimeError, UntraceableError):  # a length, or a mask that hides everything
-        unroller, nodes, _ = _run(network, _example(network.call, 1), with_edges=True)
-    edges = unroller.edges
+        listing, graph, nodes, _ = _run(network, _example(network.call, 1), with_edges=True)
+    edges = listing.edges
     empty = torch.zeros(0, dtype=torch.long)
     return UnrolledGraph(
-        reduction=unroller.graph,
-        num_nodes=unroller.num_nodes,
-        inputs=torch.cat([empty, *unroller.inputs]),
+        reduction=graph,
+        num_nodes=listing.num_nodes,
+        inputs=torch.cat([empty, *listing.inputs]),
         outputs=nodes,
         source=torch.cat([empty, *edges.source]),
         target=torch.cat([empty, *edges.target]),
         weight=torch.cat([empty, *edges.weight]),
         factor=torch.cat([torch.zeros(0, dtype=torch.float64), *edges.factor]),
         gate=torch.cat([empty, *edges.gate]),
-        num_gates=unroller.num_gates,
+        num_gates=listing.num_gates,
     )
 
 
@@ -178,10 +182,10 @@ def activity(network: Network, data: Any, parameters: Mapping[str, Tensor] | Non
     expect_weights(network)
     inputs, gates, outputs = [], [], []
     for example in examples(network.call, data):
-        unroller, _, values = _run(network, example, with_edges=False, parameters=parameters)
+        listing, _, _, values = _run(network, example, with_edges=False, parameters=parameters)
         none = torch.zeros(0, dtype=torch.float64)
-        inputs.append(torch.cat([none, *unroller.input_values]))
-        gates.append(torch.cat([none, *unroller.gates]))
+        inputs.append(torch.cat([none, *listing.input_values]))
+        gates.append(torch.cat([none, *listing.gates]))
         outputs.append(values)
     return Activity(torch.stack(inputs), torch.stack(gates), torch.stack(outputs))
 
@@ -227,42 +231,61 @@ def _check_sums(network: Network) -> None:
 
 def _run(
     network: Network, example: Any, *, with_edges: bool, parameters: Mapping[str, Tensor] | None = None
-) -> tuple[Unroller, Tensor, Tensor]:
-    """Run a copy of the model on one example; returns the unroller, the output nodes and their values."""
+) -> tuple[Listing, ReductionGraph, Tensor, Tensor]:
+    """Run a copy of the model on one example; returns the list, the graph, the output nodes and their values."""
     current_values(network)
     values = current_values(network, parameters)
     _check_sums(network)
     call = network.call
+    graph = reduction_graph(network)
     model = evaluation_form_of(network.model).to("cpu", torch.float64)
-    unroller = Unroller(reduction_graph(network), with_edges=with_edges, cuts=network.program.cuts)
-    unroller.buffers = {buffer.untyped_storage().data_ptr() for buffer in model.buffers()}
+    capture = Capture()
+    handler = Handler(capture, network.program.cuts)
+    listing = Listing(with_edges=with_edges)
+    listing.buffers = {buffer.untyped_storage().data_ptr() for buffer in model.buffers()}
     for name in network.parameters:
-        own = model.get_parameter(name)
-        own.data.copy_(values[name])
-        unroller.bind_parameter(name, own)
+        model.get_parameter(name).data.copy_(values[name])
     for name in call.outside:
-        module = model.get_submodule(name)
-        module.forward = partial(unroller.run_outside, module.forward)  # type: ignore[method-assign]
+        outside(handler, model.get_submodule(name))
+    left = {
+        id(t) for name in call.outside for t in model.get_submodule(name).state_dict(keep_vars=True).values()
+    }
+    held = [*model.named_parameters(), *model.named_buffers()]
+    state = {key: wrapped(t.detach()) for key, t in held if id(t) not in left}
+    for name in network.parameters:
+        own = plain(state[name])
+        capture.learned.add(id(own))
+        listing.bind_parameter(graph.number((name, (0,) * own.dim())) if own.numel() else 0, own)
 
     def prepare(key: int | str, value: Any) -> Any:
         def one(tensor: Tensor) -> Tensor:
             copy = tensor.detach().to("cpu", torch.float64 if tensor.is_floating_point() else None, copy=True)
-            if key not in call.states:
-                return unroller.bind_data(copy)
-            if bool(copy.any()) and not with_edges:
-                raise ValueError(f"the state {key!r} carried over from earlier data must be zero")
-            return torch.zeros_like(copy)
+            if key in call.states:
+                if bool(copy.any()) and not with_edges:
+                    raise ValueError(f"the state {key!r} carried over from earlier data must be zero")
+                return wrapped(torch.zeros_like(copy))
+            listing.bind_data(copy)
+            capture.derived.add(id(copy))
+            return wrapped(copy)
 
         return pytree.tree_map_only(Tensor, one, value)
 
     args, kwargs = arguments_in(example)
     args = [prepare(place, value) for place, value in enumerate(args)]
     kwargs = {name: prepare(name, value) for name, value in kwargs.items()}
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), uncompiled(), unroller:
-        returned = network.returned(model(*args, **kwargs))
-    outputs = [node for t in returned for node in unroller.before_the_end(t)] + unroller.entered
+    with (
+        torch.random.fork_rng(devices=[]),
+        uncompiled(),
+        capture.running(),
+        AtLeast(torch.float64),
+        KeepsWhole(handler),
+    ):
+        returned = [plain(t) for t in network.returned(functional_call(model, state, tuple(args), kwargs))]
+    with torch.no_grad():
+        write_down(capture.live(returned), listing)
+    outputs = [node for t in returned for node in listing.before_the_end(t)] + listing.entered
     outputs = list({id(t): (t, n) for t, n in outputs}.values())
     if not outputs:
         raise UntraceableError("output", "", "no tensor that the model returns depends on its parameters")
     nodes = torch.cat([n.flatten() for _, n in outputs])
-    return unroller, nodes, torch.cat([t.detach().double().flatten() for t, _ in outputs])
+    return listing, graph, nodes, torch.cat([t.detach().double().flatten() for t, _ in outputs])

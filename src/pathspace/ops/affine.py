@@ -17,21 +17,20 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import UntraceableError
-from pathspace.paths.listing.probing import Reads, reads, reads_of_each
+from pathspace.ops.probing import Reads, reads, reads_of_each
 
 _AGREES = 1e-9
 NOT_WRITTEN = "Paths of this network cannot be written down; its path norm and kappa can"
 
 
 class Operation:
-    """A torch function of some of its tensors, flattened; writes into none of them.
+    """A function of some of its tensors, flattened; it writes into none of them.
 
     Args:
         func: the function.
         args: the positional arguments it was called with.
         kwargs: the keyword arguments.
         places: which leaves of the arguments are variables.
-        writes: whether the function changes its first argument and that is its result.
     """
 
     def __init__(
@@ -40,35 +39,26 @@ class Operation:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         places: Sequence[int],
-        *,
-        writes: bool,
     ) -> None:
-        self.func, self.places, self.writes = func, tuple(places), writes
+        self.func = func
+        self.places = tuple(places)
         self.leaves, self.spec = pytree.tree_flatten((args, kwargs))
 
     def __call__(self, values: Sequence[Tensor]) -> Tensor:
         """The result, all its tensors in one vector, for other values ``[n]`` of the variables."""
         leaves = list(self.leaves)
-        # an operation in place needs the batch of a probe in what it writes to
-        probe = sum((v.sum() for v in values), torch.zeros((), dtype=torch.float64)) * 0
-        for place, leaf in enumerate(leaves):
-            if isinstance(leaf, Tensor) and leaf.is_floating_point():
-                leaves[place] = leaf.detach() + probe if self.writes else leaf.detach()
         for place, value in zip(self.places, values, strict=True):
-            new = value.reshape(self.leaves[place].shape)
-            leaves[place] = new + probe if self.writes else new
+            leaves[place] = value.reshape(self.leaves[place].shape)
         args, kwargs = pytree.tree_unflatten(leaves, self.spec)
         result = self.func(*args, **kwargs)
-        found = torch.cat([t.reshape(-1) for t in floats(args[0] if self.writes else result)])
+        found = torch.cat([t.reshape(-1) for t in floats(result)])
         return found.masked_fill(found.isinf(), 0.0)  # no path starts at an infinity of padding
 
-    def form(self) -> tuple[Any, ...] | None:
+    def form(self) -> tuple[Any, ...]:
         """What the terms of the operation depend on: everything but the values of its variables.
 
-        None for a function that changes its argument. Constants go by identity, so they must be kept alive.
+        Constants go by identity, so they must be kept alive.
         """
-        if self.writes:
-            return None
         parts: list[Any] = [self.func, repr(self.spec), self.places]
         for place, leaf in enumerate(self.leaves):
             if isinstance(leaf, Tensor):

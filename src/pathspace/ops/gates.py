@@ -7,7 +7,7 @@ window, with ties shared). So an output of the network is a sum over paths of in
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +19,9 @@ from torch.utils import _pytree as pytree
 from pathspace.network.rules.order import RULES as ORDERED
 from pathspace.network.rules.order import dimension
 from pathspace.network.trace.functions import CLAMPS
-from pathspace.paths.listing.probing import each
+from pathspace.ops.probing import each
 
-_PIECEWISE = ("relu", "leaky_relu", "rrelu", "prelu", "abs", "threshold")
+_PIECEWISE = ("relu", "leaky_relu", "rrelu", "prelu", "_prelu_kernel", "abs", "threshold")
 _UNARY = frozenset(f"{name}{end}" for name in _PIECEWISE for end in ("", "_"))
 _POOLS = re.compile(r"_?(adaptive_)?max_pool[123]d(_with_indices)?|amax|amin|max|min")
 _SCALINGS = frozenset(["mul", "__mul__", "__rmul__", "mul_", "__imul__"])
@@ -91,42 +91,42 @@ def gated_by_data(
     func: Callable[..., Any],
     args: Sequence[Any],
     kwargs: dict[str, Any],
-    units: Container[int],
-    data: Container[int],
+    is_unit: Callable[[Any], bool],
+    is_data: Callable[[Any], bool],
 ) -> Gated | None:
     """What data alone opens and closes, such as a mask; None for any other function.
 
-    ``units`` and ``data`` hold the ids of tensors of activations, and of those that depend on the inputs alone.
+    ``is_unit`` and ``is_data`` say which tensors are activations, and which depend on the inputs alone.
     """
-    if name == "where" and id(args[0]) in data:
-        return _chosen(args[0], *args[1:], *(kwargs[k] for k in ("input", "other") if k in kwargs))
-    if name in ("masked_fill", "masked_fill_") and len(args) > 1 and id(args[1]) in data:
+    if name == "where" and is_data(args[0]):
+        return chosen(args[0], *args[1:], *(kwargs[k] for k in ("input", "other") if k in kwargs))
+    if name in ("masked_fill", "masked_fill_") and len(args) > 1 and is_data(args[1]):
         fill = [*args, kwargs.get("value")][2]
-        return _chosen(args[1], fill, args[0])
-    if name == "gather" and id(args[2]) in data:
+        return chosen(args[1], fill, args[0])
+    if name == "gather" and is_data(args[2]):
         return Gated((args[0],), _picked(lambda h: func(h, *args[1:]), args[0], args[1], keep=True))
     if name == "__getitem__":
         x, place = args
         items = place if isinstance(place, tuple) else (place,)
-        dims = [d for d, item in enumerate(items) if id(item) in data]
+        dims = [d for d, item in enumerate(items) if is_data(item)]
         if dims and sum(isinstance(item, Tensor) for item in items) > 1:
             return Gated((x,), _picked(lambda h: h[place], x, dims[0], keep=False))
         if dims:
             return Gated((x,), _chosen_along(lambda h: h[place], x, dims[0]))
-    if name == "index_select" and id(args[2]) in data:
+    if name == "index_select" and is_data(args[2]):
         return Gated((args[0],), _chosen_along(lambda h: func(h, *args[1:]), args[0], args[1]))
-    if name in ACCUMULATED and id(args[2]) in data:
+    if name in ACCUMULATED and is_data(args[2]):
         base, dim, index = args[:3]
         source: Any = args[3] if len(args) > 3 else kwargs.get("source", kwargs.get("src"))
         add = torch.scatter_add if name.startswith("scatter") else torch.index_add
         options = {"alpha": kwargs["alpha"]} if "alpha" in kwargs else {}
         return Gated((base, source), _added(lambda t, s: add(t, dim, index, s, **options), base, dim, source))
     if name in REDUCED:
-        return _reduced(*args, given=id(args[2] if len(args) > 2 else kwargs["index"]) in data, **kwargs)
+        return _reduced(*args, given=is_data(args[2] if len(args) > 2 else kwargs["index"]), **kwargs)
     leaves, form = pytree.tree_flatten((args, kwargs))
     # an input that was read before has nodes, and is in both
-    acts = [i for i, t in enumerate(leaves) if isinstance(t, Tensor) and id(t) in units and id(t) not in data]
-    factors = [i for i, t in enumerate(leaves) if isinstance(t, Tensor) and id(t) in data]
+    acts = [i for i, t in enumerate(leaves) if is_unit(t)]
+    factors = [i for i, t in enumerate(leaves) if isinstance(t, Tensor) and is_data(t)]
     if name not in _SCALINGS | _DIVISIONS | _PRODUCTS or len(acts) != 1 or len(factors) != 1:
         return None
     (act,), (factor,) = acts, factors
@@ -231,7 +231,7 @@ def _reduced(
     return Gated((input, src), (o, i, meet))
 
 
-def _chosen(condition: Tensor, x: Any, y: Any) -> Gated:
+def chosen(condition: Tensor, x: Any, y: Any) -> Gated:
     """Two values of which a condition opens one."""
     operands = [t if isinstance(t, Tensor) else torch.tensor(float(t), dtype=torch.float64) for t in (x, y)]
     shape = torch.broadcast_shapes(condition.shape, *(t.shape for t in operands))

@@ -1,0 +1,1 @@
+"""A forward pass as one pure graph of ATen operations."""
