@@ -705,7 +705,9 @@ def test_mistakes_are_named_in_one_line(run, book, tmp_path):
     assert "give a model that `pathspace sequence fit` wrote" in run("bits", book, book, status=2).output
     fit(run, book, "--no-context")
     (tmp_path / "other").write_text("SHE")
-    assert "--alphabet FILE" in run("bits", "m", "other", status=2).output
+    assert (
+        "3 of them unknown to the model (fit --alphabet FILE knows them)" in run("bits", "m", "other").output
+    )
 
 
 def test_json_has_what_the_text_says(run, book, tmp_path):

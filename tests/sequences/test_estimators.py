@@ -335,9 +335,10 @@ def test_a_resumed_fit_gets_no_more_symbols():
         model.fit("abab", passes=6, resume=True, alphabet="ac")
 
 
-def test_unseen_symbols_are_an_error_or_finite_with_a_larger_alphabet(fitted):
+def test_unseen_symbols_cost_their_escape_and_are_no_context(fitted):
+    assert math.isfinite(fitted.bits("a z"))
     with pytest.raises(UnseenSymbolError, match="'z' at position 2"):
-        fitted.bits("a z")
+        fitted.predict("a z")
     wide = PCNN(units=4, passes=20).fit(TEXT, alphabet="xyz")
     assert len(wide.alphabet_) == len(set(TEXT)) + 3
     assert math.isfinite(wide.bits("a zebra".replace("e", "y").replace("b", "x").replace("r", "z")))

@@ -151,7 +151,7 @@ def test_mistakes_are_named():
     with pytest.raises(NotFittedError, match="PCNN has not been fitted"):
         Mixed(network()).read(LOG)
     with pytest.raises(UnseenSymbolError, match="larger `alphabet`"):
-        Mixed().fit(b"ab").bits(b"abc")
+        Mixed().fit(b"ab").predict(b"abc")
     with pytest.raises(ValueError, match="without a network there is nothing for seconds to steer"):
         Mixed().fit(b"ab", seconds=3)
     with pytest.raises(ValueError, match="empty"):

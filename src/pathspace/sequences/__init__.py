@@ -13,6 +13,7 @@ try:
     from .records import Records
     from .sequence_model import NotFittedError, SequenceModel
     from .storage import ModelFileError
+    from .stream import Stream
     from .text import UnseenSymbolError
     from .training import Training
 except ModuleNotFoundError as error:
@@ -28,6 +29,7 @@ __all__ = [
     "NotFittedError",
     "Records",
     "SequenceModel",
+    "Stream",
     "Training",
     "UnseenSymbolError",
     "compress",

@@ -6,6 +6,7 @@ Alphabet of this module: A symbols, P predicted positions, t position from 0, wh
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .kernels import output
 from .layout import Buffers
@@ -13,6 +14,13 @@ from .parameters import Parameters
 from .passes import activities, predicting
 from .text import Corpus
 from .walk import mix_with_uniform
+
+
+def code_lengths(model: Parameters, corpus: Corpus, buffers: Buffers | None = None) -> NDArray[np.float64]:
+    """Return the bits of each predicted symbol, which `code_length` adds up."""
+    a = predicting(activities(model, corpus, buffers), corpus)
+    seen = np.exp(output.log_seen(a, model.w, corpus.expected))
+    return -np.log2(mix_with_uniform(seen, corpus.positions, corpus.A))
 
 
 def code_length(model: Parameters, corpus: Corpus, buffers: Buffers | None = None) -> float:
@@ -28,6 +36,4 @@ def code_length(model: Parameters, corpus: Corpus, buffers: Buffers | None = Non
         corpus: the text.
         buffers: memory to use.
     """
-    a = predicting(activities(model, corpus, buffers), corpus)
-    seen = np.exp(output.log_seen(a, model.w, corpus.expected))
-    return float(-np.log2(mix_with_uniform(seen, corpus.positions, corpus.A)).sum())
+    return float(code_lengths(model, corpus, buffers).sum())

@@ -109,6 +109,42 @@ def fold_of(
     return Fold(Corpus.of(encoded, A, masks), Corpus.of(held, A, as_masks(validation_mask, kept_back)))
 
 
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """A text to score.
+
+    Args:
+        corpus: its symbols that the alphabet has; None if there is none of them.
+        escaped: bits of those that it lacks.
+    """
+
+    corpus: Corpus | None
+    escaped: float
+
+
+def to_score(alphabet: Alphabet, text: Any, mask: Any = None) -> Scored:
+    """Return a text by the numbers of an alphabet, and what the symbols outside of it cost.
+
+    Raises:
+        ValueError: if nothing is to be predicted.
+    """
+    given, A = alphabet.sequences(text), len(alphabet)
+    masks = as_masks(mask, given)
+    numbers = [alphabet.numbers(part) for part in given.parts]
+    if all(known.all() for _, known in numbers):
+        return Scored(Corpus.of([x for x, _ in numbers], A, masks), 0.0)
+    marks = [np.ones(len(x), bool) for x, _ in numbers] if masks is None else masks
+    # which says what is wrong with the masks
+    Corpus.of([x for x, _ in numbers], A, marks)
+    escaped = 0.0
+    for part, (_, known), mark in zip(given.parts, numbers, marks, strict=True):
+        escaped += float(alphabet.escapes(part, known)[mark[~known]].sum())
+    kept = [mark[known] for (_, known), mark in zip(numbers, marks, strict=True)]
+    if not any(mark.any() for mark in kept):
+        return Scored(None, escaped)
+    return Scored(Corpus.of([x[known] for x, known in numbers], A, kept), escaped)
+
+
 def keep_back(encoded: list[np.ndarray], masks: list[np.ndarray] | None, share: float, A: int) -> Fold:
     """Keep back the last ``share`` of each text for validation."""
     if not 0 < share < 1:

@@ -11,7 +11,7 @@ import numpy as np
 
 from . import mixed_storage
 from .decisions import tree
-from .folds import Fold, Texts, alphabet_of_texts, fold_of
+from .folds import Fold, Texts, alphabet_of_texts, fold_of, to_score
 from .mixing import Reading, blank
 from .one_thread import one_thread
 from .parameters import Parameters
@@ -178,13 +178,16 @@ class Mixed(Reader):
         With a mask the weights learn from the marked symbols alone, so that these may take other bits than by the
         probabilities of `predict`, which learns from all.
 
+        A symbol that the model does not know costs the bits of its place and of which it is, and is not read.
+
         Raises:
-            UnseenSymbolError: if a symbol is not in the alphabet of the model.
             ValueError: if nothing is to be predicted.
         """
         learned = self.reading_
-        corpus = fold_of(self.alphabet_, text, None, mask, None).corpus
-        return learned.copy(len(corpus.x)).learn(corpus)
+        scored = to_score(self.alphabet_, text, mask)
+        if scored.corpus is None:
+            return scored.escaped
+        return scored.escaped + learned.copy(len(scored.corpus.x)).learn(scored.corpus)
 
     def begin(self, length: int) -> Reading:
         """Return the place before a text of so many symbols; what is learned there does not change the model."""

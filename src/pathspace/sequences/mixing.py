@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,6 +25,7 @@ from .walk import Place, Progress, blocks, coder, network
 Array = NDArray[np.float64]
 
 _nowhere = coder()
+_SPARE = 1 << 10  # symbols
 _FEWEST, _MOST = 20, 24  # bits of the number of slots: 8 to 128 MiB, and a quarter of that for `last`
 
 
@@ -76,6 +78,8 @@ class Reading(Place):
     def __post_init__(self) -> None:
         self._net = network(self.model, len(self.tree.depth))
         self._learned = int(self.memory.place[T])
+        self._one = np.zeros(1, np.int64), np.ones(1, bool), np.zeros(1)
+        self._compiled: Any = None
 
     def frozen_copy(self) -> Reading:
         """Return a reading before a new text that learns nothing, and shares the tables."""
@@ -96,7 +100,7 @@ class Reading(Place):
     def _make_room(self, more: int) -> None:
         t = int(self.memory.place[T])
         if t + more > len(self.memory.history):
-            history = np.zeros(max(t + more, t + t // 8), np.int32)
+            history = np.zeros(max(t + more, t + t // 8 + _SPARE), np.int32)
             history[:t] = self.memory.history[:t]
             self.memory = self.memory._replace(history=history)
 
@@ -132,6 +136,21 @@ class Reading(Place):
     def lengths(self, x: IntArray) -> Array:
         """Read symbols, learn from them unless frozen, and return the bits of each."""
         return self._run(SCORE, x, np.ones(len(x), bool), _nowhere)[1]
+
+    def push(self, y: int) -> float:
+        """Read the symbol number y, learn from it unless frozen, and return its bits."""
+        self._make_room(1)
+        mode = SCORE + FROZEN if self.frozen else SCORE
+        x, chi, bits = self._one
+        x[0] = y
+        arguments = (mode, x, chi, self.memory, self.tree, self._net, _nowhere, bits, NOWHERE)
+        if self._compiled is None:
+            mixing.run(*arguments)
+            # the types of the arguments are those of every other symbol: asking again takes as long as the symbol
+            self._compiled = mixing.run.get_overload(tuple(numba.typeof(each) for each in arguments))
+        else:
+            self._compiled(*arguments)
+        return float(bits[0])
 
     def score(
         self,

@@ -15,6 +15,7 @@ from pathspace.files import check_writable, write_atomically
 from . import mixed_storage
 from .folds import Texts
 from .storage import ModelFileError
+from .stream import Stream, bits_of_each
 from .text import Alphabet
 from .walk import Place, sample
 
@@ -51,6 +52,38 @@ class Reader(ABC):
         context = self.alphabet_.sequence(context)
         p = self.begin(len(context) + 1).read_all(self.alphabet_.encode(context)).predict()
         return {symbol: float(p[y]) for y, symbol in enumerate(self.alphabet_.symbols)}
+
+    def code_lengths(self, text: Texts, *, frozen: bool = False) -> Any:
+        """Return the bits of each symbol of a text as an array, of several texts as a list of arrays.
+
+        They add up to `bits`. A symbol that the model does not know costs the bits of its place and of which it is.
+
+        Args:
+            text: as for `bits`.
+            frozen: learn nothing from one text to the next, nor within them, and copy no tables: a line takes about a
+                millisecond.
+
+        Example:
+            >>> from pathspace.sequences import Mixed
+            >>> bits = Mixed().fit("she sells sea shells " * 9).code_lengths("she sells tea")
+            >>> bits.shape, int(bits.argmax())
+            ((13,), 10)
+        """
+        given = self.alphabet_.sequences(text)
+        place = self.frozen() if frozen else self.begin(sum(len(part) for part in given.parts))
+        found = []
+        for part in given.parts:
+            place.restart()
+            found.append(bits_of_each(place, self.alphabet_, part))
+        return found[0] if given.is_one else found
+
+    def stream(self, *, frozen: bool = False) -> Stream:
+        """Return the model before a sequence whose symbols come one by one.
+
+        Args:
+            frozen: learn nothing from them.
+        """
+        return Stream(self.frozen() if frozen else self.begin(0), self.alphabet_)
 
     def sample(self, length: int, seed: int = 0, *, prompt: Any = None, temperature: float = 1.0) -> Any:
         """Return text drawn from the model, which has read ``prompt`` first; a mixture learns what it draws.

@@ -20,7 +20,7 @@ from .checkpoints import Checkpoints
 from .cost import Networks, check_blend, check_count, check_folds, check_networks
 from .ensembles import merge_folds
 from .evaluation import code_length
-from .folds import Fold, Texts, alphabet_of_texts, as_masks, deal, fold_of
+from .folds import Fold, Texts, alphabet_of_texts, as_masks, deal, fold_of, to_score
 from .one_thread import one_thread
 from .parameters import Kind, Parameters, Squash
 from .passes import Metric, WritingStep
@@ -334,14 +334,17 @@ class SequenceModel(Reader):
 
         The number t of symbols before it goes on from text to text of a list, so that short ones cost no more.
 
+        A symbol that the model does not know costs the bits of its place and of which it is, and is not read.
+
         Raises:
-            UnseenSymbolError: if a symbol is not in the alphabet of the model.
             ValueError: if nothing is to be predicted.
         """
         parameters = self.parameters_
-        corpus = fold_of(self.alphabet_, text, None, mask, None).corpus
+        scored = to_score(self.alphabet_, text, mask)
+        if scored.corpus is None:
+            return scored.escaped
         with one_thread():
-            return code_length(parameters, corpus)
+            return scored.escaped + code_length(parameters, scored.corpus)
 
     def begin(self, length: int) -> Walk:  # noqa: ARG002 - a mixture's memory is as long
         """Return the place before the first symbol of a text."""

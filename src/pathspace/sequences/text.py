@@ -6,6 +6,7 @@ P predicted positions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -166,6 +167,15 @@ class Alphabet:
             x[part] = order[np.minimum(place, len(self) - 1)]
             known[part] = self.codes[x[part]] == codes[part]
         return x, known
+
+    def spelled(self, symbol: Any) -> float:  # noqa: ARG002 - tokens differ
+        """Return the bits that say which symbol outside of the alphabet this is."""
+        return 8.0 if isinstance(self.symbols, bytes) else math.log2(0x110000)
+
+    def escapes(self, text: Any, known: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Return the bits of the symbols outside of the alphabet: of the place in the text, and of which it is."""
+        place = math.log2(len(known) + 1)
+        return np.array([place + self.spelled(text[at]) for at in np.flatnonzero(~known)])
 
     def encode(self, text: Text) -> IntArray:
         """Return the numbers 0..A-1 of the symbols of a text.

@@ -240,6 +240,10 @@ class TokenAlphabet(Alphabet):
         x = np.fromiter((number(token, -1) for token in text), np.int64, len(text))
         return np.maximum(x, 0), x >= 0
 
+    def spelled(self, symbol: Any) -> float:
+        """Return the bits that say which symbol outside of the alphabet this is: of its bytes and one to end them."""
+        return 8.0 * (len(str(symbol).encode(errors="replace")) + 1)
+
     def decode(self, x: Iterable[int]) -> Any:
         """Return the sequence with these numbers: a list, or the text where the model splits texts."""
         found = [self.symbols[int(y)] for y in x]

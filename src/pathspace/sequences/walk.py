@@ -5,6 +5,7 @@ Alphabet of this module: A symbols, N units.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
@@ -88,6 +89,10 @@ class Place(ABC):
     @abstractmethod
     def restart(self) -> None:
         """Begin a new text, with all that has been learned."""
+
+    @abstractmethod
+    def push(self, y: int) -> float:
+        """Read the symbol number y and return its bits."""
 
     @abstractmethod
     def lengths(self, x: IntArray) -> Array:
@@ -186,11 +191,14 @@ class Walk(Place):
 
     def lengths(self, x: IntArray) -> Array:
         """Read symbols and return the bits of each, by predictions mixed with the uniform one."""
-        bits = np.zeros(len(x))
-        for at, y in enumerate(x):
-            walk.predict(self._net.a, self._net.w, self._net.pi)
-            bits[at] = -np.log2(mix_with_uniform(self._net.pi[y], self._t, len(self._net.pi)))
-            self.read(int(y))
+        return np.array([self.push(int(y)) for y in x])
+
+    def push(self, y: int) -> float:
+        """Read the symbol number y and return its bits, by predictions mixed with the uniform one."""
+        net = self._net
+        walk.predict(net.a, net.w, net.pi)
+        bits = -math.log2(mix_with_uniform(float(net.pi[y]), self._t, len(net.pi)))
+        self.read(y)
         return bits
 
     def _code(self, mode: int, x: IntArray, coder: Coder) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from . import fit, tasks, use
+from . import fit, lines, tasks, use
 
 app = typer.Typer(
     help="""Learn, sample, score and compress symbol sequences.
@@ -13,7 +13,8 @@ app = typer.Typer(
     Examples:
       pathspace sequence fit log.txt -o log.safetensors --seconds 60
       pathspace sequence bits log.safetensors other.txt
-      pathspace sequence compress log.safetensors other.txt
+      pathspace sequence lines log.safetensors other.txt --top 20
+      pathspace sequence compress other.txt
       pathspace sequence generate-task xor -o xor.txt
     """,
     no_args_is_help=True,
@@ -26,6 +27,7 @@ for command, short_help in (
     (use.sample, None),
     (use.bits, None),
     (use.predict, None),
+    (lines.lines, "Score each line, show the most surprising."),
     (use.compress, "Compress a file with the model's predictions."),
     (use.decompress, "Bring back a compressed file."),
 ):

@@ -76,10 +76,18 @@ def bits(model: ModelPath, file: InputPath, after: After = None, as_json: AsJson
         text = read_for(estimator, file)
         mask = mask_after(text, after, file)
         total = estimator.bits(text, mask)
+        unknown = ~estimator.alphabet_.numbers(text)[1]
     counted = len(text) if mask is None else int(mask.sum())
+    foreign = int(unknown.sum() if mask is None else unknown[mask].sum())
     total = max(0.0, total)
-    figures = {"bits": total, "bits_per_symbol": total / counted, "symbols": counted}
-    say(as_json, figures, f"{total:.3f} bits, {total / counted:.5f} bits/symbol, {counted} symbols")
+    figures = {
+        "bits": total,
+        "bits_per_symbol": total / counted,
+        "symbols": counted,
+        "unknown_symbols": foreign,
+    }
+    told = f", {foreign} of them unknown to the model (fit --alphabet FILE knows them)" if foreign else ""
+    say(as_json, figures, f"{total:.3f} bits, {total / counted:.5f} bits/symbol, {counted} symbols{told}")
 
 
 def predict(
