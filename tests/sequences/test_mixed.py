@@ -4,6 +4,9 @@ import json
 
 import numpy as np
 import pytest
+import sklearn.base
+import sklearn.model_selection
+import sklearn.pipeline
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save
 
@@ -238,3 +241,36 @@ def test_every_flipped_byte_of_a_file_is_refused(tmp_path):
 def _written(path, content):
     path.write_bytes(content)
     return path
+
+
+def test_scikit_learn_takes_mixtures():
+    texts = [line.encode() for line in LINES[:40]]
+    model = Mixed(PCNN(units=3, passes=2), silent=True)
+    copied = sklearn.base.clone(model)
+    assert repr(copied) == repr(model)
+    assert copied.model is not model.model
+    assert model.get_params(deep=False) == {"model": model.model, "silent": True}
+    assert model.get_params()["model__units"] == 3
+    assert sklearn.base.clone(Mixed()).get_params() == {"model": None, "silent": False}
+    found = sklearn.model_selection.GridSearchCV(
+        model, {"model__units": [3, 4], "silent": [True, False]}, cv=2
+    ).fit(texts)
+    assert found.best_estimator_.bits(texts) > 0
+    assert set(found.cv_results_["param_model__units"]) == {3, 4}
+    scores = sklearn.model_selection.cross_val_score(Mixed(), texts, cv=2)
+    assert (scores < 0).all()
+    piped = sklearn.pipeline.Pipeline([("last", Mixed())]).fit(texts)
+    assert piped.score(texts) == Mixed().fit(texts).score(texts)
+    assert piped.set_params(last__silent=True).named_steps["last"].silent
+
+
+def test_arguments_that_a_mixture_lacks_are_named():
+    with pytest.raises(ValueError, match="no argument 'units': it has model, silent and model__NAME"):
+        Mixed().set_params(units=3)
+    with pytest.raises(ValueError, match="no network whose units could be set"):
+        Mixed().set_params(model__units=3)
+    with pytest.raises(ValueError, match="PCNN has no argument 'unit'"):
+        Mixed(network()).set_params(model__unit=3)
+    model = Mixed().set_params(model__units=4, model=PCNN(units=3))
+    assert model.model is not None
+    assert model.model.units == 4

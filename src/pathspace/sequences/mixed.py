@@ -72,6 +72,40 @@ class Mixed(Reader):
         silent = ", silent=True" if self.silent else ""
         return f"Mixed({'' if self.model is None else repr(self.model)}{silent})"
 
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return the arguments of the constructor by name, and those of the network as ``model__name``.
+
+        Args:
+            deep: whether to return the latter too.
+        """
+        own = {"model": self.model, "silent": self.silent}
+        if not deep or self.model is None:
+            return own
+        return own | {f"model__{name}": value for name, value in self.model.get_params().items()}
+
+    def set_params(self, **params: Any) -> Self:
+        """Set arguments of the constructor, or of the network as ``model__name``.
+
+        Raises:
+            ValueError: if a name is unknown.
+        """
+        nested: dict[str, Any] = {}
+        for name, value in params.items():
+            owner, _, own_name = name.partition("__")
+            if own_name and owner == "model":
+                nested[own_name] = value
+            elif name in ("model", "silent"):
+                setattr(self, name, value)
+            else:
+                raise ValueError(f"Mixed has no argument {name!r}: it has model, silent and model__NAME")
+        if nested and self.model is None:
+            raise ValueError(
+                f"there is no network whose {', '.join(sorted(nested))} could be set: set model first"
+            )
+        if self.model is not None:
+            self.model.set_params(**nested)
+        return self
+
     def fit(
         self,
         text: Texts,

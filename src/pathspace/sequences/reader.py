@@ -43,6 +43,11 @@ class Reader(ABC):
     def content(self) -> bytes:
         """Return what a file of the model holds."""
 
+    def __sklearn_tags__(self) -> Any:  # scikit-learn's searches ask for them from 1.6 on
+        from sklearn.utils import Tags, TargetTags
+
+        return Tags(estimator_type=None, target_tags=TargetTags(required=False))
+
     def score(self, text: Texts, y: None = None) -> float:  # noqa: ARG002 - scikit-learn's signature
         """Return minus the bits per symbol of a text: larger is better, as scikit-learn expects."""
         return -self.bits(text) / sum(len(part) for part in self.alphabet_.sequences(text).parts)

@@ -118,11 +118,6 @@ class SequenceModel(Reader):
             setattr(self, name, value)
         return self
 
-    def __sklearn_tags__(self) -> Any:  # scikit-learn's searches ask for them from 1.6 on
-        from sklearn.utils import Tags, TargetTags
-
-        return Tags(estimator_type=None, target_tags=TargetTags(required=False))
-
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value!r}" for name, value in self.get_params().items())
         return f"{type(self).__name__}({shown})"
