@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -48,6 +49,11 @@ class Step:
     result: Any
     whole: Any = None
 
+    @cached_property
+    def tensors(self) -> list[Tensor]:
+        """The tensors among its arguments."""
+        return [t for t in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(t, Tensor)]
+
 
 class Capture(TorchDispatchMode):
     """Records the operations that run inside ``with capture.running():``."""
@@ -69,7 +75,7 @@ class Capture(TorchDispatchMode):
 
     def _record(self, step: Step) -> None:
         self.steps.append(step)
-        given = {id(t) for t in pytree.tree_leaves((step.args, step.kwargs))}
+        given = {id(t) for t in step.tensors}
         results = [id(t) for t in pytree.tree_leaves(step.result) if isinstance(t, Tensor)]
         if step.whole is not None:  # inputs for what comes after it
             self.derived.update(results)
@@ -106,9 +112,7 @@ class Capture(TorchDispatchMode):
             results = [id(t) for t in pytree.tree_leaves(step.result)]
             if step.whole is not None or not needed.isdisjoint(results):
                 kept.append(step)
-                needed.update(
-                    id(t) for t in pytree.tree_leaves((step.args, step.kwargs)) if isinstance(t, Tensor)
-                )
+                needed.update(id(t) for t in step.tensors)
         return kept[::-1]
 
     def depends(self, tensor: Tensor) -> bool:

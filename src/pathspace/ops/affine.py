@@ -96,6 +96,15 @@ class Terms:
     mixed: tuple[tuple[int, int, Reads], ...]
 
 
+def single(terms: Terms, operand: int) -> Reads:
+    """The reads of one operand, which may be none."""
+    for a, found in terms.fixed:
+        if a == operand:
+            return found
+    nothing = torch.zeros(0, dtype=torch.long)
+    return Reads(nothing, nothing, torch.zeros(0, dtype=torch.float64), nothing)
+
+
 def terms_of(operation: Operation, values: Sequence[Tensor], operands: int) -> Terms:
     """Find the terms of an operation.
 

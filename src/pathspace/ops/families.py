@@ -22,10 +22,9 @@ from pathspace.network.errors import UntraceableError
 from pathspace.network.rules.elementwise import counted
 from pathspace.network.rules.scale_free import COMPARISONS, SIGNS
 from pathspace.network.trace.functions import CLAMPS, ENDINGS
-from pathspace.ops.affine import NOT_WRITTEN, Operation, Terms, check_terms, floats, split
+from pathspace.ops.affine import NOT_WRITTEN, Operation, Terms, check_terms, floats, single, split
 from pathspace.ops.gates import REDUCED, Gated, chosen, gated, gated_by_data, is_relu
 from pathspace.ops.listing import NONE, Listing, Weights
-from pathspace.ops.probing import reads
 
 
 class Family(Protocol):
@@ -40,21 +39,16 @@ class Family(Protocol):
         ...
 
 
-def tensors_of(step: Step) -> list[Tensor]:
-    """The tensors among the arguments of a step."""
-    return [t for t in pytree.tree_leaves((step.args, step.kwargs)) if isinstance(t, Tensor)]
-
-
 def _units(step: Step, listing: Listing) -> bool:
-    return any(listing.is_unit(t) for t in tensors_of(step))
+    return any(listing.is_unit(t) for t in step.tensors)
 
 
 def _weights(step: Step, listing: Listing) -> bool:
-    return any(listing.is_weight(t) for t in tensors_of(step))
+    return any(listing.is_weight(t) for t in step.tensors)
 
 
 def _data(step: Step, listing: Listing) -> bool:
-    return any(listing.is_data(t) for t in tensors_of(step))
+    return any(listing.is_data(t) for t in step.tensors)
 
 
 class Ending:
@@ -62,7 +56,7 @@ class Ending:
 
     def takes(self, step: Step, listing: Listing) -> bool:
         """Return whether the step is a function of such a thing, or makes one."""
-        tensors = tensors_of(step)
+        tensors = step.tensors
         if any(id(t) in listing.tails for t in tensors):
             return True
         return _units(step, listing) and self._ends(step, listing, tensors)
@@ -85,7 +79,7 @@ class Ending:
         if _weights(step, listing):
             why = "a parameter meets what is no sum of paths, such as a weight made by relu or abs"
             raise UntraceableError(step.name, "", why, NOT_WRITTEN)
-        entered = [node for t in tensors_of(step) for node in listing.before_the_end(t)]
+        entered = [node for t in step.tensors for node in listing.before_the_end(t)]
         for t in pytree.tree_leaves(step.result):
             if isinstance(t, Tensor):
                 listing.tails[id(t)] = entered
@@ -101,7 +95,7 @@ class OfInputs:
 
     def listed(self, step: Step, listing: Listing) -> None:
         """Bind the result; a rearranged input that has nodes keeps them."""
-        tensors = tensors_of(step)
+        tensors = step.tensors
         if self._moves_inputs(step, tensors, listing):
             _affine(step, listing)
             listing.bind_data(step.result)
@@ -228,9 +222,11 @@ class OfWeights:
         pieces = floats(step.result)
         if not pieces:
             return
-        apply = Operation(step.function, step.args, step.kwargs, [place])
-        values = reads(lambda w: apply([w]), operand.numel())
-        constant = apply([torch.zeros(operand.numel(), dtype=torch.float64)])
+        operation = Operation(step.function, step.args, step.kwargs, [place])
+        zeros = torch.zeros(operand.numel(), dtype=torch.float64)
+        terms = listing.terms(operation, [zeros], 1)
+        values = single(terms, 0)
+        constant = terms.constant
         if values.target.unique().numel() != len(values.target) or bool(constant.any()):
             raise UntraceableError(step.name, "", "its result is no view of a parameter")
         numbers = torch.zeros(len(constant), dtype=torch.long)

@@ -22,18 +22,11 @@ from pathspace.network.trace.functions import CLAMPS
 from pathspace.ops.probing import each
 
 _PIECEWISE = ("relu", "leaky_relu", "rrelu", "prelu", "_prelu_kernel", "abs", "threshold")
-_UNARY = frozenset(f"{name}{end}" for name in _PIECEWISE for end in ("", "_"))
+_UNARY = frozenset([*_PIECEWISE, "rrelu_"])
 _POOLS = re.compile(r"_?(adaptive_)?max_pool[123]d(_with_indices)?|amax|amin|max|min")
-_SCALINGS = frozenset(["mul", "__mul__", "__rmul__", "mul_", "__imul__"])
-_DIVISIONS = frozenset(["div", "__truediv__", "div_", "__itruediv__"])
-_PRODUCTS = frozenset(
-    ["linear", "matmul", "mm", "mv", "bmm", "__matmul__", "__rmatmul__", "einsum", "tensordot"]
-)
-
-
-ACCUMULATED = frozenset(["index_add", "index_add_", "scatter_add", "scatter_add_"])
-REDUCED = frozenset(["scatter_reduce", "scatter_reduce_"])
-
+_BILINEAR = frozenset(["mul", "div", "mm", "mv", "bmm"])
+ACCUMULATED = frozenset(["index_add", "scatter_add"])
+REDUCED = frozenset(["scatter_reduce"])
 
 Edges = tuple[Tensor, Tensor, Tensor]
 """(o, i, g): elements of the result and of the operands, one after the other, and the gates between them."""
@@ -100,7 +93,7 @@ def gated_by_data(
     """
     if name == "where" and is_data(args[0]):
         return chosen(args[0], *args[1:], *(kwargs[k] for k in ("input", "other") if k in kwargs))
-    if name in ("masked_fill", "masked_fill_") and len(args) > 1 and is_data(args[1]):
+    if name == "masked_fill" and len(args) > 1 and is_data(args[1]):
         fill = [*args, kwargs.get("value")][2]
         return chosen(args[1], fill, args[0])
     if name == "gather" and is_data(args[2]):
@@ -127,7 +120,7 @@ def gated_by_data(
     # an input that was read before has nodes, and is in both
     acts = [i for i, t in enumerate(leaves) if is_unit(t)]
     factors = [i for i, t in enumerate(leaves) if isinstance(t, Tensor) and is_data(t)]
-    if name not in _SCALINGS | _DIVISIONS | _PRODUCTS or len(acts) != 1 or len(factors) != 1:
+    if name not in _BILINEAR or len(acts) != 1 or len(factors) != 1:
         return None
     (act,), (factor,) = acts, factors
 

@@ -22,7 +22,7 @@ from pathspace.network.program import Cut
 from pathspace.network.registered import registration_of
 from pathspace.network.trace.functions import changes, short_name
 from pathspace.ops.affine import NOT_WRITTEN
-from pathspace.ops.families import listed, tensors_of
+from pathspace.ops.families import listed
 from pathspace.ops.listing import Listing
 from pathspace.paths.listing.loops import PackedSequences, bags
 
@@ -175,7 +175,7 @@ def write_down(steps: Iterable[Step], listing: Listing) -> None:
 
 def _cross(step: Step, cut: Cut | None, listing: Listing) -> None:
     """What enters a boundary is an output, what leaves it is an input."""
-    tensors = tensors_of(step)
+    tensors = step.tensors
     entering = [t for t in tensors if listing.is_unit(t)]
     if cut is not None:
         # of parameters that lead to no output, and are outside the network, nothing is a unit
