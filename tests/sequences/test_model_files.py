@@ -119,3 +119,22 @@ def test_the_bytes_of_a_model_are_checked_as_its_file_is(tmp_path):
     tensors = load_tensors(content)
     with pytest.raises(ModelFileError):
         mixed_storage.check_content(save_tensors(tensors, {"a": "b"}))
+
+
+def test_parameters_and_weights_are_not_kept_twice(tmp_path):
+    text = "she sells sea shells; " * 30
+    network = PCNN(units=8, passes=0).fit(text, 0.2)
+    tensors = load_tensors(network.content())
+    assert not any(name.startswith("best") for name in tensors)
+    network.save(tmp_path / "m")
+    loaded = load(tmp_path / "m")
+    assert loaded.training_.best is loaded.training_.model
+    assert loaded.fit(text, 0.2, passes=6, resume=True).bits(text) == pytest.approx(
+        PCNN(units=8, passes=6).fit(text, 0.2).bits(text)
+    )
+    contexts = Mixed().fit(text)
+    weights = load_tensors(contexts.content())
+    assert {weights[name].dtype.name for name in mixed_storage.WEIGHTS} == {"float32"}
+    contexts.save(tmp_path / "m")
+    assert load(tmp_path / "m").bits(text) == contexts.bits(text)
+    assert (tmp_path / "m").stat().st_size < 12_000

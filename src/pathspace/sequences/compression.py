@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import alone, records
-from .byte_reader import ByteReader, CorruptedError, varint
+from .byte_reader import ByteReader, CorruptedError
+from .byte_reader import varint as _varint
 from .mixed import Mixed
 from .mixed_storage import WEIGHTS
 from .sequence_model import SequenceModel
@@ -81,7 +82,7 @@ def _pack_foreign(text: Text, known: NDArray[np.bool_]) -> bytes:
     places = np.flatnonzero(~known)
     packed = bytearray()
     for gap, code in zip(np.diff(places, prepend=-1), codes_of(text)[places], strict=True):
-        packed += varint(int(gap)) + varint(int(code))
+        packed += _varint(int(gap)) + _varint(int(code))
     return zlib.compress(bytes(packed), 9)
 
 
@@ -166,10 +167,10 @@ def compress(
         return records.pack_lines(model, fingerprint, data, progress)
     text = _text(model.alphabet_, data)
     x, known = model.alphabet_.numbers(text)
-    head = varint(2 * len(text) + (not known.all()))
+    head = _varint(2 * len(text) + (not known.all()))
     if not known.all():
         foreign = _pack_foreign(text, known)
-        head += varint(len(foreign)) + foreign
+        head += _varint(len(foreign)) + foreign
         x = x[known]
     # one symbol of the alphabet alone carries no information
     code = b"" if len(model.alphabet_) == 1 else model.begin(len(x)).encode(x, progress)

@@ -188,6 +188,7 @@ class Mixed(Reader):
         reading = Reading(self._heard(), decisions, blank(decisions, len(corpus.x)))
         with one_thread():
             self.bits_ = reading.learn(corpus, progress=progress)
+        reading.round_weights()
         self._reading, self._bounds = reading, corpus.bounds
         self.validation_bits_ = None
         if fold.validation is not None:

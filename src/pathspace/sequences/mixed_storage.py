@@ -90,6 +90,12 @@ def _compress(content: bytes) -> bytes:
     return lzma.compress(content, lzma.FORMAT_XZ, filters=filters)
 
 
+def _narrow(weights: NDArray[np.float64]) -> np.ndarray:
+    """Return weights in float32 where that changes none, which only an older file's does."""
+    narrow = weights.astype(np.float32)
+    return narrow if np.array_equal(narrow, weights) else weights
+
+
 def dump(stored: StoredMixture) -> bytes:
     """Return the bytes of a model file."""
     network, tensors = None, {}
@@ -99,7 +105,7 @@ def dump(stored: StoredMixture) -> bytes:
     tensors |= {
         "history": _pack(stored.history, len(stored.alphabet)),
         "bounds": stored.bounds,
-        **stored.weights,
+        **{name: _narrow(array) for name, array in stored.weights.items()},
     }
     description: dict[str, Any] = {
         "version": storage.VERSION,
@@ -171,10 +177,11 @@ def _build(description: dict[str, Any], tensors: dict[str, np.ndarray]) -> Store
         raise ValueError("there are no bounds of the texts")
     if bounds[0] != 0 or bounds[-1] != T or (np.diff(bounds) < 1).any():
         raise ValueError("the bounds of the texts do not fit")
-    weights = {name: tensors[name] for name in WEIGHTS}
+    weights = {name: tensors[name].astype(np.float64) for name in WEIGHTS}
     for name, shape in mixing.shapes(A).items():
         array = weights[name]
-        if array.shape != shape or array.dtype != np.float64 or not np.isfinite(array).all():
+        is_float = tensors[name].dtype in (np.float32, np.float64)
+        if array.shape != shape or not is_float or not np.isfinite(array).all():
             raise ValueError(f"the weights {name!r} are not {shape} finite numbers")
     bits, held = description["bits"]
     if not (isinstance(bits, float) and math.isfinite(bits) and (held is None or math.isfinite(held))):

@@ -89,6 +89,12 @@ class Reading(Place):
         copied.restart()
         return copied
 
+    def round_weights(self) -> None:
+        """Round the weights of the mixers to float32, in which a file keeps them."""
+        for name in ("by_match", "by_node", "by_seen", "final"):
+            weights = getattr(self.memory, name)
+            weights[:] = weights.astype(np.float32)
+
     def copy(self, more: int = 0) -> Reading:
         """Return a reading that has learned as much, before a new text, with room for so many symbols more."""
         memory = self.memory._make(array.copy() for array in self.memory)

@@ -1,6 +1,6 @@
 """Models and trainings in safetensors files: no code in the file, nothing half-written on disk.
 
-tensors   last.w, last.tau, last.rho, last.V0, best.* likewise if the validation has kept other parameters,
+tensors   last.w, last.tau, last.rho, last.V0, best.* likewise if a validation has kept parameters,
           centre.* if there is a prior; sources, targets
 metadata  "pathspace.sequences": JSON with the version, the alphabet, the settings, the counters and a checksum of
           all that and of the tensors
@@ -31,7 +31,8 @@ from .training import Settings, Training
 Built = TypeVar("Built")
 
 _KEY = "pathspace.sequences"
-VERSION = 2
+VERSION = 3
+"""2 had characters and bytes alone, an untrained network twice, and mixers in float64."""
 _ARRAYS = ("w", "tau", "rho", "V0")
 _COUNTERS = (
     "rate_w",
@@ -68,7 +69,8 @@ def parts(stored: Stored) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     training, graph = stored.training, stored.training.model.graph
     tensors = {"sources": graph.sources, "targets": graph.targets}
     tensors |= {f"last.{name}": getattr(training.model, name) for name in _ARRAYS}
-    for place, parameters in (("best", training.best), ("centre", training.centre)):
+    best_is_last = training.passes == 0 and training.best is training.model
+    for place, parameters in (("best", None if best_is_last else training.best), ("centre", training.centre)):
         if parameters is not None:
             tensors |= {f"{place}.{name}": getattr(parameters, name) for name in _ARRAYS}
     description = {
@@ -80,6 +82,7 @@ def parts(stored: Stored) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         "settings": asdict(stored.settings),
         "counters": {name: getattr(training, name) for name in _COUNTERS},
         "options": stored.options,
+        "best_is_last": best_is_last,
     }
     return description, {name: np.ascontiguousarray(array) for name, array in tensors.items()}
 
@@ -201,7 +204,8 @@ def build(description: dict[str, Any], tensors: dict[str, np.ndarray]) -> Stored
     last = parameters("last")
     if last is None:
         raise ValueError("there are no parameters")
-    training = Training(model=last, best=parameters("best"), centre=parameters("centre"), **counters)
+    best = last if description.get("best_is_last") else parameters("best")
+    training = Training(model=last, best=best, centre=parameters("centre"), **counters)
     alphabet = alphabet_from(description["alphabet"])
     if len(alphabet) != training.model.symbols:
         raise ValueError(f"{len(alphabet)} symbols for {training.model.symbols} rows of weights")
