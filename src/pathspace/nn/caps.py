@@ -9,6 +9,7 @@ so a bound for each channel, a parameter that rescaling multiplies with the chan
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -50,17 +51,20 @@ class Clamp(nn.Module):
         super().__init__()
         if not low < high:
             raise ValueError(f"expected low < high, got low={low} and high={high}")
-        self.high = nn.Parameter(torch.full(shape, float(high)), requires_grad=train)
-        self.low = None if low == 0 else nn.Parameter(torch.full(shape, float(low)), requires_grad=train)
+        self.shape = tuple(shape)
+        # of one dimension, as biases: quantisation rounds parameters of two dimensions or more
+        count = math.prod(shape)
+        self.high = nn.Parameter(torch.full((count,), float(high)), requires_grad=train)
+        self.low = None if low == 0 else nn.Parameter(torch.full((count,), float(low)), requires_grad=train)
 
     def forward(self, h: Tensor) -> Tensor:
         """Return h within the bounds."""
-        above = torch.relu(h) if self.low is None else torch.maximum(h, self.low)
-        return torch.minimum(above, self.high)
+        above = torch.relu(h) if self.low is None else torch.maximum(h, self.low.reshape(self.shape))
+        return torch.minimum(above, self.high.reshape(self.shape))
 
     def extra_repr(self) -> str:
         """Say how many bounds there are."""
-        return f"shape={tuple(self.high.shape)}" + (", low=0" if self.low is None else "")
+        return f"shape={self.shape}" + (", low=0" if self.low is None else "")
 
 
 @torch.no_grad()
