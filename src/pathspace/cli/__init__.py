@@ -141,6 +141,7 @@ for command, short_help in (
 app.command("check-invariance", short_help="Check which optimizers train alike from a rescaled start.")(
     networks.check_invariance
 )
+app.command(short_help="Tell how far the units of a model are from balance.")(networks.check_scale)
 app.command(short_help="Count paths, basis paths and dead units of a model.")(networks.paths)
 
 

@@ -1,4 +1,4 @@
-"""Commands about a network by itself: check-invariance and paths."""
+"""Commands about a network by itself: check-invariance, check-scale and paths."""
 
 from __future__ import annotations
 
@@ -96,16 +96,51 @@ def paths(
     with clear_errors("paths"):
         from pathspace.experiments.path_summary import run_paths
 
-        sizes = None
-        if shape is not None:
-            numbers = numbers_in(shape, "--input", "28,28") or []
-            if any(n < 1 or not n.is_integer() for n in numbers):
-                raise ConfigurationError(
-                    f"The option --input is {shape!r}: give whole numbers, such as 28,28."
-                )
-            if math.prod(numbers) > MOST_NUMBERS:
-                raise ConfigurationError(
-                    f"The option --input is {shape!r}: give a shape that fits into memory."
-                )
-            sizes = [int(n) for n in numbers]
-        run_paths(model, sizes, rule=rule, limit=limit, seed=seed, picture=picture, as_json=as_json)
+        run_paths(model, _sizes(shape), rule=rule, limit=limit, seed=seed, picture=picture, as_json=as_json)
+
+
+def check_scale(
+    model: Annotated[
+        str,
+        typer.Argument(help="A built-in network, FILE.py:FUNCTION or MODULE:FUNCTION.", show_default=False),
+    ],
+    shape: Annotated[
+        str | None, typer.Option("--input", help="Shape of one example, for a function that returns none.")
+    ] = None,
+    weights: Annotated[
+        Path | None, typer.Option("--weights", help="A state dict that torch.save wrote, for the model.")
+    ] = None,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Decides weights and drawn examples.")
+    ] = 0,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", help="Draw the scales into this PNG file.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Tell how far the units of a model are from balance, layer by layer.
+
+    The built-in networks are those of check-invariance. A function takes no arguments and returns a model, or a
+    model and a batch of examples; the file runs as Python does. Weights are read without running any code in them.
+
+    \b
+    Examples:
+      pathspace check-scale mlp
+      pathspace check-scale my_model.py:build --input 3,32,32 --weights trained.pt --picture scales.png
+    """  # noqa: D301 (click wants the character, not the letters)
+    with clear_errors("check-scale"):
+        from pathspace.experiments.scale_check import run_check_scale
+
+        run_check_scale(model, _sizes(shape), weights=weights, seed=seed, picture=picture, as_json=as_json)
+
+
+def _sizes(shape: str | None) -> list[int] | None:
+    """Return the sizes that the option --input names."""
+    if shape is None:
+        return None
+    numbers = numbers_in(shape, "--input", "28,28") or []
+    if any(n < 1 or not n.is_integer() for n in numbers):
+        raise ConfigurationError(f"The option --input is {shape!r}: give whole numbers, such as 28,28.")
+    if math.prod(numbers) > MOST_NUMBERS:
+        raise ConfigurationError(f"The option --input is {shape!r}: give a shape that fits into memory.")
+    return [int(n) for n in numbers]

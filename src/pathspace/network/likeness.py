@@ -97,7 +97,22 @@ def _random_squares(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _at_random_inputs(network: Network, squares: Mapping[str, Tensor]) -> list[Tensor]:
     """Return the path mass, and a random weighted sum of its derivatives by each parameter; NaN where not finite."""
-    of_inputs, of_outputs, of_sums = _numbers("inputs"), _numbers("outputs"), _numbers("sums")
+    of_sums = _numbers("sums")
+    with full_precision(next(iter(squares.values()))), torch.enable_grad():
+        total = mass_at_random(network, squares)
+        gradients = torch.autograd.grad(total, list(squares.values()), materialize_grads=True)
+    sums = [(gradient * of_sums(gradient.shape).to(gradient.device)).sum() for gradient in gradients]
+    return [torch.where(t.isfinite(), t, torch.nan) for t in (total.detach(), *sums)]
+
+
+def mass_at_random(network: Network, squares: Mapping[str, Tensor]) -> Tensor:
+    """Return a random weighted sum of the path mass of all outputs, for random inputs and buffers; the same every time.
+
+    Args:
+        network: a traced network.
+        squares: squared weights by name, in float64.
+    """
+    of_inputs, of_outputs = _numbers("inputs"), _numbers("outputs")
     like = next(iter(squares.values()))
     tape = network.tape
 
@@ -108,16 +123,11 @@ def _at_random_inputs(network: Network, squares: Mapping[str, Tensor]) -> list[T
             return value
         return _numbers(f"buffer {name}")(value.shape).to(value)
 
-    with full_precision(like), torch.enable_grad():
-        _, outputs = tape.run(
-            squares, live, tape.outputs, inputs=lambda shape: of_inputs(shape).to(like.device)
-        )
-        total = like.new_zeros(())
-        for output in outputs:
-            total = total + (output * of_outputs(output.shape).to(like.device)).sum()
-        gradients = torch.autograd.grad(total, list(squares.values()), materialize_grads=True)
-    sums = [(gradient * of_sums(gradient.shape).to(like.device)).sum() for gradient in gradients]
-    return [torch.where(t.isfinite(), t, torch.nan) for t in (total.detach(), *sums)]
+    _, outputs = tape.run(squares, live, tape.outputs, inputs=lambda shape: of_inputs(shape).to(like.device))
+    total = like.new_zeros(())
+    for output in outputs:
+        total = total + (output * of_outputs(output.shape).to(like.device)).sum()
+    return total
 
 
 def _numbers(what: str) -> Callable[[tuple[int, ...]], Tensor]:

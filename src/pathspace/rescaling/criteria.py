@@ -119,6 +119,17 @@ def rounded_edges(network: Network, factors: Tensor) -> list[Edges]:
     return found
 
 
+def all_edges(network: Network, factors: Tensor) -> list[Edges]:
+    """Return all weights, biases too, as they are after a rescaling by ``factors``, one by one."""
+    found = []
+    for name, parameter in network.parameters.items():
+        device, labels = factors.device, network.edges[name]
+        scaled = parameter.detach().to(device, torch.float64) * network.edge_factors(name, factors)
+        target, source = (_of_dims(x, parameter.dim()).to(device) for x in (labels.target, labels.source))
+        found.append(Edges(scaled.abs().masked_fill(target == source, 0.0).log(), target, source))
+    return found
+
+
 def range_gap(edges: Sequence[Edges], scales: Scales) -> Gap:
     """Of the criterion "range". Where one side has no weight that is rounded, 1 stands for it."""
 

@@ -1,0 +1,76 @@
+"""How far a model by name is from balance: the command `pathspace check-scale`."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+import warnings
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import pathspace
+from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.model_source import load_model
+from pathspace.experiments.storage import make_folder, writable_folder, write_bytes
+from pathspace.experiments.terminal import print_json
+from pathspace.network import UntraceableError
+from pathspace.rescaling.imbalance import Imbalance, imbalance
+
+
+def run_check_scale(
+    source: str,
+    shape: Sequence[int] | None,
+    *,
+    weights: Path | None,
+    seed: int,
+    picture: Path | None,
+    as_json: bool,
+) -> None:
+    """Do what `pathspace check-scale` was asked for; see there."""
+    if picture is not None:
+        if picture.suffix.lower() != ".png":
+            raise ConfigurationError(f"--picture {str(picture)!r}: give a name that ends in .png.")
+        writable_folder(picture.parent, "--picture")
+    file = picture and picture.absolute()  # the code of the model may go to another folder
+    with redirect_stdout(sys.stderr if as_json else sys.stdout), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model, examples = load_model(source, shape, seed)
+        if weights is not None:
+            _load(model, weights)
+        try:
+            found = imbalance(pathspace.trace(model, examples))
+        except (UntraceableError, ValueError, FloatingPointError) as error:
+            raise ConfigurationError(f"{source!r}: {error}") from error
+    if file is not None:
+        make_folder(file.parent)
+        write_bytes(file, _png(found))
+    if as_json:
+        content = asdict(found) | {"scales": found.scales.tolist()}
+        print_json({"model": source, **content, "verdict": found.verdict})
+    else:
+        print(found)
+
+
+def _load(model: nn.Module, file: Path) -> None:
+    """Load a file with a state dict into a model; no code in it is run."""
+    if not file.is_file():
+        raise ConfigurationError(f"--weights {str(file)!r}: there is no such file.")
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+        model.load_state_dict(state.get("model", state.get("state_dict", state)))
+    except (RuntimeError, AttributeError, pickle.UnpicklingError, EOFError) as error:
+        raise ConfigurationError(
+            f"--weights {str(file)!r}: these do not fit the model, or are no state dict that torch.save wrote: {error}"
+        ) from error
+
+
+def _png(found: Imbalance) -> bytes:
+    buffer = io.BytesIO()
+    found.figure().savefig(buffer, format="png", dpi=120)
+    return buffer.getvalue()

@@ -1,0 +1,479 @@
+"""Two networks brought to the same order and the same scales of their hidden units.
+
+Units of independently trained networks stand in any order and at any scale. Which unit of the one is most like which of
+the other is an assignment problem for every group of units (see ``permutation``), given the order of all other groups;
+groups take turns until no order changes. What is compared does not depend on how either network is scaled:
+
+    paths         u_e = sqrt(kappa_e) w_e: correlations of what enters a unit, plus those of what leaves it
+    weights       w_e of the member with equal norms (see ``equal_norms``)
+    activations   correlations of the values of units on data
+
+Letters: a the network that stays, b the one that moves, i unit of a, j unit of b, e edge.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from pathspace.network import Network
+from pathspace.network.devices import tables_on_the_cpu
+from pathspace.network.network import current_values
+from pathspace.paths.kernel.inner import expect_alike
+from pathspace.paths.kernel.kappa import kappa
+from pathspace.paths.kernel.node_mass import node_mass
+from pathspace.replay.replay import replay
+from pathspace.rescaling.assignment import best_assignment
+from pathspace.rescaling.equal_norms import equal_norm_factors
+from pathspace.rescaling.permutation import Group, groups_of
+from pathspace.rescaling.rescale import replace_, rescale_
+
+By = Literal["paths", "weights", "activations"]
+WAYS: tuple[str, ...] = ("paths", "weights", "activations")
+SWEEPS = 50
+"""How often groups take turns at most."""
+
+Values = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """What :func:`align_` did.
+
+    Attributes:
+        order: the unit class that each class was before, int64 ``[num_classes]``.
+        factors: by which it was rescaled afterwards, float64 ``[num_classes]``.
+        held: how many classes had to stay where they are.
+    """
+
+    order: Tensor
+    factors: Tensor
+    held: int
+
+
+@tables_on_the_cpu()
+@torch.no_grad()
+def align_(network: Network, to: Network, *, by: By = "paths", examples: Any = None) -> Alignment:
+    """Permute and rescale the hidden units of a network, in place, so that they stand as the units of another one do.
+
+    The function stays the same. The units of each group of exchangeable ones are matched by an exact solution of the
+    assignment problem, and groups take turns, since what enters a unit depends on the order of the layer before. Tied
+    units (of a residual stream, or multiplied with each other) move together. Then every unit class is rescaled so that
+    it stands to the member with equal norms as the class of ``to`` does.
+
+    Args:
+        network: a traced network, whose model's parameters are changed.
+        to: another one of the same architecture, which stays as it is.
+        by: what makes units alike: ``"paths"``, the path mass through each weight with the weight's sign;
+            ``"weights"``, the weights of the member with equal norms; ``"activations"``, the values of units on
+            examples. None depends on how the networks are scaled.
+        examples: for ``"activations"``, a batch as the models are called with it.
+
+    Returns:
+        The order and the factors.
+
+    Raises:
+        ValueError: the networks have different architectures, or ``examples`` do not fit ``by``.
+        OverflowError: a weight would overflow or become zero in its type.
+        RuntimeError: a parameter of a model was replaced after tracing.
+        TypeError: one of them is no traced network.
+
+    Warns:
+        UserWarning: some unit classes cannot be permuted by weights alone, as where BatchNorm has running statistics.
+
+    Example:
+        >>> import copy, torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> other = copy.deepcopy(model)
+        >>> shuffled = torch.randperm(8)
+        >>> with torch.no_grad():
+        ...     for p, dim in ((other[0].weight, 0), (other[0].bias, 0), (other[2].weight, 1)):
+        ...         _ = p.copy_(p.index_select(dim, shuffled))
+        >>> a, b = ps.trace(model, torch.zeros(1, 4)), ps.trace(other, torch.zeros(1, 4))
+        >>> _ = ps.rescaling.random_rescale_(b)
+        >>> _ = ps.rescaling.align_(b, to=a)
+        >>> torch.allclose(model[0].weight, other[0].weight)
+        True
+    """
+    _check(by, examples)
+    current_values(network)
+    expect_alike(to, network)
+    groups, held = groups_of(to)
+    if held:
+        warnings.warn(
+            f"{len(held)} of {to.num_classes} unit classes keep their order, beginning with "
+            f"'{to.class_names[held[0]]}': it is fixed by more than weights, as by running statistics of BatchNorm "
+            "(fold it into the layer before), by a normalization, or by groups of channels",
+            stacklevel=4,
+        )
+    matched = _Matching(to, network, groups, by, examples)
+    orders = matched.orders()
+    values = {name: p.detach() for name, p in network.parameters.items()}
+    order = torch.arange(network.num_classes)
+    for group, one in zip(groups, orders, strict=True):
+        values = group.permuted(values, one)
+        order[group.classes] = group.classes[one]
+    replace_(network, values)
+    factors = equal_norm_factors(network) / equal_norm_factors(to)
+    rescale_(network, factors)
+    return Alignment(order, factors, len(held))
+
+
+def _check(by: Any, examples: Any) -> None:
+    if by not in WAYS:
+        raise ValueError(f"by must be one of {', '.join(map(repr, WAYS))}, got {by!r}")
+    if (by == "activations") != (examples is not None):
+        raise ValueError(
+            f"by='activations' compares values of units on examples, and the others take none: got by={by!r} "
+            f"{'without' if examples is None else 'with'} examples"
+        )
+
+
+class _Matching:
+    """The search for the order of the units of b that is most like a.
+
+    Args:
+        a: the network that stays.
+        b: the one that moves.
+        groups: of both.
+        by: see :func:`align_`.
+        examples: likewise.
+    """
+
+    def __init__(self, a: Network, b: Network, groups: Sequence[Group], by: str, examples: Any) -> None:
+        self._groups, self._by = groups, by
+        if by == "activations":
+            self._units = [_unit_values(network, examples) for network in (a, b)]
+        else:
+            read = path_coordinates if by == "paths" else _at_equal_norms
+            self._a, self._b = read(a), read(b)
+
+    def orders(self, start: Sequence[Tensor] | None = None) -> list[Tensor]:
+        """Return for each group which unit of b comes to each place."""
+        if self._by == "activations":
+            return [self._by_values(group) for group in self._groups]
+        orders = [torch.arange(len(group)) for group in self._groups] if start is None else list(start)
+        b = self._b
+        for group, order in zip(self._groups, orders, strict=True):
+            b = group.permuted(b, order)
+        for _ in range(SWEEPS):
+            changed = False
+            for k, group in enumerate(self._groups):
+                order = best_assignment(likeness(group, self._a, b, normalized=self._by == "paths"))
+                if not torch.equal(order, torch.arange(len(group))):
+                    changed = True
+                    orders[k] = orders[k][order]
+                    b = group.permuted(b, order)
+            if not changed:
+                break
+        return orders
+
+    def by_features(self) -> list[Tensor]:
+        """Return orders by what no permutation of other groups changes: the sorted sizes of the weights of a unit."""
+        found = []
+        for group in self._groups:
+            total = torch.zeros(len(group), len(group), dtype=torch.float64)
+            for axis in group.axes:
+                ours, theirs = (
+                    _slices(values[axis.parameter], axis.dim, axis.places).abs().sort(1).values
+                    for values in (self._a, self._b)
+                )
+                total -= torch.cdist(ours, theirs).square()
+            found.append(best_assignment(total))
+        return found
+
+    def _by_values(self, group: Group) -> Tensor:
+        total = torch.zeros(len(group), len(group), dtype=torch.float64)
+        for classes in group.classes.unbind(1):
+            if not all(int(c) in units for units in self._units for c in classes):
+                continue
+            ours, theirs = (torch.stack([units[int(c)] for c in classes]) for units in self._units)
+            total += _correlated(ours) @ _correlated(theirs).t()
+        return best_assignment(total)
+
+
+def likeness(group: Group, a: Values, b: Values, *, normalized: bool) -> Tensor:
+    """Return how much every unit i of a is like every unit j of b, ``[n, n]``.
+
+    Args:
+        group: the units.
+        a: values for the weights of a.
+        b: those of b, in the order that is known so far.
+        normalized: whether products are divided by the lengths of both, once for what enters and once for what leaves.
+    """
+    n = len(group)
+    total = torch.zeros(n, n, dtype=torch.float64)
+    for enters in (True, False):
+        products, lengths = torch.zeros_like(total), [torch.zeros(n, dtype=torch.float64) for _ in range(2)]
+        for axis in group.axes:
+            if axis.enters != enters:
+                continue
+            ours, theirs = (_slices(values[axis.parameter], axis.dim, axis.places) for values in (a, b))
+            products += ours @ theirs.t()
+            lengths[0] += ours.square().sum(1)
+            lengths[1] += theirs.square().sum(1)
+        if normalized:
+            size = torch.outer(*lengths).sqrt()
+            products = torch.where(size > 0, products / torch.where(size > 0, size, 1.0), 0.0)
+        total += products
+    return total
+
+
+def _slices(value: Tensor, dim: int, places: Tensor) -> Tensor:
+    """Return what belongs to each unit, one row for each."""
+    rows = value.movedim(dim, 0)
+    return rows[places.reshape(-1)].reshape(len(places), -1)
+
+
+def path_coordinates(network: Network) -> Values:
+    """Return u = sqrt(kappa) w of all weights, float64 on the CPU: u^2 is the path mass through a weight."""
+    wide = {name: p.detach().double() for name, p in network.parameters.items()}
+    found = kappa(network, parameters=wide)
+    return {name: (found[name].sqrt() * w).cpu() for name, w in wide.items()}
+
+
+def _at_equal_norms(network: Network) -> Values:
+    """Return the weights of the member with equal norms, float64 on the CPU."""
+    return _rescaled_by(network, equal_norm_factors(network))
+
+
+def _rescaled_by(network: Network, factors: Tensor) -> Values:
+    weights = {name: p.detach().to("cpu", torch.float64) for name, p in network.parameters.items()}
+    return {name: w * network.edge_factors(name, factors.cpu()) for name, w in weights.items()}
+
+
+def _unit_values(network: Network, examples: Any) -> dict[int, Tensor]:
+    """Return the values of every unit class on examples, before its activation, one row for each class."""
+    found: dict[int, list[Tensor]] = {}
+    for key, node in replay(network, examples, wide=True).nodes.items():
+        if len(key) != 1 or key[0] not in network.program.nodes:
+            continue
+        labels = network.program.nodes[key[0]].expand(node.shape_of_one()).cpu()
+        batch = 0 if node.batch is None else node.batch
+        values = node.value.detach().cpu().movedim(batch, 0).flatten(1) if node.value.dim() else node.value
+        flat = labels.movedim(batch, 0).reshape(-1)
+        for label in flat.unique().tolist():
+            if 0 < label <= network.num_classes:
+                found.setdefault(label - 1, []).append(values[:, flat == label].reshape(-1))
+    return {c: torch.cat(parts) for c, parts in found.items()}
+
+
+def _correlated(rows: Tensor) -> Tensor:
+    """Return rows without their means, of length 1."""
+    rows = rows - rows.mean(1, keepdim=True)
+    lengths = rows.norm(dim=1, keepdim=True)
+    return torch.where(lengths > 0, rows / torch.where(lengths > 0, lengths, 1.0), 0.0)
+
+
+@dataclass(frozen=True)
+class Equivalence:
+    """What :func:`equivalent` found; true where the networks are equal up to permutation and rescaling.
+
+    Attributes:
+        equal: the verdict.
+        where: the first unit class, parameter or buffer that differs; empty if none does.
+        difference: how far the weights there are apart, relative to the largest; 0 if none differs.
+    """
+
+    equal: bool
+    where: str = ""
+    difference: float = 0.0
+
+    def __bool__(self) -> bool:
+        return self.equal
+
+    def __str__(self) -> str:
+        """Return the verdict in a sentence."""
+        if self.equal:
+            return "equal up to permutation and rescaling"
+        return f"not equal up to permutation and rescaling: {self.where} differs by {self.difference:.2g} (relative)"
+
+
+@tables_on_the_cpu()
+@torch.no_grad()
+def equivalent(a: Network, b: Network, *, tolerance: float = 1e-5) -> Equivalence:
+    """Tell whether two networks are equal up to a permutation and a rescaling of their hidden units.
+
+    The units are matched by path mass, the second network is rescaled so that most weights at every unit are those of
+    the first, and all are compared. Equal weights are a proof that the functions are equal. Unequal ones are no proof
+    of the contrary: units that are nearly alike may be matched wrongly, and two networks may compute one function
+    without these symmetries.
+
+    Args:
+        a: a traced network.
+        b: another one of the same architecture. Neither is changed.
+        tolerance: the largest difference, relative to the largest weight at the same unit, that passes as rounding.
+
+    Returns:
+        The verdict, which is true or false, with the first class that differs.
+
+    Raises:
+        ValueError: the networks have different architectures.
+        RuntimeError: a parameter of a model was replaced after tracing.
+        TypeError: one of them is no traced network.
+
+    Example:
+        >>> import copy, torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> a, b = (ps.trace(m, torch.zeros(1, 4)) for m in (model, copy.deepcopy(model)))
+        >>> _ = ps.rescaling.random_rescale_(b)
+        >>> print(ps.rescaling.equivalent(a, b))
+        equal up to permutation and rescaling
+    """
+    for network in (a, b):
+        current_values(network)
+    expect_alike(a, b)
+    outside = _different_outside(a, b)
+    if outside:
+        return Equivalence(False, outside, float("inf"))
+    groups, _ = groups_of(a)
+    matching = _Matching(a, b, groups, "paths", None)
+    orders = matching.orders(matching.by_features())
+    ours = _rescaled_by(a, 1.0 / node_mass(a).balance().cpu())
+    theirs = {name: p.detach().to("cpu", torch.float64) for name, p in b.parameters.items()}
+    for group, order in zip(groups, orders, strict=True):
+        theirs = group.permuted(theirs, order)
+    factors = _factors_between(a, theirs, ours)
+    theirs = {name: value * a.edge_factors(name, factors) for name, value in theirs.items()}
+    return _compared(a, ours, theirs, tolerance)
+
+
+def _different_outside(a: Network, b: Network) -> str:
+    """Return what differs of all that no unit class is rescaled with: parameters outside, and buffers."""
+    for name in a.outside:
+        if not torch.equal(*(n.model.get_parameter(name).cpu() for n in (a, b))):
+            return f"the parameter '{name}' outside the network"
+    ours, theirs = (dict(network.model.named_buffers()) for network in (a, b))
+    for name, value in ours.items():
+        if name in theirs and value.is_floating_point() and not torch.equal(value.cpu(), theirs[name].cpu()):
+            return f"the buffer '{name}'"
+    return ""
+
+
+def _factors_between(network: Network, values: Values, wanted: Values) -> Tensor:
+    """Return factors that make values those wanted, at most of the weights that enter each unit class.
+
+    From the inputs on, the factor of a class is the median over the weights between it and classes whose factor is
+    known, so that a few weights that differ do not decide on it.
+    """
+    C = network.num_classes
+    x = torch.zeros(C, dtype=torch.float64)
+    known = torch.zeros(C, dtype=torch.bool)
+    for _ in range(C):
+        places, logs = [], []
+        for name, value in values.items():
+            ratios = (wanted[name] / value).abs().log()
+            for labels, log in _told(network, name, x, known, ratios):
+                places.append(labels)
+                logs.append(log)
+        place, log = torch.cat(places), torch.cat(logs)
+        if not len(place):
+            break
+        by_value = log.argsort()
+        ordered = by_value[place[by_value].argsort(stable=True)]
+        found, counts = place[ordered].unique_consecutive(return_counts=True)
+        middle = counts.cumsum(0) - counts + (counts - 1) // 2
+        x[found] = log[ordered][middle]
+        known[found] = True
+    return x.exp()
+
+
+def _told(
+    network: Network, name: str, x: Tensor, known: Tensor, ratios: Tensor
+) -> list[tuple[Tensor, Tensor]]:
+    """Return classes of unknown factor at one end of a parameter's weights, and log factors that the weights tell."""
+    C, edges = network.num_classes, network.edges[name]
+    # of a product of classes the factor is taken as not known
+    beyond = torch.zeros(len(network.monomials), dtype=torch.bool)
+    is_known = torch.cat([torch.ones(1, dtype=torch.bool), known, beyond])
+    log = torch.cat([torch.zeros(1, dtype=torch.float64), x, torch.zeros(len(beyond), dtype=torch.float64)])
+    told = []
+    for one, other, sign in ((edges.target, edges.source, 1), (edges.source, edges.target, -1)):
+        one, other = (labels.cpu().expand(ratios.shape) for labels in (one, other))
+        wanted = ratios.isfinite() & ~is_known[one.abs()] & is_known[other.abs()] & (one.abs() <= C)
+        # log ratio = x_target - x_source
+        found = one.sign() * (sign * ratios + other.sign() * log[other.abs()])
+        told.append((one.abs()[wanted] - 1, found[wanted]))
+    return told
+
+
+def _compared(network: Network, ours: Values, theirs: Values, tolerance: float) -> Equivalence:
+    """Compare weights class by class, then those that no class touches."""
+    places = 1 + network.num_classes
+    largest, apart = torch.zeros(places, dtype=torch.float64), torch.zeros(places, dtype=torch.float64)
+    for name, one in ours.items():
+        edges = network.edges[name]
+        for labels in (edges.target.cpu(), edges.source.cpu()):
+            single = labels.abs()
+            single = torch.where(single > network.num_classes, 0, single).expand(one.shape).reshape(-1)
+            largest.scatter_reduce_(0, single, one.abs().reshape(-1), "amax")
+            apart.scatter_reduce_(0, single, (one - theirs[name]).abs().reshape(-1), "amax")
+    relative = torch.where(largest > 0, apart / torch.where(largest > 0, largest, 1.0), apart)
+    # label 0 is no class: inputs, outputs and biases of outputs
+    bad = (relative > tolerance) | relative.isnan()
+    wrong = bad[1:].nonzero().reshape(-1).tolist()
+    if wrong:
+        return Equivalence(False, f"'{network.class_names[wrong[0]]}'", float(relative[1 + wrong[0]]))
+    if bool(bad[0]):
+        return Equivalence(False, "a weight at inputs or outputs", float(relative[0]))
+    return Equivalence(True)
+
+
+def merge(networks: Sequence[Network], *, by: By = "paths", examples: Any = None) -> nn.Module:
+    """Average several networks of one architecture, aligned to the first one.
+
+    All are taken to the member with equal norms, the others are aligned to the first one (see :func:`align_`), and
+    weights are averaged. That the average is any good is not said: measure it, and compare it with the average without
+    alignment. Running statistics of BatchNorm are averaged too, and should be measured anew.
+
+    Args:
+        networks: traced networks. None is changed.
+        by: see :func:`align_`.
+        examples: likewise.
+
+    Returns:
+        A copy of the first network's model with the averaged weights.
+
+    Raises:
+        ValueError: there are fewer than two networks, their architectures differ, or ``examples`` do not fit ``by``.
+        RuntimeError, TypeError, OverflowError: see :func:`align_`.
+
+    Warns:
+        UserWarning: see :func:`align_`.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> def network():
+        ...     layers = torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)
+        ...     return ps.trace(torch.nn.Sequential(*layers), torch.zeros(1, 4))
+        >>> ps.rescaling.merge([network(), network()])(torch.zeros(1, 4)).shape
+        torch.Size([1, 2])
+    """
+    if len(networks) < 2:
+        raise ValueError(f"expected two networks or more to merge, got {len(networks)}")
+    copies = [copy.deepcopy(network) for network in networks]
+    first = copies[0]
+    rescale_(first, equal_norm_factors(first))
+    for other in copies[1:]:
+        align_(other, first, by=by, examples=examples)
+    states = [network.model.state_dict() for network in copies]
+    first.model.load_state_dict(_mean_of(states))
+    return first.model
+
+
+def _mean_of(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the mean of tensors of real numbers, and the first of all others."""
+    result = {}
+    for name, value in states[0].items():
+        if value.is_floating_point():
+            every = torch.stack([state[name].to(value.device, torch.float64) for state in states])
+            result[name] = every.mean(0).to(value.dtype)
+        else:
+            result[name] = value
+    return result

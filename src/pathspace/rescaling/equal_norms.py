@@ -1,0 +1,64 @@
+"""The member of a rescaling class in which as much squared weight enters each unit class as leaves it.
+
+    sum of w^2 over what enters c  =  sum of w^2 over what leaves c
+
+It is the member with the least sum of squares. It does not depend on the member that one begins with, and differences
+of weights, such as matching and averaging go by, are comparable there.
+
+Letters: c unit class, x_c = log s_c, w_e weight of an edge e = (u -> v).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pathspace.network import Network
+from pathspace.paths.kernel.node_mass import node_mass
+from pathspace.rescaling.criteria import Edges, Scales, agreement, all_edges
+
+
+def equal_norm_factors(network: Network) -> Tensor:
+    """Return the factors that lead to the member with equal norms, float64 ``[num_classes]``."""
+    # from the balanced member, so that every member takes the same steps
+    start = 1.0 / node_mass(network).gauge().cpu()
+    edges = all_edges(network, start)
+    scales = Scales(network.num_classes, network.monomials.to(start.device))
+
+    def gap(x: Tensor) -> Tensor:
+        entering, leaving = _log_sums(edges, scales, x)
+        # of units that have the inverse scale, what leaves grows, and what enters shrinks
+        grows, shrinks = torch.logaddexp(entering[0], leaving[1]), torch.logaddexp(leaving[0], entering[1])
+        both = grows.isfinite() & shrinks.isfinite()
+        # log norms, of which one grows by x and the other shrinks by it
+        return torch.where(both, (shrinks - grows) / 4, 0.0)
+
+    return start * agreement(gap, torch.zeros_like(start))
+
+
+def _log_sums(edges: list[Edges], scales: Scales, x: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Return the log of the sum of w^2 that enters every class, and that leaves it; -inf where there is none."""
+    at = [scales.table(x, 0.0) for _ in range(2)]
+    for edge in edges:
+        values = (2 * (edge.log + scales.log(x, edge.target) - scales.log(x, edge.source))).exp()
+        for table, labels in zip(at, (edge.target, edge.source), strict=True):
+            places = labels.expand(values.shape).remainder(len(table)).reshape(-1)
+            table.index_add_(0, places, values.reshape(-1))
+    return [_of_classes(table, scales) for table in at]
+
+
+def _of_classes(table: Tensor, scales: Scales) -> tuple[Tensor, Tensor]:
+    """Return the logs of a table by label for the classes, at their scales and at the inverse ones.
+
+    What a product of classes has counts for each of its factors.
+    """
+    C, largest = scales.classes, len(table) // 2
+    values = torch.stack([table[1 : largest + 1], table[largest + 1 :].flip(0)])
+    result = values[:, :C].clone()
+    for factor in scales.monomials.unbind(-1):
+        used = factor != 0
+        of_products = values[:, C:]
+        of_products = torch.where(factor < 0, of_products.flip(0), of_products)[:, used]
+        result.index_add_(1, factor[used].abs() - 1, of_products)
+    logs = result.log()
+    return logs[0], logs[1]
