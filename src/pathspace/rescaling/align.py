@@ -109,7 +109,7 @@ def align_(network: Network, to: Network, *, by: By = "paths", examples: Any = N
         warnings.warn(
             f"{len(held)} of {to.num_classes} unit classes keep their order, beginning with "
             f"'{to.class_names[held[0]]}': it is fixed by more than weights, as by running statistics of BatchNorm "
-            "(fold it into the layer before), by a normalization, or by groups of channels",
+            "(fold it into the layer before), by a normalization, or by groups of channels or heads",
             stacklevel=4,
         )
     matched = _Matching(to, network, groups, by, examples)
