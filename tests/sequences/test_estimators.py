@@ -15,6 +15,7 @@ import torch
 from pathspace import sequences
 from pathspace.sequences import CNN, PCNN, RNN, Mixed, NotFittedError, UnseenSymbolError
 from pathspace.sequences.passes import forward
+from pathspace.sequences.storage import VERSION
 from pathspace.sequences.text import Alphabet, Corpus
 
 TEXT = "a cat sat on the mat; " * 12
@@ -79,7 +80,7 @@ def test_damaged_and_foreign_files_are_refused(fitted, tmp_path):
     path.write_bytes(content[:-10])
     with pytest.raises(sequences.ModelFileError, match="not a safetensors file"):
         sequences.load(path)
-    path.write_bytes(content.replace(b'version\\": 2', b'version\\": 9'))
+    path.write_bytes(content.replace(b'version\\": %d' % VERSION, b'version\\": 9'))
     with pytest.raises(sequences.ModelFileError, match="later version"):
         sequences.load(path)
     path.write_bytes(content.replace(b'units\\": 8', b'units\\": 9'))
