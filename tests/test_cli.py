@@ -44,7 +44,22 @@ def test_commands_started_by_torchrun_say_where_a_loop_for_several_processes_is(
     assert not list(tmp_path.iterdir())
 
 
-SEQUENCE = ("fit", "sample", "bits", "predict", "compress", "decompress", "generate-task", "baseline")
+SEQUENCE = (
+    "fit",
+    "sample",
+    "bits",
+    "lines",
+    "predict",
+    "compress",
+    "decompress",
+    "generate-task",
+    "baseline",
+)
+
+
+def test_each_sequence_command_is_named_here() -> None:
+    lines = call("sequence", "--help").stdout.partition("Commands:\n")[2].splitlines()
+    assert sorted(line.split()[0] for line in lines) == sorted(SEQUENCE)
 
 
 @pytest.mark.parametrize("command", [(), ("sequence",), *(("sequence", name) for name in SEQUENCE)])

@@ -1,5 +1,6 @@
 """The commands, end to end, in a folder of their own."""
 
+import errno
 import functools
 import io
 import json
@@ -19,7 +20,7 @@ import typer
 from typer.testing import CliRunner
 
 from pathspace.cli import app
-from pathspace.sequences import PCNN, load
+from pathspace.sequences import PCNN, Mixed, load
 from pathspace.sequences.cli.files import mask_after
 from pathspace.sequences.cli.fit import _FitReport
 from pathspace.sequences.cli.worth import baseline_bits
@@ -731,6 +732,61 @@ def test_json_has_what_the_text_says(run, book, tmp_path):
     assert task["different"] == 3
     bits = json.loads(run("baseline", book, book, "--json").stdout)["bits"]
     assert bits["bzip2 after training"] < bits["bzip2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "symbols"),
+    [
+        ("caf\xe9 ".encode() * 9, ["\\xa9", "\\xc3", " ", "a", "c", "f"]),
+        ("caf\xe9 " * 9, [" ", "a", "c", "f", "\xe9"]),
+        (["open", "shut"] * 9, ["open", "shut"]),
+        ([60, 64] * 9, [60, 64]),
+        ([True, False] * 9, [False, True]),
+        (["\xe9".encode(), b"\xff"] * 9, ["\\xff", "\xe9"]),
+        ([1.5, math.inf, -math.inf] * 9, [1.5, "inf", "-inf"]),
+        ([("get", 1), ("put", b"x")] * 9, [["get", 1], ["put", "x"]]),
+    ],
+)
+def test_json_names_symbols_of_any_kind(run, text, symbols):
+    Mixed().fit(text, tokens=True if isinstance(text, list) else None).save("m")
+    found = json.loads(run("predict", "m", "--json").stdout)["next"]
+    assert sorted((symbol for symbol, _ in found), key=str) == sorted(symbols, key=str)
+
+
+def _interrupted(*_, **__):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("place", "arguments"),
+    [
+        ("fit.Texts.read", ("fit", "book.txt")),
+        ("use.load", ("sample", "m")),
+        ("use.load", ("bits", "m", "book.txt")),
+        ("use.load", ("predict", "m")),
+        ("lines._symbols", ("lines", "m", "book.txt")),
+        ("lines._symbols", ("lines", "m", "book.txt", "--top", "2")),
+        ("use.compress_bytes", ("compress", "book.txt")),
+        ("use.decompress_bytes", ("decompress", "m", "book.txt", "-o", "back")),
+        ("tasks.read", ("baseline", "book.txt", "book.txt")),
+        ("tasks.write", ("generate-task", "anbn", "-o", "t")),
+    ],
+)
+def test_ctrl_c_ends_each_command_with_130(run, book, tmp_path, monkeypatch, place, arguments):
+    Mixed().fit(book.read_bytes()[:50]).save("m")
+    monkeypatch.setattr(f"pathspace.sequences.cli.{place}", _interrupted)
+    run(*arguments, status=130)
+    assert {path.name for path in tmp_path.iterdir()} == {"book.txt", "m"}
+
+
+def test_a_reader_that_ends_first_is_no_mistake(run, book, monkeypatch):
+    Mixed().fit(book.read_bytes()[:50]).save("m")
+
+    def closed(*_):
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr("pathspace.sequences.cli.lines._Line.shown", closed)
+    assert run("lines", "m", book, status=1).stderr == ""
 
 
 def test_folds_and_an_alphabet_from_another_file(run, book, tmp_path):

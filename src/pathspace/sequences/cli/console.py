@@ -29,6 +29,8 @@ def errors() -> Iterator[None]:
             warnings.simplefilter("always", RuntimeWarning)
             warnings.showwarning = _shown_as_a_line
             yield
+    except BrokenPipeError:  # nobody reads on, as behind `| head`: the command ends without a word
+        raise
     except (ValueError, TypeError, FloatingPointError, OSError) as error:
         said, full = str(error), (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         if isinstance(error, OSError) and error.errno in full and error.filename:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -98,6 +99,8 @@ def predict(
 ) -> None:
     """Show the most probable next symbols.
 
+    In JSON a byte that is no character stands as its code, such as \\xff, a tuple as a list, and infinity as inf.
+
     \b
     Examples:
       pathspace sequence predict log.safetensors "GET /" --top 5
@@ -107,12 +110,22 @@ def predict(
         prediction = estimator.predict(argument_for(estimator, context))
     best = sorted(prediction.items(), key=lambda entry: -entry[1])[:top]
     are_bytes = isinstance(estimator.alphabet_.symbols, bytes)
-    shown = [repr(bytes([symbol]))[1:] if are_bytes else repr(symbol) for symbol, _ in best]
-    named = [
-        bytes([symbol]).decode("ascii", "backslashreplace") if are_bytes else symbol for symbol, _ in best
-    ]
+    symbols = [bytes([symbol]) if are_bytes else symbol for symbol, _ in best]
+    shown = [repr(symbol)[1:] if are_bytes else repr(symbol) for symbol in symbols]
+    named = [_json_symbol(symbol) for symbol in symbols]
     figures = {"context": context, "next": [[name, p] for name, (_, p) in zip(named, best, strict=True)]}
     say(as_json, figures, *(f"{p:.6f} {name}" for (_, p), name in zip(best, shown, strict=True)))
+
+
+def _json_symbol(symbol: Any) -> Any:
+    """Return a symbol as JSON can hold it: text for bytes and for infinity, lists for tuples."""
+    if isinstance(symbol, bytes):
+        return symbol.decode("utf-8", "backslashreplace")
+    if isinstance(symbol, tuple):
+        return [_json_symbol(part) for part in symbol]
+    if isinstance(symbol, float) and not math.isfinite(symbol):
+        return str(symbol)
+    return symbol
 
 
 def compress(
