@@ -82,6 +82,19 @@ class Cut:
     holds: bool = False
 
 
+@dataclass(frozen=True)
+class Crossing:
+    """What an input of the network was computed from, beyond a cut, a module left outside or a function of inputs.
+
+    Attributes:
+        entering: slots of the values that it was computed from.
+        parameters: names of the parameters that the cut operation took, or that the module has.
+    """
+
+    entering: tuple[int, ...]
+    parameters: tuple[str, ...] = ()
+
+
 def told(cuts: Iterable[Cut]) -> list[str]:
     """One line for each operation and place, with places that differ in a number taken together."""
     places: dict[tuple[str, str], list[str]] = {}
@@ -108,6 +121,7 @@ class Program:
             enters an activation, linear maps of unit classes that have none, and the outputs (as they leave).
         cuts: where the network is cut, in the order of the calls.
         by_batch: modules that normalize inputs by the batch that they see, in the evaluation form, too.
+        crossings: slot of an input of the network -> what it was computed from, if that has a part in the model.
     """
 
     operations: tuple[Operation, ...]
@@ -115,3 +129,4 @@ class Program:
     nodes: Mapping[int, Tensor] = field(default_factory=dict, repr=False)
     cuts: tuple[Cut, ...] = ()
     by_batch: frozenset[str] = frozenset()
+    crossings: Mapping[int, Crossing] = field(default_factory=dict, repr=False)

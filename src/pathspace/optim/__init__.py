@@ -5,6 +5,7 @@ from pathspace.optim.ddp_sgd import DDPSGD
 from pathspace.optim.g_adam import GAdam
 from pathspace.optim.g_sgd import GSGD
 from pathspace.optim.invariant import Invariant
+from pathspace.optim.param_groups import ParamGroups, param_groups
 from pathspace.optim.path_adam import PathAdam
 from pathspace.optim.path_gradient_adam import PathGradientAdam
 from pathspace.optim.path_muon import PathMuon
@@ -19,6 +20,7 @@ __all__ = [
     "DDPAdam",
     "GAdam",
     "Invariant",
+    "ParamGroups",
     "PathAdam",
     "PathGradientAdam",
     "PathMuon",
@@ -26,4 +28,5 @@ __all__ = [
     "PathSGD",
     "PathSOAP",
     "QuasiDiagonal",
+    "param_groups",
 ]

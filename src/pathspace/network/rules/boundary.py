@@ -131,7 +131,9 @@ def _origin(recorder: Recorder, traced: Sequence[Value | None], refusal: Untrace
         batch = next((v.batch for v in traced if v is not None and v.batch is not None), None)
         operation = Operation(recorder.name, recorder.path, "cut", batches, places, batch)
         recorder.operations.append(operation)
-    return Origin(slots, hidden, _here(recorder, entering), operation, refusal)
+    return Origin(
+        slots, hidden, _here(recorder, entering), operation, refusal, parameters=tuple(sorted(parameters))
+    )
 
 
 def _value(

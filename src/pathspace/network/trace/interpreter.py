@@ -424,7 +424,7 @@ class Interpreter(TorchFunctionMode):
         recorder.operations.append(Operation("outside", recorder.path, "outside", batches, slots, batch))
         self.paused = True
         try:
-            return recorder.as_inputs(forward, args, kwargs, batch)
+            return recorder.as_inputs(forward, args, kwargs, batch, outside=recorder.path)
         except (RuntimeError, TypeError, ValueError) as error:
             # as torch says where values are missing, or those of packed sequences
             if not says_meta(error) and "batch_sizes" not in str(error):

@@ -416,8 +416,10 @@ class Recorder:
                 raise  # the model's own
             return self.refuse(INPUTS_READ, OF_INPUTS, operation=short_name(func))
 
-    def as_inputs(self, func: Callable[..., Any], args: Any, kwargs: Any, batch: int | None) -> Any:
-        """Run a function without recording it; its results are inputs of the network."""
+    def as_inputs(
+        self, func: Callable[..., Any], args: Any, kwargs: Any, batch: int | None, outside: str | None = None
+    ) -> Any:
+        """Run a function, or the module at the path `outside`, unrecorded; its results are inputs of the network."""
         given = [(t, self.lookup(t)) for t in tensors_in(args, kwargs)]
         traced = [v for _, v in given if v is not None]
         batched = next((v for v in traced if v.batch == batch), None)
@@ -441,8 +443,8 @@ class Recorder:
         result = pytree.tree_map_only(Tensor, in_memory, result)
         if any(v.slot in self.drawn for v in traced):
             self.note_drawn(result)
-        if self.origins or any(v.kind == "hidden" for v in traced):
-            origin = Origin(tuple([v.slot for v in traced]))
+        if self.origins or outside is not None or any(v.kind == "hidden" for v in traced):
+            origin = Origin(tuple([v.slot for v in traced]), outside=outside)
             created = (self._values[id(t)][1] for t in pytree.tree_leaves(result) if isinstance(t, Tensor))
             self.origins.update((v.slot, origin) for v in created)
         return result

@@ -27,7 +27,7 @@ from pathspace.network.errors import MixedExamples, UntraceableError, WrongBatch
 from pathspace.network.exported import is_exported, module_of
 from pathspace.network.likeness import same_arguments, same_network, same_slots
 from pathspace.network.network import Network
-from pathspace.network.program import Program, told
+from pathspace.network.program import Crossing, Program, told
 from pathspace.network.returned import Returned
 from pathspace.network.rules import MOVEMENTS, RULES
 from pathspace.network.sharded import WHAT_TO_DO, shards
@@ -50,6 +50,7 @@ from pathspace.network.trace.shadow import (
     put_into_form_,
     shadow_of,
 )
+from pathspace.network.trace.values import Origin
 from pathspace.squared.parts import is_split
 
 
@@ -403,7 +404,13 @@ class _Plan:
         owned = {id(p) for name in self.outside for p in self.model.get_submodule(name).parameters()}
         left = {name for name, p in parameters.items() if id(p) in owned} | recorder.left
         returned = Returned(self.output, places)
-        program = Program(tuple(recorder.operations), slots, cuts=cuts, by_batch=frozenset(recorder.by_batch))
+        program = Program(
+            tuple(recorder.operations),
+            slots,
+            cuts=cuts,
+            by_batch=frozenset(recorder.by_batch),
+            crossings={slot: self._crossing(origin) for slot, origin in recorder.origins.items()},
+        )
         unused = tuple(  # a single number, or none, reads no units
             n
             for n, p in before.items()
@@ -416,6 +423,14 @@ class _Plan:
         self.mixing.extend(recorder.mixing)
         _check_types(network.parameters, torch.is_floating_point)
         return _Pass(network, coverage(recorder), examples)
+
+    def _crossing(self, origin: Origin) -> Crossing:
+        """Return what an input of the network was computed from, with the parameters of a module left outside."""
+        parameters = origin.parameters
+        if origin.outside is not None:
+            inside = self.model.get_submodule(origin.outside).named_parameters(prefix=origin.outside)
+            parameters = (*parameters, *(name for name, _ in inside))
+        return Crossing(origin.slots, parameters)
 
     def _call(
         self, batch_dim: int | None, constants: Set[str], unused: tuple[str, ...], attributes: Attributes

@@ -98,6 +98,8 @@ class Origin:
         cut: the call that made it; None for a function of such inputs.
         operation: the same, for a replay on data.
         refusal: what a strict trace says of it.
+        parameters: names of the parameters that the call took.
+        outside: path of the module left outside that made it; None for anything else.
     """
 
     slots: tuple[int, ...]
@@ -105,6 +107,8 @@ class Origin:
     cut: Cut | None = None
     operation: Operation | None = None
     refusal: UntraceableError | None = None
+    parameters: tuple[str, ...] = ()
+    outside: str | None = None
 
 
 @dataclass(frozen=True)
