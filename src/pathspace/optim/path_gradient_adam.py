@@ -95,6 +95,9 @@ class PathGradientAdam(MetricOptimizer):
         self.scale = scale
         super().__init__(params, network, defaults, **with_metric(self, options, Path, normalization="none"))
 
+    def _orient(self, steps: list[Descent]) -> None:
+        turn(steps, self.metric)
+
     def _advance(self, steps: list[Descent]) -> None:
         turn(steps, self.metric)
         factor = clipping(steps, self.clip_norm, None)

@@ -96,6 +96,9 @@ class PathSGD(MetricOptimizer):
         self._turn(steps)
         descend_(steps, clipping(steps, self.clip_norm, self.clip_step))
 
+    def _orient(self, steps: list[Descent]) -> None:
+        self._turn(steps)
+
     def _turn(self, steps: list[Descent]) -> None:
         """As `turn`, with d/dp (lambda / 2) gamma_net^2 = lambda kappa1 p added to the gradients."""
         turn(steps, self.metric)

@@ -10,12 +10,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor, distributed
 
 from pathspace.metrics import Metric
 from pathspace.metrics.checks import check_bounds
 from pathspace.metrics.metric import Form
 from pathspace.network import Network
+from pathspace.optim.base.diagnostics import (
+    clipped_squares,
+    shares_of_layers,
+    spread_of_metric,
+    steps_since_refresh,
+)
 from pathspace.optim.base.network_optimizer import Active, NetworkOptimizer, Parameters
 from pathspace.optim.base.steepest import Descent
 from pathspace.rescaling.optimizer_states import times_
@@ -87,6 +94,62 @@ class MetricOptimizer(NetworkOptimizer):
         for step in steps:
             step.factor = step.state.get("factor")
         return steps
+
+    @torch.no_grad()
+    def diagnostics(self) -> dict[str, Any]:
+        """Return what a step sees, of the gradients that the parameters hold and the metric of the last step.
+
+        Call it after ``step()`` and before ``zero_grad()``. It changes nothing, and costs a few passes over the
+        parameters; a step keeps nothing for it.
+
+        Returns:
+            ``norm``: the norm of g / sqrt(D) over all parameters, which ``clip_norm`` bounds. ``shares``: module ->
+            its share of the square of that norm. ``age``: how many steps ago the metric was computed; 0 for the last
+            one. ``metric``: values of D in the balanced frame that 5, 50 and 95 % of the network's elements are below
+            (damping, normalization and power included; 1 is the step of the plain rule there). None of them depends on
+            the scales of the weights.
+
+        Raises:
+            RuntimeError: before the first step, or if no parameter has a gradient.
+            NotImplementedError: the metric is not diagonal, as that of :class:`QuasiDiagonal`.
+        """
+        if self.form == "balanced":
+            raise NotImplementedError(
+                f"the metric of {type(self).__name__} is not diagonal: it has no diagnostics"
+            )
+        steps = self._steps_as_they_are(self._active())
+        states = {step.name: step.state for step in steps if step.name is not None}
+        if not states:
+            raise RuntimeError(
+                "diagnostics need a step and its gradients: call them after step() and before zero_grad()"
+            )
+        is_root = self.form == "root"
+        squares = clipped_squares(steps, is_root=is_root)
+        parameters = [step.parameter for step in steps]
+        names_by_id = {id(p): name for name, p in self.network.model.named_parameters()}
+        names = [step.name or names_by_id.get(id(step.parameter), "") for step in steps]
+        norm, shares = shares_of_layers(squares, parameters, names)
+        metric = self.metric
+        once = metric.power == 0 or metric.frozen
+        ages = [steps_since_refresh(s["age"], metric.refresh_every, once=once) for s in states.values()]
+        spread = spread_of_metric(states, metric, is_root=is_root)
+        return {"norm": norm, "shares": shares, "age": min(ages), "metric": tuple(spread)}
+
+    def _steps_as_they_are(self, active: Active) -> list[Descent]:
+        """Return what the last step had of the parameters with a gradient, without those that it did not see."""
+        names = self.network.names_by_id
+        steps = []
+        for p, group, g in active:
+            state, name = self.state.get(p, {}), names.get(id(p))
+            if name is None or "factor" in state:
+                g = local(g) if self._in_parts else g
+                own = local(p) if self._in_parts else p
+                steps.append(Descent(p, own, group, state, name, g, state.get("factor")))
+        self._orient(steps)
+        return steps
+
+    def _orient(self, steps: list[Descent]) -> None:
+        """Let g be what clipping measures: here the gradients themselves."""
 
     def expect_movable(self, network: Network, names: Iterable[str]) -> None:
         """Refuse to let states follow a rescaling; see :class:`NetworkOptimizer`.
