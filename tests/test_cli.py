@@ -25,7 +25,7 @@ COMPARE = [
 def test_version_and_help() -> None:
     assert call("--version").stdout.strip() == f"pathspace {pathspace.__version__}"
     listed = call("--help").stdout
-    for command in ("compare", "train", "reproduce", "sweep", "check-invariance", "paths"):
+    for command in ("compare", "train", "reproduce", "sweep", "check-invariance", "check-scale", "paths"):
         assert command in listed
         text = call(command, "--help").stdout
         assert "Examples:" in text
