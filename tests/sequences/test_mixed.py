@@ -24,6 +24,8 @@ from pathspace.sequences import (
     storage,
 )
 from pathspace.sequences.mixed_storage import KEY, read
+from pathspace.sequences.mixing import Reading, blank
+from pathspace.sequences.tasks import music
 
 LINES = [
     f"10:{k // 60:02}:{k % 60:02} GET /page{k * k % 7}.html {200 + 204 * (k % 11 == 0)}\n" for k in range(150)
@@ -44,7 +46,82 @@ def test_contexts_and_the_network_together_need_the_fewest_bits():
     plain = network().fit(LOG, 0.2)
     alone, mixed = Mixed().read(LOG, 0.2), Mixed(plain).read(LOG, 0.2)
     assert mixed.validation_bits_ < 1.02 * alone.validation_bits_ < 0.3 * plain.training_.best_bits
-    assert mixed.bits_ < alone.bits_
+    assert mixed.bits_ == alone.bits_  # the network knows the text, and the weights are learned without it
+    assert Mixed(plain).read(LOG, 0.2, unseen=True).bits_ < alone.bits_
+
+
+def events(count):
+    """Event ids of sessions, some of whose events are drawn at random: a network learns these by heart."""
+    rng, found = np.random.default_rng(0), []
+    while len(found) < count:
+        kind = rng.integers(4)
+        found += [["E27", "E13", "E21"], ["E9", "E2"], ["E10", "E24"], ["E12"]][kind]
+        found += [f"E{k}" for k in rng.integers(1, 27, kind)]
+    return found[:count]
+
+
+@pytest.fixture(scope="module")
+def memorized():
+    text = events(700)
+    plain = PCNN(units=16, passes=120).fit(text[:600], tokens=True, alphabet=text)
+    return plain, text[:600], text[600:]
+
+
+@pytest.mark.parametrize("way", ["fit", "read", "longer", "told"])
+def test_a_network_that_knows_the_text_is_not_trusted_too_far(memorized, way):
+    plain, text, held = memorized
+    alone = Mixed().fit(text, tokens=True, alphabet=text + held).bits(held)
+    assert Mixed(plain).read(text, unseen=True).bits(held) > 1.4 * alone
+    if way == "fit":
+        mixed = Mixed(sklearn.base.clone(plain)).fit(text, tokens=True, alphabet=held)
+    elif way == "told":
+        mixed = Mixed(plain).read(text[100:], unseen=False)
+    else:  # what it was fitted to, with more after it
+        mixed = Mixed(plain).read(text + held[:20] * (way == "longer"))
+    assert mixed.bits(held) < 1.15 * alone
+
+
+def test_a_network_learns_more_than_contexts_and_is_trusted():
+    bars = music.generate(np.random.default_rng(1), bars=150)
+    text, held = bars[:1400], bars[1400:]
+    alone = Mixed().fit(text, alphabet=bars).bits(held)
+    mixed = Mixed(PCNN(units=12, passes=100)).fit(text, alphabet=bars)
+    assert mixed.bits(held) < 0.97 * alone
+    assert mixed.model.training_.result_pass == 100  # the network itself knows all of the text
+
+
+def test_the_weights_are_learned_with_a_network_that_has_not_seen_the_text():
+    half = len(LOG) // 2
+    mixed = Mixed(network()).fit(LOG)
+    first = network().fit(LOG[:half], alphabet=LOG)
+    alone = Mixed().read(LOG[:half], alphabet=LOG).bits_
+    # the contexts of the whole text, which know its frequencies
+    tree = mixed.reading_.tree
+    reading = Reading(None, tree, blank(tree, len(LOG)))
+    x = mixed.alphabet_.encode(LOG)
+    bits = reading.score(x[:half])
+    assert bits == pytest.approx(alone, rel=0.02)
+    bits += Reading(first.parameters_, tree, reading.memory).score(x[half:])
+    assert mixed.bits_ == bits
+    reading.round_weights()
+    assert np.array_equal(mixed.reading_.memory.by_node, reading.memory.by_node)
+    assert mixed.model.bits(LOG) == network().fit(LOG).bits(LOG)
+
+
+@pytest.mark.parametrize(
+    ("text", "mask", "options"),
+    [
+        ("a", None, {}),
+        ("abab" * 3, np.arange(12) < 6, {}),
+        ("abab" * 3, np.arange(12) >= 6, {}),
+        ("ababa", None, {"folds": 3, "restarts": 3, "ensemble": 3}),
+    ],
+)
+def test_texts_without_two_halves_to_predict_are_read_as_by_contexts(text, mask, options):
+    model = PCNN(units=2, connectivity=None, passes=2, **options)
+    mixed = Mixed(model).fit(text, mask=mask, alphabet="ab")
+    assert mixed.bits_ == Mixed().fit(text, mask=mask, alphabet="ab").bits_
+    assert mixed.bits(text) > 0
 
 
 def test_what_is_scored_is_learned_and_forgotten(model):

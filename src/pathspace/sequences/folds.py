@@ -19,6 +19,10 @@ from .tokens import Mode, alphabet_over, mode_of, sequences_of
 Texts = Text | Sequence[Any]
 
 
+class TooShortError(ValueError):
+    """A text has fewer symbols to predict than folds need."""
+
+
 @dataclass(frozen=True, eq=False)
 class Fold:
     """What a training reads and what stops it.
@@ -176,7 +180,9 @@ def deal(encoded: list[np.ndarray], masks: list[np.ndarray] | None, folds: int, 
             held.append((x[begin:end], mark[begin:end]))
             kept += [(x[:begin], mark[:begin]), (x[end:], mark[end:])]
         if not all(any(mark.any() for _, mark in part) for part in (kept, held)):
-            raise ValueError(f"the text is too short for {folds} folds: one of them has no symbol to predict")
+            raise TooShortError(
+                f"the text is too short for {folds} folds: one of them has no symbol to predict"
+            )
         corpora = [Corpus.of([x for x, _ in part], A, [mark for _, mark in part]) for part in (kept, held)]
         found.append(Fold(*corpora))
     return found

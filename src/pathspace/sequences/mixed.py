@@ -5,19 +5,20 @@ Alphabet of this module: A symbols.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
 
 from . import mixed_storage
 from .decisions import tree
-from .folds import Fold, Texts, alphabet_of_texts, fold_of, to_score
+from .folds import Fold, Texts, TooShortError, alphabet_of_texts, fold_of, to_score
 from .mixing import Reading, blank
 from .one_thread import one_thread
 from .parameters import Parameters
 from .reader import Reader
 from .sequence_model import NotFittedError, SequenceModel
-from .text import Corpus
+from .text import Alphabet, Corpus
 from .tokens import Mode
 from .walk import Progress
 
@@ -48,8 +49,8 @@ class Mixed(Reader):
 
     Attributes:
         alphabet_: the symbols.
-        bits_: code length of the training text while it was read, symbol for symbol before each was learned. The
-            network knew the text, the contexts did not.
+        bits_: code length of the training text while it was read, symbol for symbol before each was learned. After
+            `fit` no network took part that knew the text; after `read` the network did if it was `unseen`.
         validation_bits_: code length of the validation text, or None without one. The model has not learned it.
 
     Example:
@@ -117,7 +118,11 @@ class Mixed(Reader):
         tokens: Mode | None = None,
         **options: Any,
     ) -> Self:
-        """Fit the network as :meth:`SequenceModel.fit` does, then `read` the text.
+        """Fit the network as :meth:`SequenceModel.fit` does, and learn the contexts and the mixing weights.
+
+        On the text that a network was fitted to, the weights would learn to trust it too far. So a second network is
+        fitted to the first half, as long as half the fit takes, and the weights learn from the second half how far to
+        trust that one. It is not kept. Its training has half the seconds of a budget, no checkpoints and no reports.
 
         Args:
             text: str or bytes, or a list of them, or a sequence of other symbols.
@@ -131,21 +136,42 @@ class Mixed(Reader):
         Raises:
             ValueError: as the network's fit does; if there are options without a network.
         """
-        if self.model is not None:
-            self.model.fit(
+        if self.model is None:
+            if options:
+                raise ValueError(
+                    f"without a network there is nothing for {', '.join(sorted(options))} to steer"
+                )
+            return self.read(
                 text,
                 validation,
                 mask=mask,
                 validation_mask=validation_mask,
                 alphabet=alphabet,
                 tokens=tokens,
-                **options,
             )
-        elif options:
-            raise ValueError(f"without a network there is nothing for {', '.join(sorted(options))} to steer")
-        return self.read(
-            text, validation, mask=mask, validation_mask=validation_mask, alphabet=alphabet, tokens=tokens
+        self.model.fit(
+            text,
+            validation,
+            mask=mask,
+            validation_mask=validation_mask,
+            alphabet=alphabet,
+            tokens=tokens,
+            **options,
         )
+        vars(self).pop("_reading", None)
+        self.alphabet_ = self.model.alphabet_
+        fold = fold_of(self.alphabet_, text, validation, mask, validation_mask)
+        half = len(fold.corpus.x) // 2
+        other = None if self.silent else _fitted_to_half(self.model, fold, half, options)
+        reading = _blank_reading(fold, self.alphabet_)
+        with one_thread():
+            if other is None:
+                bits = reading.learn(fold.corpus)
+            else:
+                bits = reading.learn(fold.corpus.beginning(half))
+                reading = Reading(other, reading.tree, reading.memory)
+                bits += reading.learn(fold.corpus, since=half)
+        return self._keep(reading, bits, fold)
 
     def read(
         self,
@@ -156,6 +182,7 @@ class Mixed(Reader):
         validation_mask: Any = None,
         alphabet: Any = None,
         tokens: Mode | None = None,
+        unseen: bool | None = None,
         progress: Progress | None = None,
     ) -> Self:
         """Learn the contexts and the weights from a text, beginning anew; the network stays as it is.
@@ -167,6 +194,10 @@ class Mixed(Reader):
             validation_mask: the same for the validation text.
             alphabet: symbols that a model without a network shall know beyond those of the texts.
             tokens: what a symbol is to a model without a network, as for a network's fit.
+            unseen: whether the text is new to the network, so that the weights can learn from it how far to trust the
+                network. False: they are learned without it, and it begins with the weight of every input. None: false
+                if the network was fitted to this text, or to its beginning; one from a file, or merged, no longer tells
+                what it was fitted to, and None is true for it.
             progress: called with the symbols done and their number.
 
         Raises:
@@ -180,16 +211,19 @@ class Mixed(Reader):
         else:
             self.alphabet_ = _fitted(self.model).alphabet_
         fold = fold_of(self.alphabet_, text, validation, mask, validation_mask)
-        return self._read(fold, progress)
-
-    def _read(self, fold: Fold, progress: Progress | None = None) -> Self:
-        corpus = fold.corpus
-        decisions = tree(corpus.counts, self.alphabet_)
-        reading = Reading(self._heard(), decisions, blank(decisions, len(corpus.x)))
+        if unseen is None:
+            unseen = self.model is None or self.silent or not self.model.has_learned(fold.corpus)
+        reading = _blank_reading(fold, self.alphabet_, self._heard() if unseen else None)
         with one_thread():
-            self.bits_ = reading.learn(corpus, progress=progress)
+            bits = reading.learn(fold.corpus, progress=progress)
+        return self._keep(reading, bits, fold)
+
+    def _keep(self, reading: Reading, bits: float, fold: Fold) -> Self:
+        """Keep what was read, with the network itself, and score the validation text."""
         reading.round_weights()
-        self._reading, self._bounds = reading, corpus.bounds
+        reading = Reading(self._heard(), reading.tree, reading.memory)
+        self.bits_ = bits
+        self._reading, self._bounds = reading, fold.corpus.bounds
         self.validation_bits_ = None
         if fold.validation is not None:
             self.validation_bits_ = reading.copy(len(fold.validation.x)).learn(fold.validation)
@@ -269,6 +303,28 @@ class Mixed(Reader):
         mixed._bounds = stored.bounds
         mixed.bits_, mixed.validation_bits_ = stored.bits
         return mixed
+
+
+def _blank_reading(fold: Fold, alphabet: Alphabet, network: Parameters | None = None) -> Reading:
+    decisions = tree(fold.corpus.counts, alphabet)
+    return Reading(network, decisions, blank(decisions, len(fold.corpus.x)))
+
+
+def _fitted_to_half(
+    model: SequenceModel, fold: Fold, half: int, options: Mapping[str, Any]
+) -> Parameters | None:
+    """Return a network like this one that knows the first half of the text alone; None if a half is too short."""
+    corpus = fold.corpus
+    if not corpus.chi[:half].any() or not corpus.chi[half:].any():
+        return None
+    seconds = model.seconds if options.get("seconds") is None else options["seconds"]
+    first = Fold(corpus.beginning(half), fold.validation)
+    try:
+        return model.trained_on(
+            first, passes=options.get("passes"), seconds=None if seconds is None else seconds / 2
+        )
+    except TooShortError:
+        return None
 
 
 def _fitted(model: SequenceModel) -> SequenceModel:

@@ -172,17 +172,29 @@ class Reading(Place):
             total += float(self._run(mode, x[part].astype(np.int64), chi[part], _nowhere)[1].sum())
         return total
 
-    def learn(self, corpus: Corpus, slots_alone: bool = False, progress: Progress | None = None) -> float:
+    def learn(
+        self,
+        corpus: Corpus,
+        slots_alone: bool = False,
+        progress: Progress | None = None,
+        *,
+        since: int = 0,
+    ) -> float:
         """Read texts, learn from them, and return their bits: the predicted symbols, each before it is learned.
 
         Args:
             corpus: the texts.
             slots_alone: learn all but the weights, without the network, which brings a memory back; returns 0.
             progress: called with the symbols done and their number.
+            since: how many of the symbols have been read already.
         """
         mode, total = READ if slots_alone else SCORE, 0.0
-        for begin, end in zip(corpus.bounds[:-1], corpus.bounds[1:], strict=True):
-            self.begin()
+        for start, end in zip(corpus.bounds[:-1], corpus.bounds[1:], strict=True):
+            if end <= since:
+                continue
+            if start >= since:
+                self.begin()
+            begin = max(start, since)
             told = None if progress is None else _shifted(progress, int(begin), len(corpus.x))
             total += self.score(corpus.x[begin:end], corpus.chi[begin:end], mode, told)
         return total

@@ -8,7 +8,8 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
+from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
@@ -26,7 +27,7 @@ from .parameters import Kind, Parameters, Squash
 from .passes import Metric, WritingStep
 from .reader import Reader
 from .restarts import Architecture, race, train_all
-from .text import Alphabet
+from .text import Alphabet, Corpus
 from .tokens import Mode
 from .training import Report, Settings, Training
 from .walk import Walk
@@ -39,6 +40,27 @@ class NotFittedError(ValueError, AttributeError):
     """A model is used before `fit`."""
 
 
+@dataclass(frozen=True)
+class _Learned:
+    """A text that a network was fitted to, without the text itself.
+
+    Args:
+        T: its symbols.
+        digest: SHA-256 of their numbers.
+    """
+
+    T: int
+    digest: bytes
+
+    @classmethod
+    def of(cls, corpus: Corpus) -> _Learned:
+        return cls(len(corpus.x), sha256(corpus.x.tobytes()).digest())
+
+    def begins(self, corpus: Corpus) -> bool:
+        """Whether a text is this one, or begins with it."""
+        return len(corpus.x) >= self.T and _Learned.of(corpus.beginning(self.T)) == self
+
+
 class SequenceModel(Reader):
     """What PCNN, CNN and RNN share; see :class:`~pathspace.sequences.PCNN`.
 
@@ -49,6 +71,7 @@ class SequenceModel(Reader):
     kind: ClassVar[Kind]
     told_: Mapping[str, Any] = MappingProxyType({})
     _begun: Mapping[str, Any] = MappingProxyType({})
+    _learned: _Learned | None = None
 
     def __init__(
         self,
@@ -204,16 +227,7 @@ class SequenceModel(Reader):
             folds = self._folds(text, validation, mask, validation_mask)
             self._check_cost(folds, settings)
             begun = self._arguments()
-            architecture = Architecture(
-                self.kind, **{name: value for name, value in begun.items() if name != "seed"}
-            )
-            seeds = [self.seed + k for k in range(self.restarts)]
-            keep = max(self.ensemble, -(-self.restarts // 4)) // self.folds or 1
-            kept = self._kept(checkpoint, settings, folds)
-            ranked = race(architecture, seeds, folds, settings, self.jobs, self.heat, keep, report, kept=kept)
-            done = ranked[0]
-            if self.ensemble > 1:
-                done = [merge_folds([found[: self.ensemble // self.folds] for found in ranked], folds)]
+            done = [self._trained(folds, settings, report, self._kept(checkpoint, settings, folds))]
             self._begun = begun
         if done[0].broke_off:
             told = "not finite: the metric is singular, or has overflowed. Raise damping, or set reach"
@@ -230,11 +244,56 @@ class SequenceModel(Reader):
                 stacklevel=2,
             )
         self.training_ = done[0]
+        self._learned = _Learned.of(fold_of(self.alphabet_, text, validation, mask, validation_mask).corpus)
         return self
+
+    def _trained(
+        self,
+        folds: list[Fold],
+        settings: Settings,
+        report: Report | None = None,
+        kept: Checkpoints | None = None,
+    ) -> Training:
+        """Return the training that is the best of all restarts, or their merged ones."""
+        own = self._arguments()
+        architecture = Architecture(
+            self.kind, **{name: value for name, value in own.items() if name != "seed"}
+        )
+        seeds = [self.seed + k for k in range(self.restarts)]
+        keep = max(self.ensemble, -(-self.restarts // 4)) // self.folds or 1
+        ranked = race(architecture, seeds, folds, settings, self.jobs, self.heat, keep, report, kept=kept)
+        if self.ensemble > 1:
+            return merge_folds([found[: self.ensemble // self.folds] for found in ranked], folds)
+        return ranked[0][0]
+
+    def trained_on(
+        self, fold: Fold, *, passes: int | None = None, seconds: float | None = None
+    ) -> Parameters:
+        """Return what the same fit would have learned from another text of the alphabet; the model stays as it is.
+
+        Args:
+            fold: the text, and what stops the training.
+            passes: instead of the constructor's.
+            seconds: likewise.
+
+        Raises:
+            ValueError: if the text is too short for the folds.
+        """
+        folds = [fold]
+        if self.folds > 1:
+            corpus, ends = fold.corpus, fold.corpus.bounds[1:-1]
+            parts, masks = np.split(corpus.x, ends), np.split(corpus.chi, ends)
+            folds = deal(parts, masks, self.folds, corpus.A)
+        return self._trained(folds, self._settings(passes, seconds)).result
+
+    def has_learned(self, corpus: Corpus) -> bool:
+        """Whether the last fit was to this text, or to its beginning; a model from a file does not know."""
+        return self._learned is not None and self._learned.begins(corpus)
 
     def restore(self, alphabet: Alphabet, training: Training) -> None:
         """Take over what another model has learned, which was begun with the arguments of this one."""
         self.alphabet_, self.training_, self._begun = alphabet, training, self._arguments()
+        self._learned = None
 
     def _arguments(self) -> dict[str, Any]:
         """Return those that decide a network before it has learned anything, and nothing afterwards."""

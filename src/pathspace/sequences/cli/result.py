@@ -27,7 +27,8 @@ def mix(network: SequenceModel, text: Any, held: Any, quiet: bool, **masks: Any)
         found["contexts"] = Mixed(network, silent=True).read(text, held, progress=progress, **masks)
     if network.training_.passes:
         with symbols_shown("mix", quiet) as progress:
-            found["mixed"] = Mixed(network).read(text, held, progress=progress, **masks)
+            # it knows the text, and the validation part tells whether the mixture is worse for it
+            found["mixed"] = Mixed(network).read(text, held, unseen=True, progress=progress, **masks)
     return found
 
 
