@@ -22,6 +22,15 @@ import pathspace as ps
 from oracles.squared import Oracle
 
 
+def _is_optimizer(name: str) -> bool:
+    named = getattr(ps.optim, name)
+    return isinstance(named, type) and issubclass(named, torch.optim.Optimizer)
+
+
+OPTIMIZERS = [name for name in ps.optim.__all__ if _is_optimizer(name)]
+"""The names of all optimizer classes."""
+
+
 @dataclass(frozen=True)
 class Case:
     name: str

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import pathspace as ps
+from cases import OPTIMIZERS
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU that PyTorch can use", allow_module_level=True)
@@ -56,7 +57,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "recurrent CNN": (lambda: ps.nn.RecurrentCNN(1, 4, maps=4, layers=2, unfoldings=2), (8, 1, 8, 8)),
 }  # fmt: skip
 RULES: dict[str, tuple[str, dict[str, Any]]] = {
-    **{name: (name, {}) for name in ps.optim.__all__ if name != "Invariant"},
+    **{name: (name, {}) for name in OPTIMIZERS if name != "Invariant"},
     # every device draws random signs of its own
     **{name: (name, {"estimator": "exact"}) for name in ("DDPSGD", "DDPAdam", "QuasiDiagonal")},
     "Invariant": ("Invariant", {"rule": torch.optim.NAdam}),

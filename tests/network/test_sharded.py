@@ -10,10 +10,10 @@ from torch import nn
 from torch.distributed import device_mesh
 
 import pathspace as ps
-from cases import mlp
+from cases import OPTIMIZERS, mlp
 from processes import in_processes
 
-PATH = [name for name in ps.optim.__all__ if name != "Invariant"]
+PATH = [name for name in OPTIMIZERS if name != "Invariant"]
 SHARDED = ["PathSGD", "PathAdam", "PathRMSprop", "PathGradientAdam", "PathMuon", "PathSOAP"]
 WHOLE = sorted(set(PATH) - set(SHARDED))
 

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import pathspace as ps
-from cases import BY_NAME, slow_besides
+from cases import BY_NAME, OPTIMIZERS, slow_besides
 from conformance import REGISTRY, start
 from processes import in_processes
 
@@ -25,7 +25,7 @@ OPTIONS = {
     "Invariant": ("Invariant", {"rule": torch.optim.NAdam}),
     "Invariant of SGD": ("Invariant", {"rule": torch.optim.SGD}),
 }
-EVERY = sorted({*ps.optim.__all__, *OPTIONS})
+EVERY = sorted({*OPTIMIZERS, *OPTIONS})
 
 ONE_PROCESS = pytest.mark.filterwarnings(
     "ignore::UserWarning", "ignore::FutureWarning"

@@ -104,10 +104,16 @@ def _in_words(name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower()
 
 
+def _optimizers() -> list[str]:
+    """Return the names of the classes of `pathspace.optim` that are optimizers."""
+    named = {name: getattr(pathspace.optim, name) for name in pathspace.optim.__all__}
+    return [name for name, one in named.items() if isinstance(one, type) and issubclass(one, optim.Optimizer)]
+
+
 # every other class as it comes: whoever adds one need not name it here
 CANDIDATES |= {
     _in_words(name): _of(name)
-    for name in pathspace.optim.__all__
+    for name in _optimizers()
     if name not in {candidate.kind for candidate in CANDIDATES.values()}
 }
 
