@@ -102,9 +102,18 @@ def test_from_the_command_line(tmp_path):
 def test_the_command_says_what_is_wrong_with_weights(tmp_path):
     from pathspace.cli import app
 
-    other = tmp_path / "other.pt"
+    other, text, number = tmp_path / "other.pt", tmp_path / "text.pt", tmp_path / "number.pt"
     torch.save(nn.Linear(1, 1).state_dict(), other)
-    for weights, said in ((tmp_path / "none.pt", "no such file"), (other, "do not fit the model")):
+    text.write_text("no weights")
+    torch.save(torch.zeros(1), number)
+    cases = {
+        tmp_path / "none.pt": "no such file",
+        other: "do not fit the model",
+        text: "no state dict",
+        number: "no state dict",
+    }
+    for weights, said in cases.items():
         result = CliRunner().invoke(app, ["check-scale", "mlp", "--weights", str(weights)])
         assert result.exit_code == 2
         assert said in " ".join(result.output.split())
+        assert "weights_only" not in result.output

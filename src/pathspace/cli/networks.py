@@ -15,6 +15,17 @@ from pathspace.experiments.errors import ConfigurationError
 
 MOST_NUMBERS = 1e15  # of an example: torch counts the bytes of a batch in 63 bits
 
+ModelArgument = Annotated[
+    str,
+    typer.Argument(help="A built-in network, FILE.py:FUNCTION or MODULE:FUNCTION.", show_default=False),
+]
+ShapeOption = Annotated[
+    str | None, typer.Option("--input", help="Shape of one example, for a function that returns none.")
+]
+SeedOption = Annotated[
+    int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Decides weights and drawn examples.")
+]
+
 
 def check_invariance(
     optimizers: Annotated[
@@ -63,20 +74,13 @@ def check_invariance(
 
 
 def paths(
-    model: Annotated[
-        str,
-        typer.Argument(help="A built-in network, FILE.py:FUNCTION or MODULE:FUNCTION.", show_default=False),
-    ],
-    shape: Annotated[
-        str | None, typer.Option("--input", help="Shape of one example, for a function that returns none.")
-    ] = None,
+    model: ModelArgument,
+    shape: ShapeOption = None,
     rule: Annotated[
         str, typer.Option("--rule", help="Of the skeleton: largest, cyclic or random.")
     ] = "largest",
     limit: Annotated[int, typer.Option("--limit", min=1, help="Most paths to list for the rank.")] = 10_000,
-    seed: Annotated[
-        int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Decides weights and drawn examples.")
-    ] = 0,
+    seed: SeedOption = 0,
     picture: Annotated[
         Path | None, typer.Option("--picture", help="Draw the reduction graph into this PNG file.")
     ] = None,
@@ -100,19 +104,12 @@ def paths(
 
 
 def check_scale(
-    model: Annotated[
-        str,
-        typer.Argument(help="A built-in network, FILE.py:FUNCTION or MODULE:FUNCTION.", show_default=False),
-    ],
-    shape: Annotated[
-        str | None, typer.Option("--input", help="Shape of one example, for a function that returns none.")
-    ] = None,
+    model: ModelArgument,
+    shape: ShapeOption = None,
     weights: Annotated[
         Path | None, typer.Option("--weights", help="A state dict that torch.save wrote, for the model.")
     ] = None,
-    seed: Annotated[
-        int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Decides weights and drawn examples.")
-    ] = 0,
+    seed: SeedOption = 0,
     picture: Annotated[
         Path | None, typer.Option("--picture", help="Draw the scales into this PNG file.")
     ] = None,

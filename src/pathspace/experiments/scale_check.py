@@ -6,7 +6,7 @@ import io
 import pickle
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
@@ -61,13 +61,22 @@ def _load(model: nn.Module, file: Path) -> None:
     """Load a file with a state dict into a model; no code in it is run."""
     if not file.is_file():
         raise ConfigurationError(f"--weights {str(file)!r}: there is no such file.")
+    option = f"--weights {str(file)!r}"
+    # without torch's own words, which advise to run the code in the file
+    unreadable = ConfigurationError(
+        f"{option}: this is no state dict that torch.save wrote. Save one with torch.save(model.state_dict(), FILE)."
+    )
     try:
-        state = torch.load(file, map_location="cpu", weights_only=True)
-        model.load_state_dict(state.get("model", state.get("state_dict", state)))
-    except (RuntimeError, AttributeError, pickle.UnpicklingError, EOFError) as error:
-        raise ConfigurationError(
-            f"--weights {str(file)!r}: these do not fit the model, or are no state dict that torch.save wrote: {error}"
-        ) from error
+        content = torch.load(file, map_location="cpu", weights_only=True)
+    except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        raise unreadable from error
+    if not isinstance(content, Mapping):
+        raise unreadable
+    state = content.get("model", content.get("state_dict", content))
+    try:
+        model.load_state_dict(state)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigurationError(f"{option}: these weights do not fit the model: {error}") from error
 
 
 def _png(found: Imbalance) -> bytes:

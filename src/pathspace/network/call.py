@@ -45,14 +45,22 @@ class Call:
 
 
 def arguments_in(data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What a model is called with by position and by name: a mapping, a tuple or list of arguments, or a single one."""
+    """Return the arguments of a call by position and by name.
+
+    Args:
+        data: a mapping of names, a tuple or list of arguments, or a single argument.
+    """
     if isinstance(data, Mapping):  # a dict, or another as transformers' tokenizers return
         return (), {**data}
     return tuple(data) if isinstance(data, (tuple, list)) else (data,), {}
 
 
 def batch_in(argument: Tensor, first: Tensor, batch_dim: int | None) -> int | None:
-    """Where an argument has the batch of the first one: there too, elsewhere, as states of nn.RNN, or nowhere."""
+    """Return the dimension in which an argument has the batch of the first argument.
+
+    That is ``batch_dim`` if its size fits there, else the first one that fits (states of nn.RNN have another one), else
+    None.
+    """
     if batch_dim is None:
         return None
     places = (d for d in (batch_dim, *range(argument.dim())) if d < argument.dim())

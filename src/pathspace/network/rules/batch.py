@@ -104,7 +104,7 @@ def batch_after(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> int | None:
-    """Where the batch dimension is after a movement; None where that is not known."""
+    """Return the batch dimension after a movement, or None if it is not known."""
     batch, before = value.batch, value.shape
     if batch is None:
         return None
