@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 import pathspace as ps
 from cases import BY_NAME, call, in_turn, mlp, traced
+from pathspace.optim.rules.muon import step_in_batches
 
 
 class Plain:
@@ -193,3 +194,28 @@ def test_a_group_says_by_true_or_false_who_steps_its_matrices():
     groups = [{"params": model.parameters(), "use_muon": None}]
     with pytest.raises(ValueError, match="use_muon must be True or False, got None"):
         ps.optim.PathMuon(groups, ps.trace(model, torch.zeros(1, 3)))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"nesterov": False}, {"weight_decay": 0.1, "adjust_lr_fn": "original"}]
+)
+def test_steps_in_batches_are_those_of_torch(options):
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(3, 5), (6, 4), (3, 5), (3, 5), (4, 4)]
+    weights = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+    others = [nn.Parameter(weight.detach().clone()) for weight in weights]
+    plain = torch.optim.Muon(
+        others, lr=0.02, **{"adjust_lr_fn": "match_rms_adamw", "weight_decay": 0.0, **options}
+    )
+    states: dict = {weight: {} for weight in weights}
+    for _ in range(3):
+        for weight, other in zip(weights, others, strict=True):
+            weight.grad = torch.randn(weight.shape, generator=generator)
+            other.grad = weight.grad.clone()
+        with torch.no_grad():
+            step_in_batches(weights, states, plain.param_groups[0])
+        plain.step()
+    for weight, other in zip(weights, others, strict=True):
+        # bfloat16 has eight digits, and products of a batch are summed in another order
+        assert_close(weight, other, rtol=0, atol=0.02 * 0.05)
+        assert_close(states[weight]["momentum_buffer"], plain.state[other]["momentum_buffer"])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
@@ -11,6 +12,12 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.optimizer import ParamsT
+
+# torch's own optimizers are made of these
+_add_ = torch._foreach_add_  # pyright: ignore[reportPrivateImportUsage]
+_mul_ = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
+_lerp = torch._foreach_lerp  # pyright: ignore[reportPrivateImportUsage]
+_lerp_ = torch._foreach_lerp_  # pyright: ignore[reportPrivateImportUsage]
 
 AdjustLr = Literal["match_rms_adamw", "original"]
 ROW_BLOCKS = "_row_blocks"
@@ -100,7 +107,10 @@ class MuonAdamW(Optimizer):
         else:
             rule.state = self.state
         rule.param_groups[0].update(options, params=params)
-        rule.step()
+        if kind is Muon and all(p.is_cuda for p in params):
+            step_in_batches(params, rule.state, rule.param_groups[0])
+        else:
+            rule.step()
         rule.param_groups[0]["params"] = []  # of the caller, who may let go of them
 
     def _matrices_of(self, params: list[Tensor]) -> tuple[list[Tensor], defaultdict[Any, Any]]:
@@ -125,6 +135,66 @@ class MuonAdamW(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_rules": {}}
+
+
+def step_in_batches(
+    params: Sequence[Tensor], states: Mapping[Any, dict[str, Any]], group: Mapping[str, Any]
+) -> None:
+    """Take the step of ``torch.optim.Muon``, with matrices of one shape orthogonalized together.
+
+    A GPU launches the products of a batch at once; torch's rule launches those of every matrix by themselves.
+
+    Args:
+        params: matrices with gradients.
+        states: of each; its ``momentum_buffer`` is made where it lacks.
+        group: the options of ``torch.optim.Muon``.
+    """
+    gradients = [g for p in params if (g := p.grad) is not None]
+    for p, g in zip(params, gradients, strict=True):
+        if "momentum_buffer" not in states[p]:
+            states[p]["momentum_buffer"] = torch.zeros_like(g)
+    momenta = [states[p]["momentum_buffer"] for p in params]
+    _lerp_(momenta, gradients, 1 - group["momentum"])
+    updates = list(_lerp(gradients, momenta, group["momentum"])) if group["nesterov"] else momenta
+    lr, decay = float(group["lr"]), group["weight_decay"]
+    if decay:
+        _mul_(list(params), 1 - lr * decay)
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    for i, p in enumerate(params):
+        alike.setdefault((p.shape, p.dtype, p.device), []).append(i)
+    for (shape, dtype, _), places in alike.items():
+        batch = orthogonalized(torch.stack([updates[i] for i in places]), group)
+        step = _step_size(lr, group["adjust_lr_fn"], shape)
+        _add_([params[i] for i in places], list(batch.to(dtype)), alpha=-step)
+
+
+def orthogonalized(matrices: Tensor, group: Mapping[str, Any]) -> Tensor:
+    """Return nearly U V^T of every matrix U S V^T, by the Newton-Schulz iteration of ``torch.optim.Muon``.
+
+    Args:
+        matrices: shape ``[N, n, m]``.
+        group: with ``ns_coefficients``, ``ns_steps`` and ``eps``.
+
+    Returns:
+        In bfloat16, of the same shape.
+    """
+    a, b, c = group["ns_coefficients"]
+    is_tall = matrices.shape[1] > matrices.shape[2]
+    x = matrices.bfloat16()
+    x = x.mT if is_tall else x
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=group["eps"])
+    for _ in range(group["ns_steps"]):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if is_tall else x
+
+
+def _step_size(lr: float, adjustment: str | None, shape: torch.Size) -> float:
+    """Return the learning rate of a matrix of some shape."""
+    n, m = shape
+    if adjustment == "match_rms_adamw":
+        return 0.2 * math.sqrt(max(n, m)) * lr
+    return math.sqrt(max(1, n / m)) * lr
 
 
 @contextmanager
