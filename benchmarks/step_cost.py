@@ -109,15 +109,15 @@ def resnet18() -> nn.Module:
 
 
 class Transformer(nn.Module):
-    """Four causal pre-norm layers, read at every step."""
+    """Causal pre-norm layers, read at every step."""
 
-    def __init__(self, inputs: int, width: int, classes: int, steps: int) -> None:
+    def __init__(self, inputs: int, width: int, classes: int, steps: int, layers: int = 4) -> None:
         super().__init__()
         layer = nn.TransformerEncoderLayer(
             width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True
         )
         self.inside = nn.Linear(inputs, width)
-        self.layers = nn.TransformerEncoder(layer, 4, nn.LayerNorm(width), enable_nested_tensor=False)
+        self.layers = nn.TransformerEncoder(layer, layers, nn.LayerNorm(width), enable_nested_tensor=False)
         self.out = nn.Linear(width, classes)
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(steps))
 

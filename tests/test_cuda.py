@@ -114,3 +114,109 @@ def test_quantities_are_those_of_the_processor(case: str) -> None:
     torch.testing.assert_close(there(x.cuda()).cpu(), model(x))
     ps.rescaling.balance_(on_gpu)
     torch.testing.assert_close(there(x.cuda()).cpu(), model(x))
+
+
+METRIC_RULES = {
+    "PathSGD": ("PathSGD", {}),
+    "PathSGD, clipped": ("PathSGD", {"momentum": 0.9, "clip_norm": 0.1, "clip_step": 0.1}),
+    "PathAdam": ("PathAdam", {"weight_decay": 0.1}),
+    "PathMuon": ("PathMuon", {}),
+    "Invariant": ("Invariant", {"rule": torch.optim.AdamW, "clip_norm": 0.1}),
+    "no damping": ("PathSGD", {"damping": 0.0, "normalization": "network"}),
+}
+
+
+class Training:
+    """A model in training on a GPU, float32."""
+
+    def __init__(self, case: str, rule: str, options: dict[str, Any]) -> None:
+        make, shape = MODELS[case]
+        torch.manual_seed(0)
+        self.model = make().cuda()
+        self.x, self.y = torch.randn(shape).cuda(), torch.randint(4, shape[:1]).cuda()
+        network = ps.trace(self.model, self.x)
+        self.optimizer = getattr(ps.optim, rule)(self.model.parameters(), network, lr=1e-2, **options)
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        nn.functional.cross_entropy(self.model(self.x), self.y).backward()
+        self.optimizer.step()
+
+    def weights(self) -> list[Tensor]:
+        return [p.detach().clone() for p in self.model.parameters()]
+
+
+@pytest.mark.parametrize("rule", METRIC_RULES)
+@pytest.mark.parametrize("case", MODELS)
+def test_recorded_refreshes_are_the_operations_to_the_last_bit(
+    case: str, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    monkeypatch.setenv("PATHSPACE_RECORD", "1")
+    recorded = Training(case, *METRIC_RULES[rule])
+    for _ in range(25):
+        recorded.step()
+    metric = recorded.optimizer.metric
+    assert (metric._survey.failure, metric._finish.failure) == ("", "")
+    assert metric._survey.is_recorded
+    assert metric._finish.is_recorded
+    monkeypatch.setenv("PATHSPACE_RECORD", "0")
+    eager = Training(case, *METRIC_RULES[rule])
+    for _ in range(25):
+        eager.step()
+    assert not eager.optimizer.metric._survey.is_recorded
+    assert all(map(torch.equal, recorded.weights(), eager.weights()))
+
+
+@pytest.mark.parametrize("rule", METRIC_RULES)
+def test_no_step_waits_for_the_gpu_between_refreshes(rule: str) -> None:
+    training = Training("perceptron", *METRIC_RULES[rule])
+    for _ in range(11):
+        training.step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(9):
+            training.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("case", ["perceptron", "nn.RNN", "attention"])
+@pytest.mark.parametrize("switch", ["0", "1"])
+@pytest.mark.parametrize(
+    ("rule", "options"),
+    [
+        ("PathSGD", {"momentum": 0.9, "clip_norm": 0.1}),
+        ("Invariant", {"rule": torch.optim.AdamW, "capturable": True, "fused": True}),
+    ],
+)
+def test_a_captured_step_trains_as_others_do(
+    case: str, switch: str, rule: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATHSPACE_RECORD", switch)
+    plain, captured = (Training(case, rule, options) for _ in range(2))
+    for _ in range(40):
+        plain.step()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(20):
+            captured.step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    captured.optimizer.zero_grad()
+    with torch.cuda.graph(graph):
+        captured.step()
+    for i in range(20):
+        if i % 10 == 0:
+            captured.optimizer.refresh()
+        graph.replay()
+    for ours, theirs in zip(captured.weights(), plain.weights(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_step_is_not_captured_before_there_is_a_metric() -> None:
+    training = Training("perceptron", "PathSGD", {})
+    nn.functional.cross_entropy(training.model(training.x), training.y).backward()
+    with pytest.raises(RuntimeError, match="take some steps"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        training.optimizer.step()

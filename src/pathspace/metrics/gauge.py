@@ -36,7 +36,7 @@ _ROOM = 2.0**100
 """Factors between this and its inverse are kept and multiplied with in the parameters' type."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Gauge:
     """The factors f_e = m_e F_e of one parameter of shape ``[n, ...]``.
 

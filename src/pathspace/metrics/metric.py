@@ -17,7 +17,7 @@ import copy
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -27,12 +27,14 @@ from pathspace.metrics.gauge import Gauge, far_scales, gauges, near_member, powe
 from pathspace.metrics.replicas import any_replica, root_mean_square
 from pathspace.network import Network
 from pathspace.network.errors import expect_network, expect_values
+from pathspace.paths.kernel import recording
 from pathspace.paths.kernel.norm import squared_path_norm, widened
+from pathspace.paths.kernel.recording import Recording
 from pathspace.paths.kernel.safe_type import Surveyed, Values, own_memory, survey
 from pathspace.replay.latest_batch import LatestBatch
 from pathspace.rescaling.frames import Frame, FrameName, expect_finite_scales, scales_of
 from pathspace.rescaling.optimizer_states import times_
-from pathspace.squared.parts import cut, cut_rows, local, totals
+from pathspace.squared.parts import cut, cut_rows, is_split, local, totals
 from pathspace.squared.precision import full_precision
 from pathspace.squared.squares import Outer, dense
 
@@ -64,6 +66,20 @@ class MetricOptions(TypedDict, total=False):
     refresh_every: int
     normalization: Normalization
     frame: Frame | FrameName
+
+
+class Shift(NamedTuple):
+    """How kappa' is normalized and damped: kappa' / normalizer + added.
+
+    Attributes:
+        normalizer: c.
+        added: damping over c; a number or a tensor of one, like c.
+        is_empty: whether no path has any mass.
+    """
+
+    normalizer: float | Tensor
+    added: float | Tensor
+    is_empty: bool
 
 
 class Metric:
@@ -141,6 +157,10 @@ class Metric:
         self._rescalings = 0
         self.frozen = False
         self.rehearses = False  # whether a step is being taken that will be forgotten
+        # of the two halves of a refresh on a GPU
+        self._survey, self._finish = Recording(), Recording()
+        self._numbers: Tensor | None = None  # that the second half reads
+        self._held: dict[str, Tensor] = {}  # what CUDA graphs of the user read
 
     @property
     def takes_parts(self) -> bool:
@@ -211,6 +231,12 @@ class Metric:
         """An attribute of a copy for a copy of the network."""
         if name == "_latest" and value is not None:
             return value.for_copy(self.network, memo)
+        if isinstance(value, Recording):
+            return Recording()
+        if name == "_numbers":
+            return None
+        if name == "_held":
+            return {}
         return copy.deepcopy(value, memo)
 
     def _watch_batches(self) -> None:
@@ -260,6 +286,10 @@ class Metric:
             FloatingPointError: kappa is not finite; nothing is changed then. But after the first step, where kappa of
                 finite weights is beyond float64, the metric is that of the balanced network, with a warning.
         """
+        some = self.network.parameters[next(iter(states))]
+        if some.is_cuda and torch.cuda.is_current_stream_capturing():
+            self._hold(states)
+            return
         for name in states.keys() & self._ahead.keys():
             states[name].update(self.state[name])
         self.state.update(states)
@@ -279,6 +309,32 @@ class Metric:
         self._ahead = kept | dict.fromkeys(others, first)
         for state in states.values():
             state["age"] += 1
+
+    def refresh(self, names: Sequence[str]) -> None:
+        """Compute the metric of some parameters that have one, whatever its age.
+
+        Raises:
+            RuntimeError, FloatingPointError: as :meth:`advance`.
+        """
+        if self.power == 0 or self.frozen:
+            return
+        self._check_network({name: self.state[name] for name in names})
+        with full_precision(self.network.parameters[names[0]]):
+            self._refresh(list(names))
+
+    def _hold(self, states: Mapping[str, dict[str, Any]]) -> None:
+        """Let what a captured step reads stay where it is.
+
+        Raises:
+            RuntimeError: some of it is not there yet.
+        """
+        for name, state in states.items():
+            if "factor" not in state:
+                raise RuntimeError(
+                    f"a CUDA graph captures a step, and the metric of '{name}' was not computed yet: take some steps "
+                    "before the capture, and call refresh() between replays"
+                )
+            self._held[name] = state["factor"]
 
     def is_due(self, name: str) -> bool:
         """Whether the next step of a parameter needs a new metric."""
@@ -417,13 +473,17 @@ class Metric:
             self._watch_batches()
         if kappa is None:
             for name in names:
-                self.state[name]["factor"] = self._finished(name, None, 0.0)
+                self.state[name] |= {"zeros": False, "exponent": self._exponent(name)}
+                self.state[name]["factor"] = self._finished(name, None)
             return
         self._warn_of_unreached(kappa)
         self._set_normalizers(kappa, new)
-        for name in names:
-            smallest = math.prod(low for low, _ in kappa.bounds[name])
-            self.state[name]["factor"] = self._finished(name, kappa.values[name], smallest)
+        for name, factor in self._finished_values(names, kappa).items():
+            held = self._held.get(name)
+            in_place = held is not None and held.shape == factor.shape and held.device == factor.device
+            if held is not None and in_place and held.data_ptr() != factor.data_ptr():
+                factor = held.copy_(factor)
+            self.state[name]["factor"] = factor
 
     def _ran_away(self) -> bool:
         """Whether weights are finite and sums over their paths are not, not even in float64; tells of it."""
@@ -461,7 +521,12 @@ class Metric:
         vectors = {n: v.clone() for n, v in values.items() if not isinstance(v, Outer) and v.dim() < 2}
         others = {n: v for n, v in values.items() if not isinstance(v, Outer) and v.dim() >= 2}
         writable = vectors | own_memory(others)
-        return {name: self.gauge(name).times(writable.get(name, v), 2) for name, v in values.items()}
+        seen = {name: self.gauge(name).times(writable.get(name, v), 2) for name, v in values.items()}
+        # two factors save memory and time on a processor alone
+        return {
+            n: v.dense() if isinstance(v, Outer) and recording.is_launched(v.rows) else v
+            for n, v in seen.items()
+        }
 
     def _surveyed(self, names: Sequence[str]) -> Surveyed:
         """Return kappa' of some parameters, by whichever of the two methods a subclass has."""
@@ -535,16 +600,48 @@ class Metric:
         sums = totals(sums, [parameter] * len(sizes))
         return (sums / sums.new_tensor(sizes)).tolist()
 
-    def _finished(self, name: str, kappa: Tensor | Outer | None, smallest: float) -> Tensor:
+    def _finished_values(self, names: Sequence[str], kappa: Surveyed) -> dict[str, Tensor]:
+        """What the optimizers work with, from kappa' of some parameters."""
+        for name in names:
+            smallest = math.prod(low for low, _ in kappa.bounds[name])
+            self.state[name]["zeros"] = not smallest > 0 and not self.damping
+            self.state[name]["exponent"] = self._exponent(name)
+        values = {name: kappa.values[name] for name in names}
+        reads = [
+            value for value in values.values() if isinstance(value, Tensor) and recording.is_launched(value)
+        ]
+        shifts = {name: self._shifts(name) for name in names}
+        if len(reads) < len(values) or len({value.device for value in reads}) > 1:
+            return {name: self._finished(name, value, shifts[name]) for name, value in values.items()}
+        # numbers in the GPU's memory, so that a recording finds those of its time
+        flat = [(shift.normalizer, shift.added) for name in names for shift in shifts[name]]
+        numbers = self._on_device(torch.tensor(flat, dtype=torch.float64), reads[0].device)
+        rows = iter(numbers)
+        moved = {name: [_moved(shift, next(rows)) for shift in shifts[name]] for name in names}
+        empty = tuple(shift.is_empty for name in names for shift in shifts[name])
+        zeros = tuple(self.state[name]["zeros"] for name in names)
+        return self._finish(
+            [*reads, numbers],
+            (tuple(names), empty, zeros, tuple(self._exponent(name) for name in names)),
+            lambda: {name: self._finished(name, value, moved[name]) for name, value in values.items()},
+            tuple(self.gauge(name) for name in names),
+        )
+
+    def _on_device(self, numbers: Tensor, device: torch.device) -> Tensor:
+        """Numbers in memory that stays where it is."""
+        kept = self._numbers
+        if kept is None or kept.device != device or kept.shape != numbers.shape:
+            kept = self._numbers = numbers.to(device, copy=True)
+        return kept.copy_(numbers)
+
+    def _finished(self, name: str, kappa: Tensor | Outer | None, shifts: Sequence[Shift] = ()) -> Tensor:
         """What the optimizer works with, from kappa', in the memory of a tensor; zero where kappa' is: 0 / 0 = 0."""
         gauge, form, parameter = self.gauge(name), self._forms[name], local(self.network.parameters[name])
-        self.state[name]["zeros"] = kappa is not None and not smallest > 0 and not self.damping
-        self.state[name]["exponent"] = exponent = self._exponent(name)
         if kappa is None:
             # the metric of the balanced network
             result = torch.ones_like(parameter, dtype=gauge.rows.dtype, memory_format=torch.contiguous_format)
         else:
-            result = self._powers(name, kappa, exponent)
+            result = self._powers(name, kappa, shifts)
             if self.state[name]["zeros"]:
                 result.masked_fill_(result.isinf(), 0)
         if _FACTORS[form]:
@@ -553,43 +650,51 @@ class Metric:
             result = result * gauge.far
         return result.view(parameter.shape)
 
-    def _powers(self, name: str, kappa: Tensor | Outer, exponent: float) -> Tensor:
-        """D'^exponent of a parameter, each of its blocks with a normalizer of its own."""
-        state, sizes = self.state[name], self._blocks(name)
-        if not sizes:
-            numbers = state["normalizer"], state["mean"], state["empty"]
-            return self._power(name, kappa, exponent, *numbers)
-        keys = ("normalizer", "mean", "empty")
+    def _shifts(self, name: str) -> list[Shift]:
+        """How kappa' of a parameter is normalized and damped, or of each of its blocks."""
+        state, count = self.state[name], len(self._blocks(name)) or 1
         # a number, if it was saved when blocks were not known
-        each = zip(*(_for_each(state[key], len(sizes)) for key in keys), strict=True)
-        rows = cut(torch.arange(sum(sizes)), self.network.parameters[name])
-        first, last = (int(rows[0]), int(rows[-1]) + 1) if len(rows) else (0, 0)
+        each = (_for_each(state[key], count) for key in ("normalizer", "mean", "empty"))
+        return [Shift(c, self.damping * mean / c, empty) for c, mean, empty in zip(*each, strict=True)]
+
+    def _powers(self, name: str, kappa: Tensor | Outer, shifts: Sequence[Shift]) -> Tensor:
+        """D'^exponent of a parameter, each of its blocks with a normalizer of its own."""
+        sizes = self._blocks(name)
+        if not sizes:
+            return self._power(name, kappa, shifts[0])
+        first, last = self._own_rows(name, sum(sizes))
         pieces, start = [], 0
-        for size, numbers in zip(sizes, each, strict=True):
+        for size, shift in zip(sizes, shifts, strict=True):
             own = slice(max(start, first) - first, max(min(start + size, last) - first, 0))
             start += size
             if own.start < own.stop:
                 piece = Outer(kappa.rows[own], kappa.columns) if isinstance(kappa, Outer) else kappa[own]
-                pieces.append(self._power(name, piece, exponent, *numbers))
+                pieces.append(self._power(name, piece, shift))
         return torch.cat(pieces) if pieces else dense(kappa)
 
-    def _power(
-        self, name: str, kappa: Tensor | Outer, exponent: float, c: float, mean: float, empty: bool
-    ) -> Tensor:
+    def _own_rows(self, name: str, count: int) -> tuple[int, int]:
+        """Which rows of a parameter are in this process: the first, and the one after the last."""
+        parameter = self.network.parameters[name]
+        if not is_split(parameter):
+            return 0, count
+        rows = cut(torch.arange(count), parameter)
+        return (int(rows[0]), int(rows[-1]) + 1) if len(rows) else (0, 0)
+
+    def _power(self, name: str, kappa: Tensor | Outer, shift: Shift) -> Tensor:
         """(kappa' / c + damping mean / c)^exponent, in the memory of a tensor; 1 where no path has any mass."""
-        added = self.damping * mean / c
-        if self.damping and empty:
+        exponent = self._exponent(name)
+        if self.damping and shift.is_empty:
             shape = (len(kappa.rows), len(kappa.columns)) if isinstance(kappa, Outer) else kappa.shape
             gauge = self.gauge(name)
             return torch.ones(shape, dtype=gauge.rows.dtype, device=gauge.rows.device)
         if isinstance(kappa, Outer):
-            rows = kappa.rows / c
-            if not added:
+            rows = kappa.rows / shift.normalizer
+            if not self.damping:
                 return torch.outer(rows.pow(exponent), kappa.columns.pow(exponent))
             # torch.addr would be one call, of two to three times the time
-            result = torch.outer(rows, kappa.columns).add_(added)
+            result = torch.outer(rows, kappa.columns).add_(shift.added)
         else:
-            result = kappa.div_(c).add_(added)
+            result = kappa.div_(shift.normalizer).add_(shift.added)
         return result.pow_(exponent)
 
     def _warn_of_unreached(self, kappa: Surveyed) -> None:
@@ -609,6 +714,11 @@ def _narrowed(
     """Return values in the parameters' types."""
     values: Values = {name: dense(surveyed.values[name]).to(dtype) for name, dtype in types.items()}
     return survey(values, parameters, with_means=True)
+
+
+def _moved(shift: Shift, row: Tensor) -> Shift:
+    """Return a shift whose numbers are those of a tensor, [normalizer, added]."""
+    return Shift(row[0], row[1], shift.is_empty)
 
 
 def _of_all(numbers: list[Any]) -> Any:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from pathspace.metrics.metric import Metric, MetricOptions, Normalization
+from pathspace.paths.kernel import recording
 from pathspace.paths.kernel.kappa import surveyed_kappa
-from pathspace.paths.kernel.safe_type import Surveyed
+from pathspace.paths.kernel.safe_type import Measured, Surveyed
 from pathspace.rescaling.frames import Frame, FrameName
 from pathspace.squared.parts import local
 from pathspace.squared.squares import dense
@@ -62,13 +63,24 @@ class Path(Metric):
 
     def _kappa(self, names: Sequence[str]) -> Surveyed:
         """Return kappa' of some parameters, and its means."""
+        near = self.near_parameters()
         return surveyed_kappa(
             self.network,
             names,
             second_term=self.second_term,
-            parameters=self.near_parameters(),
+            parameters=near,
             seen=self._in_frame,
+            repeat=self._repeated(names) if near is None else None,
         )
+
+    def _repeated(self, names: Sequence[str]) -> Callable[[Callable[[], Measured]], Measured] | None:
+        """What evaluates kappa' of some parameters on a GPU, in one launch where that is possible."""
+        network = self.network
+        if network.splits or not all(map(recording.is_launched, network.parameters.values())):
+            return None
+        reads = [*network.parameters.values(), *network.tape.read_buffers(network.live, network.parameters)]
+        objects = (network.tape, *(self.gauge(name) for name in names))
+        return lambda evaluate: self._survey(reads, (tuple(names), self.second_term), evaluate, objects)
 
     def _warn_of_unreached(self, kappa: Surveyed) -> None:
         """Tell of parameters, or parts of one, whose kappa is zero but not their gradient: no traced path leads to it.

@@ -36,7 +36,9 @@ from pathspace.optim.base.coordinates import (
     handed,
     in_one_call,
     in_turn,
+    map_back,
     moved_back,
+    read_gradients,
     seen_from_zero,
     step_gathered,
     type_of_shadow,
@@ -299,7 +301,7 @@ class Invariant(MetricOptimizer):
         for entry in entries:
             entry.read_gradient(masked=False, factor=factor)
 
-    def _clipping(self, entries: Sequence[Entry], *, masked: bool) -> float:
+    def _clipping(self, entries: Sequence[Entry], *, masked: bool) -> float | Tensor:
         """What all h are multiplied with; they are read for it, for each part takes the memory of the one before."""
         if self.clip_norm is None:
             return 1.0
@@ -308,7 +310,7 @@ class Invariant(MetricOptimizer):
             entry.read_gradient(masked=masked)
             squares.append(entry.squared_norm().to(entries[0].p.device))
         norm = totals(torch.stack(squares), [entry.parameter for entry in entries])
-        return clip_factor(float(norm.sum()), self.clip_norm)
+        return clip_factor(norm.sum(), self.clip_norm)
 
     def _steps(self, active: Active) -> list[Descent]:
         if self._plain and self.network.rescalings["done"] != self._plain_at:
@@ -340,6 +342,14 @@ class Invariant(MetricOptimizer):
             move_points_(self.rule, self._points, self._shadows[p], step.p, before[p], step.factor)
         return steps
 
+    def refresh(self) -> None:
+        """Compute the metric of the present weights now; see :meth:`PathSGD.refresh`."""
+        if self._points:
+            raise RuntimeError(
+                f"{type(self.rule).__name__} keeps points, which move with the metric: its steps alone compute it"
+            )
+        super().refresh()
+
     def _advance(self, steps: list[Descent]) -> None:
         entries = self._entries([(step.parameter, step.factor) for step in steps])
         with full_precision(entries[0].p), self._rule_at_work() as rule, seen_from_zero(rule) as decay:
@@ -348,8 +358,7 @@ class Invariant(MetricOptimizer):
             with moved_back(rule, parts[:-1], keep=not self._has_stepped):
                 self._has_stepped = False
                 for part in parts:
-                    for entry in part:
-                        entry.read_gradient(masked=masked, factor=factor)
+                    read_gradients(part, masked=masked, factor=factor)
                     for memory in {entry.part for entry in part} if decay is not None else ():
                         memory.u[: memory.size].zero_()  # of parameters of each type and device
                     for entry in part:
@@ -363,8 +372,7 @@ class Invariant(MetricOptimizer):
                         for some in in_one_call(rule, part):
                             with handed(rule, {id(entry.shadow): entry.shadow for entry in some}):
                                 rule.step()
-                    for entry in part:
-                        entry.map_back(None if decay is None else decay(entry.shadow))
+                    map_back(part, decay)
                 self._has_stepped = True
 
     def _entries(self, factors: Sequence[tuple[Tensor, Tensor | None]]) -> list[Entry]:

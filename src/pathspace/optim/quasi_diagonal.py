@@ -107,12 +107,15 @@ class QuasiDiagonal(DataOptimizer, PathSGD):
             {name: _balanced(step) for name, step in inside.items()},
             {name: step.factor for name, step in inside.items() if step.factor is not None},
         )
-        factor = 1.0
+        factor: float | Tensor = 1.0
         if self.clip_norm is not None:
             # products have either sign here: in float32 those of a large gradient would cancel as inf - inf
             pairs = [(_balanced(s).double(), directions[name].double()) for name, s in inside.items()]
             pairs += [(s.g.double(), s.g.double()) for s in steps if s.name is None]
-            factor = clip_factor(sum(float((g * d).sum()) for g, d in pairs), self.clip_norm)
+            place = pairs[0][0].device
+            factor = clip_factor(
+                torch.stack([(g * d).sum().to(place) for g, d in pairs]).sum(), self.clip_norm
+            )
         for name, step in inside.items():
             assert step.gauge is not None
             step.g, step.factor = step.gauge.times_(directions[name]), None  # d = f d'

@@ -8,7 +8,7 @@ gamma_net^2. It is recorded once, while tracing, and replayed whenever parameter
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -215,10 +215,30 @@ class Tape:
             elif leaf.kind == "input":
                 slots[leaf.slot] = torch.ones((), dtype=like.dtype, device=like.device).expand(leaf.shape)
             else:
-                data = live(leaf.name) if leaf.data is None else leaf.data
+                data = live(leaf.name) if leaf.data is None else self._constant(leaf, like.device)
                 data = data.masked_fill(data.isinf(), 0) if leaf.kind == "buffer" else data  # that of a mask
                 slots[leaf.slot] = sums.of_buffer("" if leaf.data is not None else leaf.name, data, like)
         return slots
+
+    def _constant(self, leaf: Leaf, device: torch.device) -> Tensor:
+        """A constant on a device, moved there once: a copy from the processor makes a GPU wait."""
+        assert leaf.data is not None
+        if leaf.data.device == device:
+            return leaf.data
+        key = leaf.slot, device
+        if key not in self._moved:
+            self._moved[key] = leaf.data.to(device)
+        return self._moved[key]
+
+    @cached_property
+    def _moved(self) -> dict[tuple[int, torch.device], Tensor]:
+        return {}
+
+    def read_buffers(self, live: Callable[[str], Tensor], parameters: Iterable[str]) -> list[Tensor]:
+        """The tensors of the model that the tape reads, without some parameters; for ``live`` see :meth:`run`."""
+        inside = set(parameters)
+        leaves = (leaf for leaf in self.leaves if leaf.kind != "input" and leaf.data is None)
+        return [live(leaf.name) for leaf in leaves if leaf.name not in inside]
 
     @cached_property
     def _read(self) -> list[set[int]]:

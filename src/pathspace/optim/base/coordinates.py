@@ -22,10 +22,16 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
+from pathspace.optim.rules.clipping import changes
 from pathspace.optim.rules.muon import MuonAdamW
 from pathspace.optim.rules.rmsprop import RMSprop
 from pathspace.optim.rules.soap import SOAP
 from pathspace.squared.parts import cut, dealt, joined, local, whole
+
+# torch's own optimizers are made of these
+_copy_ = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
+_mul_ = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
+_addcmul_ = torch._foreach_addcmul_  # pyright: ignore[reportPrivateImportUsage]
 
 # by class, not by name: others have rules of these names that decay in other ways
 _DECOUPLED = (optim.AdamW, optim.Muon, MuonAdamW, SOAP)  # u <- (1 - lr weight_decay) u
@@ -116,11 +122,12 @@ class Entry:
         has_zeros: whether some r are zero, where w stays.
     """
 
-    __slots__ = ("_h", "_shaped", "_u", "has_zeros", "p", "parameter", "part", "r", "shadow")
+    __slots__ = ("_h", "_in_parts", "_shaped", "_u", "has_zeros", "p", "parameter", "part", "r", "shadow")
 
     def __init__(self, parameter: Tensor, shadow: nn.Parameter, part: Part, start: int) -> None:
         self.parameter, self.shadow, self.part = parameter, shadow, part
         self.p = p = local(parameter)
+        self._in_parts = p is not parameter
         self.r: Tensor | None = None
         self.has_zeros = False
         self._u, self._h = (t[start : start + p.numel()].view(p.shape) for t in (part.u, part.h))
@@ -133,11 +140,19 @@ class Entry:
         return self._u.device == self.p.device and self._u.dtype == type_of_shadow(self.p)
 
     @property
+    def is_plain(self) -> bool:
+        """Whether w, r, u and the gradient are of one type and on a GPU, where one launch serves many parameters."""
+        r, g = self.r, self.parameter.grad
+        if r is None or g is None or self._in_parts or not self._u.is_cuda:
+            return False
+        return self.p.dtype == r.dtype == self._u.dtype == g.dtype
+
+    @property
     def is_finite(self) -> bool:
         """Whether u is."""
         return bool(self._u.isfinite().all())
 
-    def read_gradient(self, *, masked: bool, factor: float = 1.0) -> None:
+    def read_gradient(self, *, masked: bool, factor: float | Tensor = 1.0) -> None:
         """h = factor r g, without a change of the user's own.
 
         Args:
@@ -158,8 +173,17 @@ class Entry:
             h.copy_(g * r)
         if masked and h.numel():
             h.masked_fill_(h.abs() < _NOTHING * h.abs().amax(), 0.0)
-        if factor != 1:
+        if changes(factor):
             h.mul_(factor)
+        self.hand_gradient()
+
+    @property
+    def h(self) -> Tensor:
+        """The memory of h, in w's shape."""
+        return self._h
+
+    def hand_gradient(self) -> None:
+        """Let the rule find h."""
         self.shadow.grad = self._shaped
 
     def put(self) -> None:
@@ -217,6 +241,11 @@ class Entry:
         else:
             self.p.add_((u * r).to(self.p.dtype))
 
+    def fetched(self) -> Tensor:
+        """u, in w's shape."""
+        self._fetch()
+        return self._u
+
     def _fetch(self) -> None:
         """Take u from where a rule has put it (``p.data = ...``)."""
         if self.shadow.data_ptr() != self._u.data_ptr():
@@ -231,6 +260,42 @@ class Entry:
     def squared_norm(self) -> Tensor:
         """That of h, 0-dim."""
         return torch.dot(h := self._h.view(-1), h)
+
+
+def read_gradients(entries: Sequence[Entry], *, masked: bool, factor: float | Tensor) -> None:
+    """Let the rule find all h; see :meth:`Entry.read_gradient`."""
+    together = [] if masked else [entry for entry in entries if entry.is_plain]
+    rest = entries if not together else [entry for entry in entries if not entry.is_plain]
+    for entry in rest:
+        entry.read_gradient(masked=masked, factor=factor)
+    if not together:
+        return
+    h = [entry.h for entry in together]
+    _copy_(h, [g for entry in together if (g := entry.parameter.grad) is not None])
+    _mul_(h, [r for entry in together if (r := entry.r) is not None])
+    if changes(factor):
+        _mul_(h, factor)
+    for entry in together:
+        entry.hand_gradient()
+
+
+def map_back(entries: Sequence[Entry], decay: Callable[[Tensor], float] | None) -> None:
+    """Let the step of the rule be one of the weights; see :meth:`Entry.map_back`."""
+    together = [] if decay is None else [entry for entry in entries if entry.is_plain]
+    rest = entries if not together else [entry for entry in entries if not entry.is_plain]
+    for entry in rest:
+        entry.map_back(None if decay is None else decay(entry.shadow))
+    if decay is None or not together:
+        return
+    decays = [decay(entry.shadow) for entry in together]
+    w = [entry.p for entry in together]
+    if any(each != 1 for each in decays):
+        _mul_(w, decays)
+    _addcmul_(
+        w, [entry.fetched() for entry in together], [r for entry in together if (r := entry.r) is not None]
+    )
+    for entry in together:
+        entry.r = None
 
 
 def entries_of(rule: Optimizer, shadows: Mapping[Tensor, nn.Parameter]) -> dict[Tensor, Entry]:

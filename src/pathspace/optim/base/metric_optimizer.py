@@ -96,6 +96,29 @@ class MetricOptimizer(NetworkOptimizer):
         return steps
 
     @torch.no_grad()
+    def refresh(self) -> None:
+        """Compute the metric of the present weights now, whatever its age.
+
+        A step computes the metric where that is due. A CUDA graph that holds ``step()`` cannot: a replay works with the
+        metric of the last ``refresh()``, whose memory stays where it is. So take steps as usual until the metric has
+        been computed ``refresh_every`` times, capture one, and call this between replays::
+
+            if i % 10 == 0:
+                optimizer.refresh()
+            graph.replay()
+
+        Raises:
+            RuntimeError: before the first step, or if the rule keeps points, which steps alone move.
+            FloatingPointError: kappa is not finite; nothing is changed then.
+        """
+        self._check_current()
+        names = self.network.names_by_id
+        begun = [names[id(p)] for p, state in self.state.items() if id(p) in names and "factor" in state]
+        if not begun:
+            raise RuntimeError("refresh needs a metric to compute anew: take a step first")
+        self.metric.refresh(begun)
+
+    @torch.no_grad()
     def diagnostics(self) -> dict[str, Any]:
         """Return what a step sees, of the gradients that the parameters hold and the metric of the last step.
 

@@ -87,6 +87,9 @@ class NetworkOptimizer(torch.optim.Optimizer):
         active = self._active()
         if not active:
             return loss
+        if active[0][0].is_cuda and torch.cuda.is_current_stream_capturing():
+            self._take(active)  # the user records a CUDA graph, in which nothing may be looked at
+            return loss
         gradients = ((p, local(g) if self._in_parts else g) for p, _, g in active)
         self._gradients.expect_finite(gradients, self._agreed)
         self._forget_rehearsal()

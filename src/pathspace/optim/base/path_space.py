@@ -23,7 +23,7 @@ from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.errors import expect_finite, expect_paths
 from pathspace.optim.base.conditioning import diagnose, gauge_of_nodes
 from pathspace.optim.base.network_optimizer import Active, NetworkOptimizer, Parameters
-from pathspace.optim.rules.clipping import clip_factor
+from pathspace.optim.rules.clipping import changes, clip_factor
 from pathspace.optim.rules.moments import MOMENTS
 from pathspace.paths.kernel.norm import widened
 from pathspace.paths.space.chart import Measure, chart
@@ -250,7 +250,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
             lr = float(group["lr"])
             if group["weight_decay"]:
                 p.mul_(1 - lr * group["weight_decay"])
-            direction = self._direction(g if factor == 1 else g * factor, group, self.state[p])
+            direction = self._direction(g * factor if changes(factor) else g, group, self.state[p])
             p.add_(direction.to(p.dtype), alpha=-lr)
 
     def _expect_same_scales(self) -> None:
@@ -269,7 +269,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
         weights: dict[str, Tensor],
         gradients: dict[str, Tensor],
         outside: list[Tensor],
-    ) -> float:
+    ) -> float | Tensor:
         """Step the parameters of the network, ``weights``, in path space.
 
         Returns:
@@ -283,11 +283,11 @@ class PathSpaceOptimizer(NetworkOptimizer):
         if frame is not None:
             gradients = frame.gradients(weights, gradients)
             self._expect_finite(frame.moments)  # before anything is made of them that is kept
-        factor = 1.0
+        factor: float | Tensor = 1.0
         if self.clip_norm is not None and (inside or outside):  # all rates may be 0
             every = [g.reshape(-1) for g in (*gradients.values(), *outside)]
             square = torch.stack([torch.dot(g, g).double().to(every[0].device) for g in every]).sum()
-            factor = clip_factor(float(square), self.clip_norm)
+            factor = clip_factor(square, self.clip_norm)
         if frame is not None:
             self._move(frame, inside, weights, gradients, factor)
         return factor
@@ -311,12 +311,12 @@ class PathSpaceOptimizer(NetworkOptimizer):
         inside: Inside,
         weights: dict[str, Tensor],
         gradients: dict[str, Tensor],
-        factor: float,
+        factor: float | Tensor,
     ) -> None:
         """Step along the rule's direction; ``gradients`` are those of the paths."""
         directions = {}
         for name, (p, group) in inside.items():
-            g = gradients[name] if factor == 1 else gradients[name].mul_(factor)
+            g = gradients[name].mul_(factor) if changes(factor) else gradients[name]
             directions[name] = self._direction(g, group, self.state[p])
         lrs, shrinking = _rates(inside), _shrinking(inside)
         ratios = self._clamped(frame.ratios(directions, lrs, shrinking))

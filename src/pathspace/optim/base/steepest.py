@@ -16,12 +16,13 @@ from torch import Tensor
 
 from pathspace.metrics import Metric
 from pathspace.metrics.gauge import Gauge
-from pathspace.optim.rules.clipping import clip_factor
+from pathspace.optim.rules.clipping import changes, clip_factor
 from pathspace.optim.rules.moments import in_type
 from pathspace.paths.kernel.norm import widened
 from pathspace.squared.parts import totals
 
 # torch's own optimizers are made of these
+_mul = torch._foreach_mul  # pyright: ignore[reportPrivateImportUsage]
 _mul_ = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
 _add_ = torch._foreach_add_  # pyright: ignore[reportPrivateImportUsage]
 _addcmul_ = torch._foreach_addcmul_  # pyright: ignore[reportPrivateImportUsage]
@@ -72,7 +73,7 @@ def turn(steps: list[Descent], metric: Metric) -> None:
                 step.g = (step.g * step.far).to(step.g.dtype)
 
 
-def clipping(steps: list[Descent], clip_norm: float | None, clip_step: float | None) -> float:
+def clipping(steps: list[Descent], clip_norm: float | None, clip_step: float | None) -> float | Tensor:
     """What all directions are multiplied with.
 
     Args:
@@ -80,13 +81,13 @@ def clipping(steps: list[Descent], clip_norm: float | None, clip_step: float | N
         clip_norm: largest ||g / sqrt(D)||, the root of the sum of g d.
         clip_step: after it, largest ||d / f||, the length of d in the balanced network.
     """
-    factor = 1.0
+    factor: float | Tensor = 1.0
     if clip_norm is not None:
         products = (widened(s.g) * widened(s.direction()) for s in steps)
         factor = clip_factor(_sum(products, steps), clip_norm)
     if clip_step is not None:
         balanced = (widened(s.direction()) if s.gauge is None else s.gauge.into(s.direction()) for s in steps)
-        factor *= clip_factor(factor**2 * _sum((d * d for d in balanced), steps), clip_step)
+        factor = factor * clip_factor(factor**2 * _sum((d * d for d in balanced), steps), clip_step)
     return factor
 
 
@@ -99,8 +100,10 @@ def gradient_over_direction(steps: list[Descent]) -> float:
     alone = [s for s, _ in inside]
     gradients = (gauge.times_(_doubled(s.g)).square() for s, gauge in inside)
     directions = (gauge.into(s.direction().double()).square() for s, gauge in inside)
-    of_gradient = _sum(gradients, alone)
-    of_direction = _sum(directions, alone)
+    if not inside:
+        return 1.0
+    of_gradient = float(_sum(gradients, alone))
+    of_direction = float(_sum(directions, alone))
     return math.sqrt(of_gradient / of_direction) if of_direction > 0 else 1.0
 
 
@@ -109,13 +112,14 @@ def _doubled(g: Tensor) -> Tensor:
     return g.to(torch.float64, copy=True, memory_format=torch.contiguous_format)
 
 
-def _sum(terms: Iterable[Tensor], steps: list[Descent]) -> float:
+def _sum(terms: Iterable[Tensor], steps: list[Descent]) -> Tensor:
+    """The sum of all elements over all processes, shape ``[]``; at least one step."""
     sums = [t.sum() for t in terms]
     together = [s.to(sums[0].device) for s in sums]
-    return float(totals(torch.stack(together), (s.parameter for s in steps)).sum()) if sums else 0.0
+    return totals(torch.stack(together), (s.parameter for s in steps)).sum()
 
 
-def descend_(steps: list[Descent], factor: float) -> None:
+def descend_(steps: list[Descent], factor: float | Tensor) -> None:
     """v = momentum v + factor d;  p = (1 - eta weight_decay) p - eta v, each in one call for a group."""
     groups: dict[tuple[int, bool], list[Descent]] = {}
     for step in steps:
@@ -127,10 +131,14 @@ def descend_(steps: list[Descent], factor: float) -> None:
         if plain:
             d, inverses = [step.g for step in alike], [f for step in alike if (f := step.factor) is not None]
         else:
-            wide = (s.direction() if factor == 1 else s.direction() * factor for s in alike)
+            wide = (s.direction() * factor if changes(factor) else s.direction() for s in alike)
             # clipped by then: what is longer may be beyond the parameter's type
             d, inverses = [each.to(s.p.dtype) for each, s in zip(wide, alike, strict=True)], None
-        rest = factor if plain else 1.0
+        rest = 1.0
+        if plain and isinstance(factor, Tensor):
+            d = list(_mul(d, factor))
+        elif plain and not isinstance(factor, Tensor):
+            rest = factor
         far = [step.far for step in alike]
         away = None if all(m is None for m in far) else far
         lr, momentum = float(group["lr"]), group["momentum"]

@@ -22,7 +22,7 @@ from pathspace.network import Network
 from pathspace.network.network import current_values, in_full_precision
 from pathspace.paths.kernel.norm import all_widened
 from pathspace.paths.kernel.pairs import pairs_term
-from pathspace.paths.kernel.safe_type import Surveyed, Values, in_safe_type, own_memory
+from pathspace.paths.kernel.safe_type import Measured, Surveyed, Values, in_safe_type, own_memory
 from pathspace.squared.parts import cut, joined, local
 from pathspace.squared.squares import Outer, dense
 
@@ -71,10 +71,11 @@ def surveyed_kappa(
     second_term: bool = False,
     parameters: Mapping[str, Tensor] | None = None,
     seen: Callable[[Values], Values] | None = None,
+    repeat: Callable[[Callable[[], Measured]], Measured] | None = None,
 ) -> Surveyed:
     """:func:`kappa` of some parameters, in tensors that may share memory, and its bounds; parts of split parameters.
 
-    For ``seen`` see :func:`pathspace.paths.kernel.safe_type.in_safe_type`.
+    For ``seen`` and ``repeat`` see :func:`pathspace.paths.kernel.safe_type.in_safe_type`.
     """
 
     def compute(source: Mapping[str, Tensor]) -> Values:
@@ -82,7 +83,7 @@ def surveyed_kappa(
         second = pairs_term(network, source) if second_term else {}
         return {n: dense(value) + second[n] if n in second else value for n, value in first.items()}
 
-    return in_safe_type(network, parameters, compute, seen)
+    return in_safe_type(network, parameters, compute, seen, repeat)
 
 
 def squared_gradients(network: Network, source: Mapping[str, Tensor], names: Sequence[str]) -> Values:

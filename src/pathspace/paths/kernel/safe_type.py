@@ -55,10 +55,47 @@ class Surveyed:
         return all(number == 0 or 1 / MODERATE <= number <= MODERATE for number in numbers)
 
 
+@dataclass
+class Measured:
+    """Values of parameters, and what was computed of them, where they are.
+
+    Attributes:
+        values: the values.
+        numbers: the smallest and largest element of every factor, then their means, if asked for.
+        spans: name -> the places of its factors among these.
+        count: of the factors.
+        has_means: whether means are there.
+    """
+
+    values: Values
+    numbers: Tensor | None
+    spans: dict[str, list[int]]
+    count: int
+    has_means: bool
+
+    def read(self) -> Surveyed:
+        """Wait for the numbers."""
+        numbers = [] if self.numbers is None else self.numbers.tolist()
+        means = numbers[2 * self.count :]
+        spans = self.spans.items()
+        return Surveyed(
+            self.values,
+            {name: tuple((numbers[2 * i], numbers[2 * i + 1]) for i in span) for name, span in spans},
+            {name: tuple(means[i] for i in span) for name, span in spans} if self.has_means else {},
+        )
+
+
 def survey(
     values: Values, parameters: Mapping[str, Tensor] | None = None, *, with_means: bool = False
 ) -> Surveyed:
-    """Look at all values in one synchronisation.
+    """Look at all values in one synchronisation; for the arguments see :func:`measured`."""
+    return measured(values, parameters, with_means=with_means).read()
+
+
+def measured(
+    values: Values, parameters: Mapping[str, Tensor] | None = None, *, with_means: bool = False
+) -> Measured:
+    """Compute what a survey tells, without a synchronisation in one process.
 
     Args:
         values: tensors or outer products by name; none negative.
@@ -78,7 +115,7 @@ def survey(
             if id(t) not in places:  # biases share their kappa
                 places[id(t)] = len(of)
                 of.append(t if at[name] else owners.get(name, t))
-                ends += t.aminmax() if t.numel() else (t.new_tensor(least), t.new_tensor(most))
+                ends += t.aminmax() if t.numel() else (t.new_full((), least), t.new_full((), most))
                 if with_means:
                     means.append(t.mean() if t.numel() else t.new_zeros(()))
             at[name].append(places[id(t)])
@@ -87,13 +124,8 @@ def survey(
         shares = [local(p).shape[0] / p.shape[0] if is_split(p) else 1.0 for p in of]
         shared = [mean * share for mean, share in zip(means, shares, strict=False)]
         means = [*totals(torch.stack(shared), of)] if shared else []
-    numbers = torch.stack(ends + means).tolist() if ends else []
-    middles = numbers[len(ends) :]
-    return Surveyed(
-        values,
-        {name: tuple((numbers[2 * i], numbers[2 * i + 1]) for i in spans) for name, spans in at.items()},
-        {name: tuple(middles[i] for i in spans) for name, spans in at.items()} if with_means else {},
-    )
+    numbers = torch.stack(ends + means) if ends else None
+    return Measured(values, numbers, at, len(of), with_means)
 
 
 def in_safe_type(
@@ -101,6 +133,7 @@ def in_safe_type(
     parameters: Mapping[str, Tensor] | None,
     compute: Callable[[Mapping[str, Tensor]], Values],
     seen: Callable[[Values], Values] | None = None,
+    repeat: Callable[[Callable[[], Measured]], Measured] | None = None,
 ) -> Surveyed:
     """Compute non-negative quantities of parameters, again in float64 if they overflow or vanish.
 
@@ -114,6 +147,7 @@ def in_safe_type(
         compute: from parameters to a tensor for each of some of them.
         seen: what is looked at and returned in the place of the quantities: they as they are in the gauge of the
             network. Means are found of these.
+        repeat: evaluates what is computed in the parameters' types, as a recording does.
 
     Returns:
         The tensors, in the parameters' types (float32 for half precision), or all in float64 if one of
@@ -123,18 +157,20 @@ def in_safe_type(
         FloatingPointError: a value is not finite even in float64.
     """
     source = network.parameters if parameters is None else parameters
-    source = all_widened(source, network.parameters)
 
-    def look(values: Values) -> Surveyed:
-        return survey(values if seen is None else seen(values), source, with_means=seen is not None)
+    def look(values: Values) -> Measured:
+        return measured(values if seen is None else seen(values), source, with_means=seen is not None)
 
-    result = look(compute(source))
+    def evaluate() -> Measured:
+        return look(compute(all_widened(source, network.parameters)))
+
+    result = (evaluate() if repeat is None else repeat(evaluate)).read()
     moderate = result.moderate or all(value.dtype == torch.float64 for value in result.values.values())
     if moderate and all(result.fits(name, value.dtype) for name, value in result.values.items()):
         return result
     # factors of a product that fits need not fit themselves
-    wide = compute({name: p.double() for name, p in source.items()})
-    result = look({name: dense(value) for name, value in wide.items()})
+    wide = compute({name: source[name].double() for name in network.parameters})
+    result = look({name: dense(value) for name, value in wide.items()}).read()
     worst = next((name for name in result.values if not math.isfinite(result.largest(name))), None)
     if worst is not None:
         raise FloatingPointError(
@@ -142,10 +178,11 @@ def in_safe_type(
             "(lower the learning rate or clip) or a batch held NaN, or a recurrent layer grows beyond 1e308 over its "
             "time steps (use a smaller start for its recurrent weights)"
         )
+    types = {name: p.dtype for name, p in all_widened(source, network.parameters).items()}
     if moderate and all(
-        result.largest(name) == 0.0 or result.fits(name, source[name].dtype) for name in result.values
+        result.largest(name) == 0.0 or result.fits(name, types[name]) for name in result.values
     ):
-        narrow: Values = {name: dense(k).to(source[name].dtype) for name, k in result.values.items()}
+        narrow: Values = {name: dense(k).to(types[name]) for name, k in result.values.items()}
         return survey(narrow, source, with_means=seen is not None)
     return result
 
