@@ -1,9 +1,10 @@
-"""The cells of the comparison: runs of one method that are computed together, of some seeds at some rates each."""
+"""The cells of the comparison: a run each, of a method at a rate from a seed."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any
@@ -24,28 +25,26 @@ class Setting:
 
 @dataclass(frozen=True)
 class Cell:
-    """Runs that are computed together: every seed at every rate."""
+    """A run."""
 
     setting: Setting
     method: str
-    rates: tuple[float, ...]
-    seeds: tuple[int, ...]
+    rate: float
+    seed: int
 
     @property
     def key(self) -> str:
         """A file name."""
         s = self.setting
-        rates = "-".join(f"{rate:g}" for rate in self.rates)
-        seeds = f"{self.seeds[0]}-to-{self.seeds[-1]}"
-        return f"{s.problem}-{s.length}-{s.hidden}-{self.method}-at-{rates}-seeds-{seeds}"
+        return f"{s.problem}-{s.length}-{s.hidden}-{self.method}-at-{self.rate:g}-seed-{self.seed}"
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a cell's runs, and the processor time that they took."""
+    """What became of a run, and the processor time that it took."""
 
     cell: Cell
-    outcomes: tuple[Outcome, ...]
+    outcome: Outcome
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
@@ -55,12 +54,8 @@ class Result:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Result:
         """Undo `as_dict`."""
-        cell = values["cell"]
-        return cls(
-            Cell(Setting(**cell["setting"]), cell["method"], tuple(cell["rates"]), tuple(cell["seeds"])),
-            tuple(Outcome(**outcome) for outcome in values["outcomes"]),
-            values["seconds"],
-        )
+        cell = {**values["cell"], "setting": Setting(**values["cell"]["setting"])}
+        return cls(Cell(**cell), Outcome(**values["outcome"]), values["seconds"])
 
 
 def settings(protocol: Protocol) -> list[Setting]:
@@ -73,39 +68,32 @@ def settings(protocol: Protocol) -> list[Setting]:
 
 def tuning_cells(protocol: Protocol, setting: Setting) -> list[Cell]:
     """Return the runs by which the rates of a setting are chosen."""
-    rates = tuple(sorted(protocol.learning_rates))
+    rates = sorted(protocol.learning_rates)
     seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + protocol.tuning_seeds)
-    return [cell for m in protocol.methods for cell in _cells(setting, m, rates, seeds, protocol.together)]
+    return [Cell(setting, *each) for each in product(protocol.methods, rates, seeds)]
 
 
 def reported_cells(protocol: Protocol, setting: Setting, rates: Mapping[str, float]) -> list[Cell]:
     """Return the runs that are reported, of every method at its rate."""
-    seeds = range(protocol.seeds)
     return [
-        cell for m in protocol.methods for cell in _cells(setting, m, (rates[m],), seeds, protocol.together)
+        Cell(setting, method, rates[method], seed)
+        for method, seed in product(protocol.methods, range(protocol.seeds))
     ]
-
-
-def _cells(
-    setting: Setting, method: str, rates: tuple[float, ...], seeds: range, together: int
-) -> Iterable[Cell]:
-    count = max(1, together // len(rates))
-    return (Cell(setting, method, rates, tuple(seeds[i : i + count])) for i in range(0, len(seeds), count))
 
 
 def by_rate(results: Sequence[Result], method: str) -> dict[float, list[Outcome]]:
     """Return all runs of a method by their rate."""
     found: dict[float, list[Outcome]] = {}
     for result in results:
-        for outcome in result.outcomes if result.cell.method == method else ():
-            found.setdefault(outcome.rate, []).append(outcome)
+        if result.cell.method == method:
+            found.setdefault(result.cell.rate, []).append(result.outcome)
     return dict(sorted(found.items()))
 
 
 def chosen_rate(results: Sequence[Result], method: str) -> float:
-    """Return the rate at which most runs learned, of equals the one that took fewest steps, a failure counting as all.
+    """Return the rate with the most successful runs.
 
-    Where none learned, it is the rate of the least median error.
+    Ties go to the fewest steps, a failure counting as all; where no run learned, to the least median error.
     """
 
     def order(item: tuple[float, list[Outcome]]) -> tuple[float, ...]:
@@ -130,6 +118,6 @@ def compute(cell: Cell, protocol: Protocol) -> Result:
         damping=protocol.damping,
         test_size=protocol.test_size,
     )
-    runs = [(rate, seed) for rate in cell.rates for seed in cell.seeds]
-    outcomes, seconds = train(cell.method, runs, setup)
-    return Result(cell, tuple(outcomes), round(seconds, 2))
+    began = time.process_time()
+    outcome = train(cell.method, cell.rate, cell.seed, setup)
+    return Result(cell, outcome, round(time.process_time() - began, 2))

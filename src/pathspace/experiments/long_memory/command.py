@@ -14,7 +14,7 @@ from pathspace.experiments.long_memory.cells import (
     settings,
     tuning_cells,
 )
-from pathspace.experiments.long_memory.comparison import Row, chosen_rates, compared, learned
+from pathspace.experiments.long_memory.comparison import Row, chosen_rates, compared
 from pathspace.experiments.long_memory.protocol import protocol_from
 from pathspace.experiments.long_memory.report import as_json, build_tables, write_report
 from pathspace.experiments.report.table import print_table
@@ -67,10 +67,7 @@ def reproduce(recipe: Recipe, size: str, options: Layer, around: Surroundings) -
 
 
 def _told(result: Result) -> str:
-    cell = result.cell
+    cell, steps = result.cell, result.outcome.steps
     where = f"{cell.setting.problem}, T = {cell.setting.length}, H = {cell.setting.hidden}"
-    rates = ", ".join(f"{rate:g}" for rate in cell.rates)
-    return (
-        f"{cell.method} at {rates} ({where}): {learned(result.outcomes)} of {len(result.outcomes)} runs learned it, "
-        f"{result.seconds:.0f} s"
-    )
+    how = "did not learn it" if steps is None else f"learned it in {steps} steps"
+    return f"{cell.method} at {cell.rate:g}, seed {cell.seed} ({where}): {how}, {result.seconds:.0f} s"

@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from pathspace.experiments.long_memory.copies import NAMES
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+import pathspace as ps
+from pathspace.optim.rules.muon import MuonAdamW
+from pathspace.optim.rules.soap import SOAP
+
+RECURRENT = "rnn.weight_hh_l0"
+INTO_UNITS = ("rnn.weight_ih_l0", "rnn.bias_ih_l0", "rnn.bias_hh_l0")
+OUTPUT = "readout.weight"
+SOAP_FREQUENCY = 40  # as in `ps.optim.PathSOAP`
+
+# By rule: the optimizer of the path metric, the one without a metric, and options of both.
+RULES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "muon": (ps.optim.PathMuon, MuonAdamW, {}),
+    "muon-hidden": (ps.optim.PathMuon, MuonAdamW, {}),
+    "soap": (ps.optim.PathSOAP, SOAP, {"precondition_frequency": SOAP_FREQUENCY}),
+    "adamw": (ps.optim.PathAdam, AdamW, {"weight_decay": 0.0}),
+}
 
 
 @dataclass(frozen=True)
@@ -13,10 +34,10 @@ class Method:
 
     Attributes:
         label: What tables call it.
-        rule: A name in `rules.RULES`.
+        rule: A name in `RULES`. With "muon-hidden" Muon has the recurrent matrix alone, as Muon's authors advise.
         power: How much of kappa is in the metric, as in `ps.metrics.Path`; 0: none.
         balanced: Whether the start is balanced once; an invariant method does the same from any scaling.
-        of: The parameters whose kappa is used; the others have the metric of the balanced network.
+        of: The parameters whose kappa is used; the others have the metric of the balanced network. Empty: all.
         once: kappa of the first step for good.
         permuted: Units of kappa in a random order, the same in all parameters and at all steps of a run.
     """
@@ -25,16 +46,87 @@ class Method:
     rule: str
     power: float = 0.0
     balanced: bool = True
-    of: tuple[str, ...] = NAMES
+    of: tuple[str, ...] = ()
     once: bool = False
     permuted: bool = False
 
     @property
+    def is_control(self) -> bool:
+        """Whether kappa is changed."""
+        return self.once or self.permuted or bool(self.of)
+
+    @property
     def group(self) -> str:
         """What the metric is: "path", "balanced once", "the weights", or "control" for a part of kappa."""
-        if self.once or self.permuted or self.of != NAMES:
+        if self.is_control:
             return "control"
-        return "path" if self.power else "balanced once" if self.balanced else "the weights"
+        if self.power:
+            return "path"
+        return "balanced once" if self.balanced else "the weights"
+
+    def optimizer(
+        self,
+        model: nn.Module,
+        network: ps.Network,
+        *,
+        clip_norm: float | None,
+        order: Tensor,
+        **options: Any,
+    ) -> Optimizer:
+        """Return the optimizer of a run.
+
+        Args:
+            model: The network to train, with the parameters of `models.ReluRNN`.
+            network: Its trace.
+            clip_norm: Largest norm of the gradient in the coordinates of the metric; without one the caller clips.
+            order: The order of the units in kappa, if it is permuted.
+            options: Of the metric: `damping` and `refresh_every`.
+        """
+        on_paths, plain, own = RULES[self.rule]
+        params: list[Any] = [*model.parameters()]
+        if self.rule == "muon-hidden":
+            recurrent = model.get_parameter(RECURRENT)
+            others = [p for p in params if p is not recurrent]
+            params = [{"params": [recurrent]}, {"params": others, "use_muon": False}]
+        if not self.power:
+            return plain(params, **own)
+        path = ps.metrics.Path(self.power, **options)
+        metric = ChangedKappa(self, order, **options) if self.is_control else path
+        return on_paths(params, network, clip_norm=clip_norm, metric=metric, **own)
+
+
+class ChangedKappa(ps.metrics.Metric):
+    """The metric of a control: kappa of the path norm, and what is done to it.
+
+    Args:
+        method: See `Method`.
+        order: See `Method.optimizer`.
+        options: See `ps.metrics.Metric`.
+    """
+
+    def __init__(self, method: Method, order: Tensor, **options: Any) -> None:
+        super().__init__(method.power, **options)
+        self.method, self.order = method, order
+        self.first: Mapping[str, Tensor] = {}
+
+    def values(self, network: ps.Network, names: Sequence[str]) -> Mapping[str, Tensor]:
+        """See `ps.metrics.Metric`."""
+        if self.first:
+            return self.first
+        kappa = ps.paths.kappa(network)
+        if self.method.permuted:
+            kappa = {name: self._permuted(value) for name, value in kappa.items()}
+        if self.method.once:
+            self.first = {name: value.clone() for name, value in kappa.items()}
+        # without any kappa a parameter has the metric of the balanced network
+        chosen = self.method.of or names
+        return {name: kappa[name] if name in chosen else torch.zeros_like(kappa[name]) for name in names}
+
+    def _permuted(self, kappa: Tensor) -> Tensor:
+        for dim, size in enumerate(kappa.shape):
+            if size == len(self.order):
+                kappa = kappa.index_select(dim, self.order)
+        return kappa
 
 
 METHODS = {
@@ -53,7 +145,7 @@ METHODS = {
     # controls: what of kappa does it
     "once": Method("kappa of the first step", "muon", 1.0, once=True),
     "permuted": Method("kappa's units permuted", "muon", 1.0, permuted=True),
-    "recurrent-only": Method("kappa of W_rec alone", "muon", 1.0, of=("recurrent",)),
-    "input-only": Method("kappa of W_in and b alone", "muon", 1.0, of=("input", "bias")),
-    "output-only": Method("kappa of W_out alone", "muon", 1.0, of=("output",)),
+    "recurrent-only": Method("kappa of W_rec alone", "muon", 1.0, of=(RECURRENT,)),
+    "input-only": Method("kappa of W_in and b alone", "muon", 1.0, of=INTO_UNITS),
+    "output-only": Method("kappa of W_out alone", "muon", 1.0, of=(OUTPUT,)),
 }

@@ -6,7 +6,7 @@ theirs of 1997, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -29,25 +29,14 @@ class Problem:
     target: float
     constant: float
 
+    def draw(self, generator: torch.Generator, count: int, length: int) -> tuple[Tensor, Tensor]:
+        """Draw sequences (count, length, 2) and their answers (count,)."""
+        inputs, marked = marked_sequences(count, length, generator)
+        return inputs, self.answer(marked[:, 0], marked[:, 1])
+
 
 PROBLEMS = {
     "addition": Problem(torch.add, 0.01, 1 / 6),
     "multiplication": Problem(torch.mul, 0.003, 7 / 144),
     "subtraction": Problem(torch.sub, 0.01, 1 / 6),
 }
-
-
-def draw(
-    problem: str, generators: Sequence[torch.Generator], count: int, length: int
-) -> tuple[Tensor, Tensor]:
-    """Draw sequences for several copies, each from a generator of its own.
-
-    Returns:
-        Inputs with a one behind them, (T, S, B, 3), and targets, (S, B).
-    """
-    x, y = torch.ones(length, len(generators), count, 3), torch.empty(len(generators), count)
-    for s, generator in enumerate(generators):
-        inputs, marked = marked_sequences(count, length, generator)
-        x[:, s, :, :2] = inputs.transpose(0, 1)
-        y[s] = PROBLEMS[problem].answer(marked[:, 0], marked[:, 1])
-    return x, y

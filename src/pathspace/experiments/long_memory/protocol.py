@@ -13,9 +13,7 @@ from pathspace.experiments.long_memory.methods import METHODS
 from pathspace.experiments.long_memory.problems import PROBLEMS
 from pathspace.experiments.settings import LARGEST, check_setting
 
-COUNTS = (
-    "tuning_seeds", "seeds", "steps_per_length", "together", "batch_size", "refresh_every", "test_size",
-)  # fmt: skip
+COUNTS = ("tuning_seeds", "seeds", "steps_per_length", "batch_size", "refresh_every", "test_size")
 LISTS = ("problems", "lengths", "hidden", "methods", "learning_rates")
 
 
@@ -33,7 +31,6 @@ class Protocol:
         tuning_seeds: Seeds of every rate; the rate of most successes is chosen, of equals that of least steps.
         seeds: Reported seeds, which no rate was chosen on.
         steps_per_length: Most steps of a run, for every step of a sequence: 15 T.
-        together: Runs that are computed together, and kept when the command is stopped.
         batch_size: B.
         warmup: The part of a run over which the rate rises.
         clip_norm: Largest norm of a gradient in a method's coordinates; 0 does not clip.
@@ -51,7 +48,6 @@ class Protocol:
     tuning_seeds: int = 12
     seeds: int = 40
     steps_per_length: int = 15
-    together: int = 60
     batch_size: int = 32
     warmup: float = 0.05
     clip_norm: float = 1.0
