@@ -1,11 +1,11 @@
 """A recurrent layer that computes what ``torch.nn.RNN`` does, several times as fast on a processor.
 
-Letters: T time, B batch, D input, H hidden, l layer, K copies.
+Letters: T time, B batch, D input, H hidden, l layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
@@ -15,7 +15,6 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch._C._dynamo.eval_frame import get_eval_frame_callback  # type: ignore[attr-defined]
 from torch._C._functorch import peek_interpreter_stack
-from torch.func import functional_call
 from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
@@ -103,72 +102,11 @@ class RNN(nn.RNN):
             return states.squeeze(1), last.squeeze(1)
         return self._layers(x, hx, weights, batch_first=self.batch_first)
 
-    def copies(
-        self, parameters: Mapping[str, Tensor], input: Tensor, hx: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Run K networks of this layer's sizes in one call: seeds, or rates, of a sweep.
-
-        The layer lends its sizes and options, not its parameters. Each copy computes what a layer with its parameters
-        does, to the bit with one thread; several threads share the copies. Only dropout draws for all copies at once.
-
-        Args:
-            parameters: by their names in the layer, each with a first dimension of K, as
-                ``torch.func.stack_module_state(layers)[0]`` stacks them.
-            input: that of a batch with a first dimension of K, ``[K, T, B, D]``, or without it for all copies.
-            hx: ``[K, layers * directions, B, H]``; zero if None.
-
-        Returns:
-            The states of the last layer in the form of the input, and the last state of every layer, with K first.
-
-        Raises:
-            ValueError: names, numbers of copies or dimensions do not fit; else as ``torch.nn.RNN`` does.
-
-        Example:
-            >>> import torch, pathspace as ps
-            >>> layers = [ps.nn.RNN(4, 8, nonlinearity="relu") for _ in range(3)]
-            >>> parameters, _ = torch.func.stack_module_state(layers)
-            >>> states, last = layers[0].copies(parameters, torch.randn(5, 2, 4))
-            >>> states.shape, last.shape
-            (torch.Size([3, 5, 2, 8]), torch.Size([3, 1, 2, 8]))
-        """
-        names = list(self._flat_weights_names)
-        if sorted(parameters) != sorted(names):
-            raise ValueError(f"copies needs the parameters {names}, all stacked; got {list(parameters)}")
-        weights = [parameters[name] for name in names]
-        own = self._weights()
-        if any(weight.shape[1:] != one.shape for weight, one in zip(weights, own, strict=True)):
-            raise ValueError(
-                f"copies needs {names} of the shapes {[list(one.shape) for one in own]} behind a first dimension of "
-                f"copies; got {[list(weight.shape) for weight in weights]}: torch.func.stack_module_state stacks them"
-            )
-        K = weights[0].shape[0]
-        x = input.expand(K, *input.shape) if input.dim() == 3 else input
-        stacked = [x, *weights] if hx is None else [x, hx, *weights]
-        if x.dim() != 4 or (hx is not None and hx.dim() != 4) or K < 1 or any(len(t) != K for t in stacked):
-            raise ValueError(
-                f"copies needs a first dimension of {K} copies, as {names[0]} has, in parameters, in states (of 4 "
-                f"dimensions) and in an input of 4; got {[list(tensor.shape) for tensor in stacked]}"
-            )
-        first = [weight[0] for weight in weights]
-        reason = "torch.compile" if torch.compiler.is_compiling() else None
-        reason = reason or self._refusal(first[0]) or _looked_at()
-        reason = reason or self._unfit(x[0], None if hx is None else hx[0], None, first)
-        if reason:
-            starts = [None] * K if hx is None else hx
-            results = [
-                functional_call(self, {name: p[k] for name, p in parameters.items()}, (x[k], starts[k]))
-                for k in range(K)
-            ]
-            states, last = zip(*results, strict=True)
-            return torch.stack(states), torch.stack(last)
-        self.__dict__["_ran"] = ""
-        return self._layers(x, hx, weights, batch_first=self.batch_first)
-
     def _layers(
         self, x: Tensor, start: Tensor | None, weights: Sequence[Tensor], batch_sizes: Tensor | None = None,
         batch_first: bool = False,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """All layers from ``[layers * directions, B, H]``; or K copies, which is the first dimension of all then.
+        """Run all layers from ``[layers * directions, B, H]``.
 
         The input is ``[T, B, D]``, ``[B, T, D]`` with ``batch_first``, or packed ``[N, D]``.
         """
@@ -178,19 +116,19 @@ class RNN(nn.RNN):
             states = []
             for i in range(directions * layer, directions * (layer + 1)):
                 own = tuple(weights[size * i : size * (i + 1)])
-                begin = None if start is None else start.select(-3, i)
+                begin = None if start is None else start[i]
                 every, end = run(x, begin, own, batch_sizes, i % directions == 1, batch_first)  # type: ignore[arg-type]
                 states.append(every)
                 last.append(end)
             if len(states) == 1:
                 x = states[0]
             elif batch_first:  # what is kept lies step by step, as PyTorch keeps it
-                x = torch.cat([each.transpose(-3, -2) for each in states], -1).transpose(-3, -2)
+                x = torch.cat([each.transpose(0, 1) for each in states], -1).transpose(0, 1)
             else:
                 x = torch.cat(states, -1)
             if self.dropout and layer + 1 < self.num_layers:
                 x = F.dropout(x, self.dropout, self.training)
-        return x, torch.cat(last, -3) if len(last) > 1 else last[0]
+        return x, torch.cat(last) if len(last) > 1 else last[0]
 
     def _weights(self) -> list[Tensor]:
         """All parameters, in the order of `torch.nn.RNN`."""

@@ -1,6 +1,6 @@
 """The compiled recurrent layer as a function of tensors that autograd differentiates.
 
-Letters: T steps, B sequences, D inputs, H units, N rows of packed sequences, K copies of a layer.
+Letters: T steps, B sequences, D inputs, H units, N rows of packed sequences.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
-from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -37,7 +36,7 @@ def layer(
     reverse: bool = False,
     batch_first: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """One direction of one ReLU layer, or of K copies of it: all but `batch_sizes` then begins with a dimension K.
+    """Run one direction of one ReLU layer.
 
     Args:
         x: ``[T, B, D]``, ``[B, T, D]`` with `batch_first`, or ``[N, D]`` packed.
@@ -62,13 +61,13 @@ class _Layer(torch.autograd.Function):
         steps = _Steps(x, w_rec, batch_sizes, reverse, batch_first)
         start = steps.start(h0)
         out = steps.rows_like(x, steps.units)
-        last = x.new_empty(*w_rec.shape[:-2], 1, steps.sequences, steps.units)
+        last = x.new_empty(1, steps.sequences, steps.units)
         biases = [None if bias is None else bias.contiguous() for bias in (b_in, b_rec)]
 
-        def run(copy: int, low: int, high: int, _: int) -> None:
+        def run(low: int, high: int, _: int) -> None:
             compiled.forward(
-                steps.call(copy, x, w_in, w_rec, start), _address(biases[0], copy), _address(biases[1], copy),
-                _address(out, copy), _address(last, copy), low, high,
+                steps.call(x, w_in, w_rec, start), _address(biases[0]), _address(biases[1]),
+                _address(out), _address(last), low, high,
             )  # fmt: skip
 
         _in_threads(run, steps, steps.threads())
@@ -88,29 +87,28 @@ class _Layer(torch.autograd.Function):
         if any(t is not None and (t.dtype, t.device) != (out.dtype, out.device) for t in saved):
             raise RuntimeError("a recurrent layer changed its type or device before its gradient was taken")
         # step by step, as the loops read it, wherever a hook on saved tensors (torch's save_on_cpu) has kept it
-        out = (out.transpose(-3, -2) if steps.batch_first else out).contiguous()
+        out = (out.transpose(0, 1) if steps.batch_first else out).contiguous()
         start = steps.start(h0)
-        H, D = w_in.shape[-2:]
+        H, D = w_in.shape
         threads, chunk = steps.threads(), max(1, min(len(steps.rows), TERMS // steps.sequences))
         if g_out is not None and (g_out.stride(-1) != 1 or g_out.is_neg()):
             g_out = g_out.contiguous().resolve_neg()
         g_last = None if g_last is None else g_last.contiguous().resolve_neg()
         g_x = steps.rows_like(x, D) if ctx.needs_input_grad[0] else None
         g_h0 = x.new_empty(h0.shape) if ctx.needs_input_grad[1] else None
-        parts = (steps.copies,) if steps.copies else (threads,) if threads > 1 else ()
+        parts = (threads,) if threads > 1 else ()
         sums = g_in, g_rec, g_bias = [x.new_empty(*parts, *shape) for shape in ((H, D), (H, H), (H,))]
         into = (0, 0, 0) if g_out is None else steps.strides(g_out)[:3]
 
-        def run(copy: int, low: int, high: int, thread: int) -> None:
-            part = copy if steps.copies else thread
+        def run(low: int, high: int, thread: int) -> None:
             compiled.backward(
-                steps.call(copy, x, w_in, w_rec, start), _address(out, copy), (_address(g_out, copy), *into),
-                _address(g_last, copy), _address(g_x, copy), _address(g_h0, copy), _address(g_in, part),
-                _address(g_rec, part), _address(g_bias, part), chunk, low, high,
+                steps.call(x, w_in, w_rec, start), _address(out), (_address(g_out), *into),
+                _address(g_last), _address(g_x), _address(g_h0), _address(g_in, thread),
+                _address(g_rec, thread), _address(g_bias, thread), chunk, low, high,
             )  # fmt: skip
 
         _in_threads(run, steps, threads)
-        if threads > 1 and not steps.copies:
+        if threads > 1:
             g_in, g_rec, g_bias = (total.sum(0) for total in sums)
         biases = (None, None) if b_in is None else (g_bias, g_bias.clone())
         return g_x, g_h0, g_in, g_rec, *biases, None, None, None
@@ -123,7 +121,6 @@ class _Steps:
         self, x: Tensor, w_rec: Tensor, batch_sizes: Tensor | None, reverse: bool, batch_first: bool
     ) -> None:
         shape = x.shape
-        self.copies = len(w_rec) if w_rec.dim() == 3 else 0  # 0 for one layer without a dimension of copies
         self.size, self.units = x.element_size(), w_rec.shape[-1]
         self.packed, self.batch_first = batch_sizes is not None, batch_first
         if batch_sizes is None:
@@ -135,19 +132,10 @@ class _Steps:
             first = np.cumsum(self.rows) - self.rows
         self._common = (_UNITS[x.dtype], (self.size, shape[-1], self.units), self.rows, first, int(reverse))
 
-    def call(
-        self, copy: int, x: Tensor, w_in: Tensor, w_rec: Tensor, start: tuple[Tensor, int]
-    ) -> tuple[Any, ...]:
-        """What the compiled functions take first."""
-        matrices = [
-            (_address(w, copy), self.size * w.stride(-2), self.size * w.stride(-1)) for w in (w_in, w_rec)
-        ]
-        return (
-            *self._common,
-            (_address(x, copy), *self.strides(x)),
-            *matrices,
-            (_address(start[0], copy), start[1]),
-        )
+    def call(self, x: Tensor, w_in: Tensor, w_rec: Tensor, start: tuple[Tensor, int]) -> tuple[Any, ...]:
+        """Return what the compiled functions take first."""
+        matrices = [(_address(w), self.size * w.stride(0), self.size * w.stride(1)) for w in (w_in, w_rec)]
+        return (*self._common, (_address(x), *self.strides(x)), *matrices, (_address(start[0]), start[1]))
 
     def start(self, h0: Tensor | None) -> tuple[Tensor, int]:
         """The first states, and bytes from a sequence to the next."""
@@ -167,15 +155,15 @@ class _Steps:
         shape = (*x.shape[:-1], columns)
         if not self.batch_first:
             return x.new_empty(shape)
-        B, T = shape[-3:-1]
-        return x.new_empty_strided(shape, (*[B * T * columns] * (len(shape) - 3), columns, B * columns, 1))
+        B, _, _ = shape
+        return x.new_empty_strided(shape, (columns, B * columns, 1))
 
     def threads(self) -> int:
         """How many threads are worth their start."""
-        most = min(torch.get_num_threads(), self.copies or self.sequences // 4)
+        most = min(torch.get_num_threads(), self.sequences // 4)
         if most <= 1:
             return 1
-        work = max(1, self.copies) * int(self.rows.sum()) * self.units * (self.units + self._common[1][1])
+        work = int(self.rows.sum()) * self.units * (self.units + self._common[1][1])
         return max(1, min(most, work // PER_THREAD))
 
 
@@ -191,8 +179,8 @@ def _even(steps: int, sequences: int) -> tuple[np.ndarray, np.ndarray]:
 
 @lru_cache(64)
 def _zeros(count: int, size: int) -> Tensor:
-    """Zeros of so many bytes each, the same for all copies; nobody writes to them."""
-    return torch.zeros(count * size, dtype=torch.uint8, device="cpu").expand(2, -1)
+    """Return zeros of so many bytes each; nobody writes to them."""
+    return torch.zeros(count * size, dtype=torch.uint8, device="cpu")
 
 
 @torch.enable_grad()
@@ -200,11 +188,7 @@ def _by_pytorch(ctx: Any, saved: Any, gradients: tuple[Tensor | None, ...], agai
     """The gradients as PyTorch computes them from what is saved; whether they may be differentiated again."""
     # one may have been computed from another: each is to have the gradient of this layer alone
     saved = tuple(each if each is None else each.view_as(each) for each in saved)
-    if saved[3].dim() == 2:
-        out, last = _again(ctx, *saved)
-    else:
-        copies = zip(*(repeat(None) if each is None else each.unbind() for each in saved), strict=False)
-        out, last = map(torch.stack, zip(*(_again(ctx, *copy) for copy in copies), strict=True))
+    out, last = _again(ctx, *saved)
     used = [(v, g) for v, g in zip((out, last), gradients, strict=True) if g is not None]
     wanted = [saved[i] for i in range(6) if ctx.needs_input_grad[i]]
     values, weights = [v for v, _ in used], [g for _, g in used]
@@ -237,19 +221,13 @@ def _pool(process: int, threads: int) -> ThreadPoolExecutor:  # noqa: ARG001 - a
     return ThreadPoolExecutor(threads, "pathspace-rnn")
 
 
-def _in_threads(run: Callable[[int, int, int, int], None], steps: _Steps, threads: int) -> None:
-    """Run a function of a copy, of the sequences from one to another and of a thread on equal parts of the work."""
-    parts = steps.copies or steps.sequences
-    bounds = [parts * i // threads for i in range(threads + 1)]
-
-    def part(thread: int) -> None:
-        low, high = bounds[thread], bounds[thread + 1]
-        if not steps.copies:
-            run(0, low, high, thread)
-        for copy in range(low, high) if steps.copies else ():
-            run(copy, 0, steps.sequences, thread)
-
-    others = [_pool(os.getpid(), torch.get_num_threads()).submit(part, i) for i in range(1, threads)]
-    part(0)
+def _in_threads(run: Callable[[int, int, int], None], steps: _Steps, threads: int) -> None:
+    """Run a function of the sequences from one to another and of a thread on equal parts of the work."""
+    bounds = [steps.sequences * i // threads for i in range(threads + 1)]
+    others = [
+        _pool(os.getpid(), torch.get_num_threads()).submit(run, bounds[i], bounds[i + 1], i)
+        for i in range(1, threads)
+    ]
+    run(0, bounds[1], 0)
     for other in others:
         other.result()
