@@ -24,8 +24,8 @@ from typing import Any
 
 from pathspace.experiments.engine import run
 from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.jobs import load_task
 from pathspace.experiments.methods import METHODS
-from pathspace.experiments.pool import load_task
 from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.tasks import TASKS

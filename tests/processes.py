@@ -24,7 +24,7 @@ def copies():
     context.set_forkserver_preload(
         [
             "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "pathspace.cli",
-            "pathspace.optim", "pathspace.experiments.pool",
+            "pathspace.optim", "pathspace.experiments.jobs",
         ]
     )  # fmt: skip
     return context

@@ -106,7 +106,7 @@ def test_compare_writes_its_report_and_says_where(tmp_path: Path) -> None:
     assert "Path-SGD" in result.stdout
     assert "validation split" in result.stdout
     assert "Training with the chosen rates" in result.stderr
-    assert re.search(r"8/8  .*; about \d+:\d\d left\n", result.stderr)
+    assert re.search(r"8/8  .*, 100 %, .* about \d+:\d\d left\n", result.stderr)
     names = {path.name for path in (tmp_path / "runs").iterdir()}
     assert names == {
         "report.html", "curves.png", "table.csv", "runs.csv", "curves.csv", "epochs.csv", "validation.csv",

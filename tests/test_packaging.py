@@ -46,7 +46,7 @@ def test_what_a_part_does_not_need_is_not_loaded() -> None:
         "loaded('numba', 'hmmlearn', 'safetensors', 'pathspace.sequences')\n"
         "import pathspace.cli\n"
         "loaded('matplotlib', 'sklearn', 'jinja2', 'pathspace.experiments.engine', 'pathspace.sequences.cli')\n"
-        "from pathspace.experiments.engines import executor_for; executor_for('local', 2)\n"
+        "from pathspace.experiments.runner import Runner; Runner('local', 2)\n"
         "loaded('ray', 'optuna')\n"
         "import jinja2; loaded('jinja2')\n"
     )

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar in a terminal; for logs and pipes a line now and then, with the time that is left."""
+"""Progress of long work, by rich: a bar on a terminal; in a pipe or a log a line about every ten seconds."""
 
 from __future__ import annotations
 
@@ -6,70 +6,101 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from rich import progress as rich_progress
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-FIRST, MOST = 5.0, 60.0
-SHARE = 0.1
-"""Seconds before the first line and at most between two; in between, a tenth of the time since the beginning."""
-
-LEAST = 1e-4
-"""Part of the work below which nothing is said of the rest: it was preparation that took the time."""
+SECONDS = 10.0
+"""Between two lines in a pipe."""
+MEMORY = 1e9
+"""Seconds over which rich measures the speed: all of them, as two jobs may end hours apart."""
 
 
-class Lines:
-    """Says how far some work is, the seldomer the longer it takes.
+class Progress:
+    """How far some work is, and how long the rest will take; use it in a `with` statement.
 
     Args:
-        say: Prints a line.
+        console: Where to show it.
+        quiet: Show nothing but what is said.
         bound: `"about"`, or `"at most"` for work that may end before all of it is done.
         clock: Seconds.
 
     Example:
-        >>> now = [0.0]
-        >>> lines = Lines(print, clock=lambda: now[0])
-        >>> lines.told(0.01, "3/300 steps")  # nothing yet
-        >>> now[0] = 60.0
-        >>> lines.told(0.25, "75/300 steps")
-        75/300 steps, 25 %, 1:00 so far, about 3:00 left
+        >>> import io
+        >>> from rich.console import Console
+        >>> now, stream = [0.0], io.StringIO()
+        >>> with Progress(Console(file=stream, width=80), clock=lambda: now[0]) as progress:
+        ...     progress.stage("Training", 4)
+        ...     for now[0], done in ((10.0, 1), (15.0, 2), (20.0, 3)):
+        ...         progress.update(done, "a run")
+        >>> print(stream.getvalue(), end="")
+        Training: a run, 25 %, 0:10 so far
+        Training: a run, 75 %, 0:20 so far, about 0:05 left
     """
 
     def __init__(
-        self, say: Callable[[str], object], bound: str = "about", clock: Callable[[], float] = time.monotonic
+        self,
+        console: Console,
+        *,
+        quiet: bool = False,
+        bound: str = "about",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._say, self._bound, self._clock = say, bound, clock
-        self.begin()
+        self._console, self._bound, self._clock = console, bound, clock
+        self._has_bar = console.is_terminal and not quiet
+        self._has_lines = not console.is_terminal and not quiet
+        self._bars = rich_progress.Progress(
+            rich_progress.TextColumn("{task.description}", markup=False),
+            rich_progress.BarColumn(bar_width=24),
+            rich_progress.TimeElapsedColumn(),
+            rich_progress.TextColumn(f"{bound} {{task.fields[left]}} left", markup=False),
+            rich_progress.TextColumn("{task.fields[note]}", markup=False),
+            console=console,
+            get_time=clock,
+            speed_estimate_period=MEMORY,
+        )
+        self._task: rich_progress.Task | None = None
+        self._said = clock()
 
-    def begin(self, part: float = 0.0) -> None:
-        """Begin to measure the time, with a part of the work that is done already and took none of it."""
-        self._begun = self._said = self._clock()
-        self.prepared(part)
+    def __enter__(self) -> Progress:
+        if self._has_bar:
+            self._bars.start()
+        return self
 
-    def prepared(self, part: float) -> None:
-        """Judge the time that is left by what comes after this part; the time so far counts on."""
-        self._part, self._since = part, self._clock()
+    def __exit__(self, *_: object) -> None:
+        if self._has_bar:
+            self._bars.stop()
 
-    def skip(self, part: float) -> None:
-        """Take another part of the work for done without time."""
-        self._part += part
+    def stage(self, title: str, total: float, done: float = 0) -> None:
+        """Begin some work, of which a part is done already and took no time."""
+        number = self._bars.add_task(title, total=total, note="", left="?")
+        self._bars.reset(number, total=total, completed=int(done))
+        self._task = self._bars.tasks[-1]
+        self._said = self._clock()
 
-    def told(self, part: float, note: str) -> None:
-        """Print a line if one is due; `part` in [0, 1] is what is done of the work."""
+    def update(self, completed: float, note: str = "", *, last: bool = False) -> None:
+        """Say how much is done, and a few words about it.
+
+        Speed is measured from the first call on, so that loading and compiling do not count. The `last` call of some
+        work prints a line in any case.
+        """
+        task = self._task
+        if task is None:
+            return
+        self._bars.update(task.id, completed=completed, note=note)
+        left = task.time_remaining
+        words = "?" if left is None else clock_time(left)
+        self._bars.update(task.id, left=words)
         now = self._clock()
-        if now - self._said < min(MOST, max(FIRST, SHARE * (now - self._begun))):
+        if not self._has_lines or (now - self._said < SECONDS and not last):
             return
         self._said = now
-        self._say(
-            f"{note}, {100 * part:.0f} %, {clock_time(now - self._begun)} so far{self.left(part, ', ')}"
-        )
+        rest = "" if left is None else f", {self._bound} {words} left"
+        spent = clock_time(task.elapsed or 0.0)
+        self.say(f"{task.description}: {note}, {task.percentage:.0f} %, {spent} so far{rest}")
 
-    def left(self, part: float, opening: str = "") -> str:
-        """Return the time left in words after `opening`; nothing where it is unknown, at the beginning."""
-        done = part - self._part
-        if done < LEAST:
-            return ""
-        left = (self._clock() - self._since) * max(0.0, 1 - part) / done
-        return f"{opening}{self._bound} {clock_time(left)} left"
+    def say(self, line: str) -> None:
+        """Print a line as it is."""
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager
@@ -80,32 +111,16 @@ def shown(
 
     Args:
         name: What is done.
-        console: Where to show it: a bar in a terminal, lines elsewhere.
+        console: Where to show it.
         quiet: Show nothing.
-        bound: See `Lines`.
+        bound: See `Progress`.
 
     Yields:
         What to call with the part that is done, in [0, 1], and a few words about it.
     """
-    if quiet:
-        yield lambda _part, _state: None
-    elif not console.is_terminal:
-        lines = Lines(lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True), bound)
-        ready = False
-
-        def tell(part: float, state: str) -> None:
-            nonlocal ready
-            if not ready:  # loops were compiled before, perhaps for longer than the work takes
-                lines.prepared(part)
-                ready = True
-            lines.told(part, f"{name}: {state}")
-
-        yield tell
-    else:
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"))
-        with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
-            task = bar.add_task(name, total=1.0, state="")
-            yield lambda part, state: bar.update(task, completed=part, state=state)
+    with Progress(console, quiet=quiet, bound=bound) as progress:
+        progress.stage(name, 1.0)
+        yield progress.update
 
 
 def clock_time(seconds: float) -> str:

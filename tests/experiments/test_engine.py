@@ -10,22 +10,18 @@ import torch
 
 from cases import slow_besides
 from pathspace.experiments import checkpoint, engine
-from pathspace.experiments.engine import InterruptedRunError, epoch_order, run, total_steps
+from pathspace.experiments.engine import epoch_order, run, total_steps
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.models import RESCALABLE
-from pathspace.experiments.monitor import Listener
 from pathspace.experiments.run import RunConfig, RunResult, RunState, Validation
 from pathspace.experiments.tasks import build_task
 from pathspace.experiments.tasks.task import Split, Task
 
+from .conftest import stopped
 from .rules import EACH_RULE
 
 Config = Callable[..., RunConfig]
-
-
-class KilledError(Exception):
-    """Stands for the end of the process: nothing runs after it."""
 
 
 def same(one: RunResult, other: RunResult) -> bool:
@@ -36,17 +32,6 @@ def same(one: RunResult, other: RunResult) -> bool:
         other.test_error,
         other.diverged_at,
     )
-
-
-def killed_at(step: int) -> Callable[[], bool]:
-    calls = iter(range(step + 1))
-
-    def check() -> bool:
-        if next(calls) == step:
-            raise KilledError
-        return False
-
-    return check
 
 
 def start_for(method: str) -> str:
@@ -68,35 +53,9 @@ def test_a_killed_run_resumes_exactly(
     whole = run(config, tiny_task)
     assert len(whole.losses) == total_steps(config, tiny_task) == 16
     # Dies at step 7, in the middle of an epoch; the last checkpoint is from step 6; then again at step 12.
-    with pytest.raises(KilledError):
-        run(config, tiny_task, folder=tmp_path, checkpoint_every=3, should_stop=killed_at(7))
-    with pytest.raises(KilledError):
-        run(config, tiny_task, folder=tmp_path, checkpoint_every=3, resume=True, should_stop=killed_at(6))
+    stopped(config, tiny_task, tmp_path, 7, checkpoint_every=3)
+    stopped(config, tiny_task, tmp_path, 12, checkpoint_every=3, resume=True)
     assert same(run(config, tiny_task, folder=tmp_path, resume=True), whole)
-
-
-def test_a_stopped_run_writes_a_checkpoint_of_the_last_step(
-    tiny_config: Config, tiny_task: Task, tmp_path: Path
-) -> None:
-    config = tiny_config("path-sgd", epochs=3)
-    steps: list[int] = []
-
-    class Counting(Listener):
-        def advanced(self, config: RunConfig, step: int, loss: float) -> None:  # noqa: ARG002
-            steps.append(step)
-
-    with pytest.raises(InterruptedRunError):
-        run(
-            config,
-            tiny_task,
-            folder=tmp_path,
-            checkpoint_every=1000,
-            listener=Counting(),
-            should_stop=lambda: len(steps) > 0,
-        )
-    content = torch.load(tmp_path / checkpoint.FILE, weights_only=True)
-    assert content["step"] == steps[-1] == len(content["losses"])
-    assert same(run(config, tiny_task, folder=tmp_path, resume=True), run(config, tiny_task))
 
 
 def test_without_resume_an_old_checkpoint_is_ignored(
@@ -127,8 +86,7 @@ def test_a_checkpoint_of_an_earlier_version_lacks_what_came_later(
         earlier.setattr(
             RunConfig, "as_dict", lambda c: {k: v for k, v in whole(c).items() if k != "stop_error"}
         )
-        with pytest.raises(KilledError):
-            run(tiny_config(), tiny_task, folder=tmp_path, checkpoint_every=3, should_stop=killed_at(5))
+        stopped(tiny_config(), tiny_task, tmp_path, 5, checkpoint_every=3)
     with pytest.raises(ConfigurationError, match=r"was written with stop_error = 0.0, not 1.0"):
         run(replace(tiny_config(), stop_error=1.0), tiny_task, folder=tmp_path, resume=True)
     assert same(run(tiny_config(), tiny_task, folder=tmp_path, resume=True), run(tiny_config(), tiny_task))

@@ -10,6 +10,8 @@ from pathspace.experiments.run import RunConfig
 from pathspace.experiments.schedule import factor
 from pathspace.experiments.tasks.task import Task
 
+from .conftest import stopped
+
 Config = Callable[..., RunConfig]
 
 
@@ -74,15 +76,7 @@ def test_a_run_on_a_schedule_resumes_exactly(
     whole = run(config, tiny_task)
     assert [entry.step for entry in whole.validations] == [0, 3, 4, 6, 8, 9, 12, 15, 16]
 
-    def stop(calls: list[int]) -> bool:
-        calls.append(0)
-        if len(calls) == 8:
-            raise StoppedError
-        return False
-
-    calls: list[int] = []
-    with pytest.raises(StoppedError):
-        run(config, tiny_task, folder=tmp_path, checkpoint_every=3, should_stop=lambda: stop(calls))
+    stopped(config, tiny_task, tmp_path, 7, checkpoint_every=3)
     resumed = run(config, tiny_task, folder=tmp_path, resume=True)
     assert (resumed.losses, resumed.validations, resumed.test_error) == (
         whole.losses,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from pathspace.experiments.engine import InterruptedRunError, run
+from pathspace.experiments.engine import run
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.models import build_model
 from pathspace.experiments.run import RunConfig
@@ -16,6 +16,8 @@ from pathspace.experiments.settings import Settings, settings_from
 from pathspace.experiments.streams import contiguous_order
 from pathspace.experiments.tasks import build_task
 from pathspace.experiments.tasks.task import Task, prediction, windows
+
+from .conftest import stopped
 
 LENGTH, STREAMS, SYMBOLS = 5, 3, 6
 OPTIONS = {"hidden": 5, "embedding": 4, "layers": 2}
@@ -100,9 +102,7 @@ def test_a_run_is_truncated_backpropagation_along_the_text(task: Task) -> None:
 def test_a_stream_that_was_broken_off_goes_on_bitwise(task: Task, tmp_path: Path, stop: int) -> None:
     chosen = config("path-sgd", model_options={**OPTIONS, **DROPS}, momentum=0.9)
     whole = run(chosen, task)
-    asked = iter(range(100))
-    with pytest.raises(InterruptedRunError):
-        run(chosen, task, folder=tmp_path, should_stop=lambda: next(asked) == stop)
+    stopped(chosen, task, tmp_path, stop)
     resumed = run(chosen, task, folder=tmp_path, resume=True)
     assert resumed.losses == whole.losses
     assert resumed.test_error == whole.test_error

@@ -22,15 +22,14 @@ import command_line
 import pathspace
 from command_line import call
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.executor import Ended, Executor, ThisProcess, WorkerDiedError
+from pathspace.experiments.jobs import RESULT
 from pathspace.experiments.monitor import Monitor
-from pathspace.experiments.pool import RESULT
 from pathspace.experiments.run import RunConfig, RunResult
+from pathspace.experiments.runner import Ended, Runner, WorkerDiedError
 from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings
 from pathspace.experiments.sweep.plan import Dimension, Plan, config_of, parse_search, plan_from
 from pathspace.experiments.sweep.report import best_table, failures_table, points_of
 from pathspace.experiments.sweep.trials import Sweep, sweep
-from pathspace.experiments.workers import Workers
 from processes import in_child
 
 Make = Callable[..., Settings]
@@ -179,10 +178,10 @@ def test_json_is_all_that_stands_on_standard_output_and_quiet_shows_no_progress(
 
 
 def swept(
-    settings: Settings, plan: Plan, folder: Path, monitor: Any = None, executor: Executor | None = None
+    settings: Settings, plan: Plan, folder: Path, monitor: Any = None, runner: Runner | None = None
 ) -> Sweep:
     folder.mkdir(exist_ok=True)
-    return sweep(settings, plan, folder, monitor or Monitor(), executor=executor or ThisProcess())
+    return sweep(settings, plan, folder, monitor or Monitor(), runner=runner)
 
 
 def numbers(found: Sweep) -> list[Any]:
@@ -190,12 +189,12 @@ def numbers(found: Sweep) -> list[Any]:
 
 
 def test_a_failed_run_has_its_reason_and_stops_nothing(
-    executor: Executor, tiny_settings: Make, tmp_path: Path
+    executor: Runner, tiny_settings: Make, tmp_path: Path
 ) -> None:
     settings = tiny_settings(methods=["sgd"], starts=["default"], learning_rates=[0.01, 1e30], seeds=1)
     # More sequences than there are, no units, and a rate at which the loss overflows.
     plan = plan_from(settings, ["batch_size=16,1000", "model_options.hidden=6,0"])
-    found = swept(settings, plan, tmp_path, executor=executor)
+    found = swept(settings, plan, tmp_path, runner=executor)
     reasons = {(*t.point.values(),): t.reason for t in found.trials}
     assert len(reasons) == 8
     assert reasons[0.01, 16, 6] == ""
@@ -248,7 +247,7 @@ class StopsAfter(Monitor):
     def started(self, config: RunConfig, steps: int) -> None:  # noqa: ARG002
         self.begun.append(config.key)
 
-    def finished(self, result: RunResult) -> None:  # noqa: ARG002
+    def finished(self, label: str, words: str) -> None:  # noqa: ARG002
         self.left -= 1
         if self.left == 0:
             raise KeyboardInterrupt
@@ -279,12 +278,12 @@ def test_every_optimizer_gets_as_many_points_and_a_stopped_sweep_takes_the_same_
     assert drawn[0] != drawn[1]
 
 
-class LosesTheFirst(ThisProcess):
+class LosesTheFirst(Runner):
     """The process of the first run dies, as often as it is tried."""
 
     def run(self, jobs: Iterable[Any], monitor: Any) -> Iterator[Ended]:
         waiting = iter(jobs)
-        yield Ended(next(waiting).config, error=WorkerDiedError("its process died: continue with --resume."))
+        yield Ended(next(waiting), error=WorkerDiedError("its process died: continue with --resume."))
         yield from super().run(waiting, monitor)
 
 
@@ -303,14 +302,13 @@ def test_a_run_whose_process_died_is_done_when_the_sweep_is_resumed(
 
 
 def test_a_point_that_is_drawn_twice_is_run_once(
-    tiny_settings: Make, two_workers: Workers, tmp_path: Path
+    quick_processes: Runner, tiny_settings: Make, tmp_path: Path
 ) -> None:
     settings = tiny_settings(methods=["sgd"], starts=["default"], learning_rates=[0.1], seeds=1, epochs=1)
     plan = plan_from(settings, ["momentum=0.0,0.5"], "random", 6)
-    monitor = StopsAfter(-1)
-    found = swept(settings, plan, tmp_path, monitor, two_workers)
+    found = swept(settings, plan, tmp_path, None, quick_processes)
     assert len(found.trials) == 6
-    assert len(set(monitor.begun)) == len(monitor.begun) <= 2
+    assert len(list(tmp_path.glob(f"runs/*/{RESULT}"))) <= 2
     assert all(trial.error is not None for trial in found.trials)
 
 
@@ -360,24 +358,6 @@ def test_the_median_counts_what_runs_of_repeated_points_told(tiny_settings: Make
     states = {(t.point["learning_rate"], t.state) for t in found.trials if t.method == "sgd"}
     assert {(0.1, "complete"), (1e-7, "pruned")} <= states
     assert not {(0.1, "pruned"), (1e-7, "complete")} & states
-
-
-class TellsLate(ThisProcess):
-    """A cluster, which hands on what a run has told after the run has ended."""
-
-    def run(self, jobs: Iterable[Any], monitor: Any) -> Iterator[Ended]:
-        for ended in super().run(jobs, Monitor()):
-            yield ended
-            assert ended.result is not None
-            for validation in ended.result.validations:
-                monitor.validated(ended.config, validation)
-
-
-def test_what_a_run_tells_late_changes_nothing(tiny_settings: Make, tmp_path: Path) -> None:
-    settings = tiny_settings(methods=["sgd"], starts=["default"], seeds=1, epochs=1)
-    plan = plan_from(settings, prune="median")
-    found = swept(settings, plan, tmp_path / "late", None, TellsLate())
-    assert numbers(found) == numbers(swept(settings, plan, tmp_path / "soon"))
 
 
 def test_searched_epochs_are_those_of_the_runs(tiny_settings: Make) -> None:
@@ -439,9 +419,9 @@ def test_a_point_that_was_killed_before_it_was_pruned_is_pruned_when_it_goes_on(
 
 def killed_after(results: int, command: list[str]) -> None:
     """A command that kills its process when so many results have been written."""
-    from pathspace.experiments import pool
+    from pathspace.experiments import jobs
 
-    write, written = pool.write_result, []
+    write, written = jobs.write_result, []
 
     def write_and_die(folder: Path, result: RunResult) -> None:
         write(folder, result)
@@ -449,7 +429,7 @@ def killed_after(results: int, command: list[str]) -> None:
         if len(written) == results:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    pool.write_result = write_and_die
+    jobs.write_result = write_and_die
     said = call(*command)
     raise AssertionError(said.output)
 

@@ -10,8 +10,8 @@ import pytest
 from pathspace.experiments import checkpoint
 from pathspace.experiments.engine import run
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.monitor import Listener, Monitor
-from pathspace.experiments.pool import RESULT, Place, _stored_result, run_all, write_result
+from pathspace.experiments.jobs import RESULT, Place, run_all, stored_result, write_result
+from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.tasks import build_task
@@ -48,7 +48,7 @@ def stopped(config: RunConfig, task: Task, tmp_path: Path) -> Path:
     (tmp_path / checkpoint.FILE).unlink()  # of the last step
     (tmp_path / checkpoint.BEFORE).unlink()
 
-    class Killing(Listener):
+    class Killing(Monitor):
         def advanced(self, config: RunConfig, step: int, loss: float) -> None:  # noqa: ARG002
             if step >= 12:
                 raise InterruptedError
@@ -60,13 +60,13 @@ def stopped(config: RunConfig, task: Task, tmp_path: Path) -> Path:
     return tmp_path
 
 
-class Noting(Listener):
+class Noting(Monitor):
     """Keeps what a user should know."""
 
     def __init__(self, said: list[str]) -> None:
         self.said = said
 
-    def noted(self, config: RunConfig, sentence: str) -> None:  # noqa: ARG002
+    def noted(self, label: str, sentence: str) -> None:  # noqa: ARG002
         self.said.append(sentence)
 
 
@@ -169,7 +169,7 @@ def test_a_result_that_is_not_what_was_written_is_named(
     change: Callable[[dict[str, Any]], object], config: RunConfig, whole: RunResult, tmp_path: Path
 ) -> None:
     write_result(tmp_path, whole)
-    stored = _stored_result(tmp_path, config)
+    stored = stored_result(tmp_path, config)
     assert stored is not None
     assert same(stored, whole)
     values = json.loads((tmp_path / RESULT).read_text())
@@ -178,7 +178,7 @@ def test_a_result_that_is_not_what_was_written_is_named(
     with pytest.raises(
         ConfigurationError, match=r"result\.json' cannot be read \(its checksum does not fit\)"
     ):
-        _stored_result(tmp_path, config)
+        stored_result(tmp_path, config)
 
 
 def test_a_result_that_cannot_be_opened_is_named(
@@ -189,13 +189,13 @@ def test_a_result_that_cannot_be_opened_is_named(
 
     monkeypatch.setattr(Path, "read_text", forbidden)
     with pytest.raises(ConfigurationError, match=r"result.json' cannot be read \(.*Permission denied\)"):
-        _stored_result(tmp_path, config)
+        stored_result(tmp_path, config)
 
 
 def test_checkpoints_of_a_run_that_was_killed_right_after_its_result_go(
     config: RunConfig, stopped: Path, whole: RunResult, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    place = Place(tmp_path_factory.mktemp("runs"), resume=True)
+    place = Place(tmp_path_factory.mktemp("runs"))
     folder = stopped.rename(place.folder / config.key)
     write_result(folder, whole)
     assert run_all([config], place, Monitor(), title="") == [whole]

@@ -1,20 +1,18 @@
 """How the command line ends when it is interrupted or has a mistake of its own."""
 
 import errno
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-from types import SimpleNamespace
+import time
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from pathspace import cli
-from pathspace.experiments import commands, execution, stored_cells
-from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.stored_cells import _computed
-from processes import copies
+from pathspace.experiments import commands
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +66,6 @@ import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background a shell ignores it
 from pathspace import cli
 from pathspace.experiments import commands
-from pathspace.experiments.stored_cells import _computed
 def run(*_, **__):
     try:
         os.kill(os.getpid(), signal.SIGINT)
@@ -144,30 +141,53 @@ def test_children_of_a_killed_process_end(tmp_path):
     os.close(reader)
 
 
+INTERRUPTED = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from pathspace.experiments.monitor import Monitor
+from pathspace.experiments.runner import Runner
+from tests.faults.test_ends import Slow
+signal.signal(signal.SIGINT, signal.default_int_handler)
+folder = Path(sys.argv[1])
+def press():
+    while not (folder / "begun").exists():
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.{how})
+threading.Thread(target=press, daemon=True).start()
+try:
+    with Runner(processes=2) as runner:
+        runner.all_results([Slow(folder)], Monitor(), "Waiting")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A job that takes half a minute and says so."""
+
+    folder: Path
+    key: str = "slow"
+    label: str = "slow"
+
+    def __call__(self, _monitor):
+        (self.folder / "begun").touch()
+        time.sleep(30)
+        (self.folder / "late").touch()
+
+    def stored(self):
+        return None
+
+
 @pytest.mark.slow
-def test_ctrl_c_that_only_the_command_heard_ends_what_its_processes_are_at(tmp_path):
-    others, late = set(multiprocessing.active_children()), tmp_path / "late"  # those of other tests go on
-    slow = f"import pathlib, time; time.sleep(20); pathlib.Path({str(late)!r}).touch()"
-    found = _computed(["", slow], exec, execution.Surroundings(None, tmp_path, processes=2))
-    next(found)
-    with pytest.raises(KeyboardInterrupt):
-        found.throw(KeyboardInterrupt)
-    for child in set(multiprocessing.active_children()) - others:
-        child.join()
-    assert not late.exists()
-
-
-def test_what_a_process_that_died_was_at_is_done_once_more(tmp_path, capfd, monkeypatch):
-    dies, died = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", tmp_path / "died"
-    once = (
-        f"import pathlib\nif not (died := pathlib.Path({str(died)!r})).exists(): died.touch(); exec({dies!r})"
+@pytest.mark.parametrize(("how", "says"), [("SIGINT", "interrupted\n"), ("SIGKILL", "")])
+def test_processes_end_with_the_command_that_is_interrupted_or_killed(how, says, tmp_path):
+    # A worker holds the write end of a pipe, which reads as closed when it has ended.
+    code = INTERRUPTED.replace("{how}", how)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True, check=False
     )
-    around = execution.Surroundings(None, tmp_path, processes=2)
-    # processes that start at once; the test above starts them as a command does
-    monkeypatch.setattr(stored_cells, "multiprocessing", SimpleNamespace(get_context=lambda _: copies()))
-    assert list(_computed(["", once, ""], exec, around)) == [None, None, None]
-    assert died.exists()
-    assert capfd.readouterr().err == "A process died: what it and the others were at begins again.\n"
-    monkeypatch.setattr(stored_cells, "TRIES", 1)  # the last one
-    with pytest.raises(ConfigurationError, match="A worker process died, perhaps for want of memory"):
-        list(_computed(["", dies], exec, around))
+    assert done.stdout == says
+    time.sleep(3)  # in which a process that lost its parent notices
+    assert not (tmp_path / "late").exists()
+    assert (tmp_path / "begun").exists()

@@ -19,7 +19,7 @@ from safetensors.numpy import save as written
 from pathspace.experiments import configuration, folders
 from pathspace.experiments.compare import RUNS
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.pool import RESULT, _stored_result, write_result
+from pathspace.experiments.jobs import RESULT, stored_result, write_result
 from pathspace.experiments.published import parse_published
 from pathspace.experiments.recipes import load_recipe, parse_recipe, recipe_names
 from pathspace.experiments.run import RunResult, Validation
@@ -295,7 +295,7 @@ def test_results(config, tmp_path, count):
         (tmp_path / RESULT).write_bytes(damaged)
         try:
             with memory_below(MEBIBYTE), calls_below(20_000):
-                found = _stored_result(tmp_path, config)
+                found = stored_result(tmp_path, config)
         except ConfigurationError:
             continue
         assert found in (result, None)  # None: of another configuration, which is not used

@@ -168,7 +168,7 @@ class EngineOptions(SurroundingOptions):
         Raises:
             ConfigurationError: There is no such engine, the address fits none, or there are no workers.
         """
-        from pathspace.experiments.engines import check_engine
+        from pathspace.experiments.runner import check_engine
 
         check_engine(self.engine, self.address)
         if self.workers is not None and self.workers < 1:

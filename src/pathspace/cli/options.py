@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from pathspace.experiments.devices import DEVICES
-from pathspace.experiments.engines import ENGINES
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import list_methods
+from pathspace.experiments.runner import ENGINES
 from pathspace.experiments.tasks import TASKS
 from pathspace.extras import install
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pathspace.experiments.engine import steps_per_epoch
-from pathspace.experiments.executor import Executor, ThisProcess
+from pathspace.experiments.jobs import Place, load_task, run_all
 from pathspace.experiments.models import count_weights
 from pathspace.experiments.monitor import Monitor
-from pathspace.experiments.pool import Place, load_task, run_all
 from pathspace.experiments.run import RunConfig, RunResult
+from pathspace.experiments.runner import Runner
 from pathspace.experiments.selection import (
     Choice,
     choose,
@@ -134,8 +134,7 @@ def compare(
     monitor: Monitor,
     *,
     data_dir: Path | None = None,
-    resume: bool = False,
-    executor: Executor | None = None,
+    runner: Runner | None = None,
     device: str = "cpu",
 ) -> Comparison:
     """Run a whole comparison.
@@ -146,23 +145,22 @@ def compare(
 
     Args:
         settings: Tasks, methods, starts, budget.
-        output: The runs are kept in its folder `runs`.
+        output: The runs are kept in its folder `runs`; what is there is taken, or continued.
         monitor: Told about every run.
         data_dir: Where tasks look for data sets.
-        resume: Whether finished runs are taken from `output` and broken-off ones continued.
-        executor: Who does the runs; None does them in this process, one after the other.
-        device: Where runs compute; see `pool.Place`.
+        runner: Who does the runs; None does them in this process, one after the other.
+        device: Where runs compute; see `jobs.Place`.
 
     Raises:
         ConfigurationError: The task cannot be had, or a setting does not fit it.
-        KeyboardInterrupt: The user stopped; the same call with `resume` continues.
+        KeyboardInterrupt: The user stopped; the same call continues.
     """
     task = check_task_of(settings, data_dir)
-    place = Place(output / RUNS, data_dir, resume, settings.checkpoint_every, device)
-    with executor or ThisProcess() as ready:
+    place = Place(output / RUNS, data_dir, settings.checkpoint_every, device)
+    with runner or Runner() as ready:
 
         def every(configs: Sequence[RunConfig], title: str) -> list[RunResult]:
-            return run_all(configs, place, monitor, title=title, executor=ready) if configs else []
+            return run_all(configs, place, monitor, title=title, runner=ready) if configs else []
 
         def run(configs: Sequence[RunConfig], title: str) -> list[RunResult]:
             return run_distinct(configs, every, title) if settings.verified_seeds else every(configs, title)
@@ -206,7 +204,6 @@ def train(
     monitor: Monitor,
     *,
     data_dir: Path | None = None,
-    resume: bool = False,
     device: str = "cpu",
 ) -> Comparison:
     """Do a single run, and report it as a comparison of one row.
@@ -217,12 +214,11 @@ def train(
         output: See `compare`; so are the other arguments and errors.
         monitor: See `compare`.
         data_dir: See `compare`.
-        resume: See `compare`.
         device: See `compare`.
     """
     (method,), (start,), (rate,) = settings.methods, settings.starts, settings.learning_rates
     task = check_task_of(settings, data_dir)
-    place = Place(output / RUNS, data_dir, resume, settings.checkpoint_every, device)
+    place = Place(output / RUNS, data_dir, settings.checkpoint_every, device)
     config = settings.run_config(method, start, rate, seed, evaluate_test=True)
     runs = run_all([config], place, monitor, title=f"Training with {method}")
     row = Row(method, start, rate, start, tuple(runs), None, config.weight_decay)

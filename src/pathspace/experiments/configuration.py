@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pathspace.experiments import checkpoint, folders, pool
+from pathspace.experiments import checkpoint, folders, jobs
 from pathspace.experiments.compare import RUNS
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.folders import FILE, PAGE, clear_report, is_own, nothing_to_resume, read_content
 from pathspace.experiments.layers import plain_values
+from pathspace.experiments.runner import versions
 from pathspace.experiments.selection import is_tuned
 from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings, settings_from
 from pathspace.experiments.storage import remove_file, write_json
 
 JOURNAL = "sweep.journal"
-RUN_FILES = (pool.RESULT, checkpoint.FILE, checkpoint.BEFORE)
+RUN_FILES = (jobs.RESULT, checkpoint.FILE, checkpoint.BEFORE)
 
 
 @dataclass(frozen=True)
@@ -78,19 +78,6 @@ def parts_as_dict(recipe: str, title: str, parts: Mapping[str, Configuration]) -
         "recipe": recipe,
         "parts": {name: part.as_dict() for name, part in parts.items()},
         "versions": versions(),
-    }
-
-
-def versions() -> dict[str, str]:
-    """Return the versions that results depend on."""
-    import torch
-
-    import pathspace
-
-    return {
-        "pathspace": pathspace.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
     }
 
 

@@ -23,7 +23,7 @@ from pathspace.experiments.devices import forked_random_state, wait_for
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import Method, method
 from pathspace.experiments.models import OUTSIDE, RESCALABLE, build_model
-from pathspace.experiments.monitor import Listener
+from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.run import Epoch, RunConfig, RunResult, RunState, Validation
 from pathspace.experiments.schedule import factor
 from pathspace.experiments.starts import balance_once_, move_to_start
@@ -36,11 +36,7 @@ _CPU = torch.device("cpu")
 SECONDS_BETWEEN_REPORTS = 0.1
 # without gradients nothing is kept on the way: where a whole batch trains, so many have room, whatever the model's size
 BATCHES_EVALUATED_AT_A_TIME = 4
-UNHEARD = Listener()
-
-
-class InterruptedRunError(Exception):
-    """A run was asked to stop; its checkpoint, if it has a folder, is written."""
+UNHEARD = Monitor()
 
 
 def run(
@@ -50,8 +46,7 @@ def run(
     folder: Path | None = None,
     checkpoint_every: int = 200,
     resume: bool = False,
-    listener: Listener = UNHEARD,
-    should_stop: Callable[[], bool] | None = None,
+    listener: Monitor = UNHEARD,
     finished: Callable[[nn.Module], None] | None = None,
     device: str = "cpu",
 ) -> RunResult:
@@ -69,21 +64,19 @@ def run(
         resume: Continue from the checkpoint in `folder` where there is one.
         listener: Told the number of steps done and the latest loss, about ten times a second, every validation of this
             call, and if a damaged checkpoint is passed over, or one of another device continued.
-        should_stop: Asked before every step; when it says yes, a checkpoint is written and the run ends.
         finished: Given the model as the last step left it, to look at.
         device: Where it computes, as `torch.device` takes it. On the processor the result is the same to the last bit,
             resumed or not.
 
     Raises:
         ConfigurationError: The configuration is impossible, or the checkpoint belongs to another one.
-        InterruptedRunError: `should_stop` said yes.
     """
     chosen = method(config.method)
     stored = folder is not None and resume and checkpoint.exists(folder)
     with _isolated(config, torch.device(device)):
         state = initial_state(config, task, chosen, fresh=not stored, device=torch.device(device))
         if stored and folder is not None:
-            checkpoint.load(folder, config, state, lambda sentence: listener.noted(config, sentence))
+            checkpoint.load(folder, config, state, lambda sentence: listener.noted(config.label, sentence))
 
         def save() -> None:
             if folder is not None:
@@ -115,7 +108,6 @@ def run(
             listener=listener,
             validate=validate,
             end_epoch=end_epoch,
-            should_stop=should_stop or (lambda: False),
         )
         test_error = state.epochs[-1].test if state.diverged_at is None else None
         # a perplexity overflows long before the loss does
@@ -210,17 +202,13 @@ def _train(
     clip_norm: float | None,
     save: Callable[[], None],
     checkpoint_every: int,
-    listener: Listener,
+    listener: Monitor,
     validate: Callable[[], None],
     end_epoch: Callable[[int], None],
-    should_stop: Callable[[], bool],
 ) -> None:
     last_report = 0.0
     steps = config.epochs * epoch_steps
     while state.diverged_at is None and state.step < steps and not _is_learned(config, state):
-        if should_stop():
-            save()
-            raise InterruptedRunError
         epoch, place = divmod(state.step, epoch_steps)
         if state.order is None or place == 0:
             state.order = _order(config, task, epoch)

@@ -16,11 +16,9 @@ from pathspace.experiments import folders
 from pathspace.experiments.compare import Comparison, check_task_of, compare, train
 from pathspace.experiments.configuration import Configuration
 from pathspace.experiments.devices import chosen_device
-from pathspace.experiments.engines import executor_for
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.executor import Executor
 from pathspace.experiments.folders import PAGE
-from pathspace.experiments.live import monitor
+from pathspace.experiments.monitor import Shown
 from pathspace.experiments.published import Published, load_published
 from pathspace.experiments.recipes import Recipe
 from pathspace.experiments.report import (
@@ -33,6 +31,7 @@ from pathspace.experiments.report import (
     write_report,
 )
 from pathspace.experiments.report.files import as_json
+from pathspace.experiments.runner import Runner
 from pathspace.experiments.studies import run_study
 from pathspace.experiments.terminal import output_console, print_json, print_line
 
@@ -43,12 +42,12 @@ class Surroundings(folders.Wanted):
 
     Attributes:
         data_dir: Where tasks look for data sets.
-        processes: Runs at a time; None: see `engines.executor_for`.
+        processes: Runs at a time; None: see `runner.Runner`.
         as_json: Print the results as JSON on standard output instead of a table.
         device: Where runs compute, a name in `devices.DEVICES`.
         quiet: Show no progress.
         chosen: Told the folder once it is known.
-        engine: Who does the runs, a name in `engines.ENGINES`.
+        engine: Who does the runs, a name in `runner.ENGINES`.
         address: Of a Ray cluster; empty: none.
     """
 
@@ -75,11 +74,10 @@ class Surroundings(folders.Wanted):
         """
         return self.device if self.address and self.device != "auto" else chosen_device(self.device)
 
-    def executor(self, threads: int) -> Executor:
-        """Return who does the runs, with so many threads each."""
-        return executor_for(
-            self.engine, self.processes, address=self.address, threads=threads, device=self.run_device
-        )
+    def runner(self, threads: int = 1) -> Runner:
+        """Return who does the runs, with so many threads each; a device that is no processor is one of a cluster."""
+        gpus = int(self.run_device != "cpu")
+        return Runner(self.engine, self.processes, self.address, threads, gpus)
 
 
 @dataclass(frozen=True)
@@ -96,8 +94,8 @@ def execute(
     asked: Configuration, around: Surroundings, *, given: bool, studied: Recipe | None = None
 ) -> Done:
     """Do all runs, and the study of a recipe that has one, and write the report."""
-    with begun(asked, around, given=given) as (configuration, output, resume):
-        comparison = _runs(configuration, output, around, resume=resume)
+    with begun(asked, around, given=given) as (configuration, output):
+        comparison = _runs(configuration, output, around)
         found = (
             _study(studied, comparison, configuration.size, output, around)
             if studied and studied.study
@@ -115,9 +113,7 @@ def execute(
 
 
 @contextmanager
-def begun(
-    asked: Configuration, around: Surroundings, *, given: bool
-) -> Iterator[tuple[Configuration, Path, bool]]:
+def begun(asked: Configuration, around: Surroundings, *, given: bool) -> Iterator[tuple[Configuration, Path]]:
     """Give the folder that a command is to write to, with nobody else at work there.
 
     Args:
@@ -126,12 +122,12 @@ def begun(
         given: Whether any of the settings was chosen; else `--resume` takes those of the folder.
 
     Yields:
-        What is to be run, the folder, and whether earlier runs are continued, or taken if they are finished.
+        What is to be run, and the folder, with no runs in it but those that are continued, or taken.
 
     Raises:
         ConfigurationError: The folder holds something else, or a setting does not fit this machine or the task.
     """
-    around.executor(asked.settings.threads)  # refused before a folder is made
+    around.runner(asked.settings.threads)  # refused before a folder is made
 
     def goes_on(folder: Path) -> bool:
         if not configurations.unfinished(folder):
@@ -154,29 +150,27 @@ def begun(
                 print(f"Continuing the unfinished runs in {output} (--fresh starts over).", file=sys.stderr)
             else:
                 folders.say_finished(output)
-        yield configuration, output, resume
+        yield configuration, output
 
 
-def _runs(configuration: Configuration, output: Path, around: Surroundings, *, resume: bool) -> Comparison:
-    display, watcher = monitor(Console(stderr=True), quiet=around.quiet)
-    with display:
+def _runs(configuration: Configuration, output: Path, around: Surroundings) -> Comparison:
+    settings = configuration.settings
+    with Shown(Console(stderr=True), quiet=around.quiet) as monitor:
         if configuration.seed is None:
             return compare(
-                configuration.settings,
+                settings,
                 output,
-                watcher,
+                monitor,
                 data_dir=around.data_dir,
-                resume=resume,
-                executor=around.executor(configuration.settings.threads),
+                runner=around.runner(settings.threads),
                 device=around.run_device,
             )
         return train(
-            configuration.settings,
+            settings,
             configuration.seed,
             output,
-            watcher,
+            monitor,
             data_dir=around.data_dir,
-            resume=resume,
             device=around.run_device,
         )
 

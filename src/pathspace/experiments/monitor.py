@@ -1,34 +1,82 @@
-"""What somebody who watches runs is told; these hear it and do nothing."""
+"""What somebody who watches runs is told, and a monitor that shows it."""
 
 from __future__ import annotations
 
-from pathspace.experiments.run import RunConfig, RunResult, Validation
+import sys
+
+from rich.console import Console
+
+from pathspace.experiments.run import RunConfig, Validation
+from pathspace.progress import Progress
 
 
-class Listener:
-    """Somebody whom a run tells how far it is."""
+class Monitor:
+    """Somebody who watches runs; this one hears all and shows nothing but what a user has to know."""
+
+    def stage(self, title: str, jobs: int, done: int = 0) -> None:
+        """A stage of so many jobs begins, of which some have their results already."""
 
     def started(self, config: RunConfig, steps: int) -> None:
-        """A run begins that will take so many steps."""
+        """A run of this process begins that will take so many steps."""
 
     def advanced(self, config: RunConfig, step: int, loss: float) -> None:
-        """A run has done so many steps."""
+        """A run of this process has done so many steps."""
 
     def validated(self, config: RunConfig, validation: Validation) -> None:
-        """A run has looked at the validation split."""
+        """A run of this process has looked at the validation split."""
 
-    def noted(self, config: RunConfig, sentence: str) -> None:
-        """Something happened to a run that its user should know."""
+    def noted(self, label: str, sentence: str) -> None:
+        """Something happened to a job that its user should know."""
+        print(f"  {label}: {sentence}", file=sys.stderr)
+
+    def finished(self, label: str, words: str) -> None:
+        """A job is over, with a result or without one."""
 
 
-class Monitor(Listener):
-    """Somebody who watches many runs."""
+class Shown(Monitor):
+    """Shows how far a command is: what part of the jobs is done, and of the run that this process does.
 
-    def stage(self, title: str, runs: int) -> None:
-        """A stage of so many runs begins."""
+    Use it in a `with` statement.
 
-    def finished(self, result: RunResult) -> None:
-        """A run is over, or its result was there already."""
+    Args:
+        console: Where to show it.
+        quiet: Show nothing but what a user has to know.
+    """
 
-    def unfinished(self, config: RunConfig, why: str) -> None:
-        """A run ended without a result, and others go on."""
+    def __init__(self, console: Console, *, quiet: bool = False) -> None:
+        self._progress = Progress(console, quiet=quiet)
+        self._jobs, self._done, self._steps = 0, 0, 1
+
+    def __enter__(self) -> Shown:
+        self._progress.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.__exit__(*error)
+
+    def stage(self, title: str, jobs: int, done: int = 0) -> None:
+        """See `Monitor`."""
+        self._jobs, self._done = jobs, done
+        self._progress.stage(title, jobs, done)
+
+    def started(self, config: RunConfig, steps: int) -> None:  # noqa: ARG002
+        """See `Monitor`."""
+        self._steps = max(1, steps)
+
+    def advanced(self, config: RunConfig, step: int, loss: float) -> None:
+        """See `Monitor`."""
+        words = f"{config.label}: step {step}/{self._steps}, loss {loss:.4g}"
+        self._show(self._done + step / self._steps, words)
+
+    def noted(self, label: str, sentence: str) -> None:
+        """See `Monitor`."""
+        self._progress.say(f"  {label}: {sentence}")
+
+    def finished(self, label: str, words: str) -> None:
+        """See `Monitor`."""
+        self._done += 1
+        self._show(self._done, f"{label}: {words}")
+
+    def _show(self, completed: float, words: str) -> None:
+        last = self._done == self._jobs
+        self._progress.update(completed, f"{self._done}/{self._jobs}  {words}", last=last)

@@ -147,7 +147,7 @@ class _Parts:
         if not self.starts_over(output):
             return
         for configuration in self.asked.values():
-            self.around.executor(configuration.settings.threads)
+            self.around.runner(configuration.settings.threads)
             check_task_of(configuration.settings, self.around.data_dir)
 
     def settle(self, output: Path) -> dict[str, Configuration]:

@@ -5,28 +5,20 @@ What an engine shares that fills such a table: the folder, where a stopped comma
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from pathspace.children import deaf_children, end_with_parent, ended_after_errors, hear_quietly
 from pathspace.experiments import folders
-from pathspace.experiments.configuration import versions
-from pathspace.experiments.engines import runs_at_a_time
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.executor import TRIES
 from pathspace.experiments.layers import Laid, Layer, plain_values
+from pathspace.experiments.monitor import Monitor, Shown
+from pathspace.experiments.runner import versions
 from pathspace.experiments.storage import make_folder, read_checked, remove_file, write_checked, write_json
-from pathspace.experiments.terminal import print_line
-from pathspace.progress import Lines
 
 if TYPE_CHECKING:
     from pathspace.experiments.execution import Surroundings
@@ -165,6 +157,53 @@ def _check(output: Path, configuration: dict[str, Any], around: Surroundings) ->
             )
 
 
+@dataclass(frozen=True)
+class StoredCell:
+    """A cell as a job; see `runner.Job`.
+
+    Attributes:
+        cell: What is to be computed.
+        compute: Computes it; other processes must be able to import it.
+        folder: Where the files of cells lie.
+        read: Undoes a result's `as_dict`.
+        told: Says what came out, in a line.
+    """
+
+    cell: Any
+    compute: Callable[[Any], Any]
+    folder: Path
+    read: Callable[[Mapping[str, Any]], Any]
+    told: Callable[[Any], str]
+
+    @property
+    def key(self) -> str:
+        """See `runner.Job`."""
+        return self.cell.key
+
+    @property
+    def label(self) -> str:
+        """See `runner.Job`."""
+        return self.cell.key
+
+    @property
+    def file(self) -> Path:
+        """Where the result lies."""
+        return self.folder / f"{self.key}.json"
+
+    def __call__(self, monitor: Monitor) -> Any:  # noqa: ARG002
+        """Compute the cell."""
+        return self.compute(self.cell)
+
+    def stored(self) -> Any | None:
+        """Return the result that is there already, or None."""
+        return read_checked(self.file, self.read) if self.file.exists() else None
+
+    def keep(self, result: Any) -> str:
+        """Write the result, and say what came out."""
+        write_checked(self.file, result.as_dict())
+        return self.told(result)
+
+
 def all_results(
     wanted: Sequence[Any],
     compute: Callable[[Any], ResultT],
@@ -192,73 +231,7 @@ def all_results(
         KeyboardInterrupt: The user stopped; the same command continues.
     """
     folder = make_folder(output / FOLDER)
-    done: dict[str, ResultT] = {}
-    for cell in wanted:
-        file = folder / f"{cell.key}.json"
-        if file.exists():
-            done[cell.key] = read_checked(file, read)
-    open_cells = [cell for cell in wanted if cell.key not in done]
-    console = Console(stderr=True, quiet=around.quiet)
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    display = Progress(*columns, console=console, transient=True) if console.is_terminal else None
-    lines = Lines(console.print)
-    lines.begin(len(done) / len(wanted))
-    with display or nullcontext():
-        bar = display.add_task("computing", total=len(wanted), completed=len(done)) if display else None
-        for result in _computed(open_cells, compute, around):
-            done[result.cell.key] = result
-            write_checked(folder / f"{result.cell.key}.json", result.as_dict())
-            line = f"{told(result)}{lines.left(len(done) / len(wanted), '; ')}"
-            if display is not None and bar is not None:
-                display.update(bar, advance=1, description=line)
-            else:
-                line = f"[{len(done)}/{len(wanted)}] {line}"
-                print_line(console, line)
-    return [done[cell.key] for cell in wanted]
-
-
-def _computed(
-    open_cells: Sequence[Any], compute: Callable[[Any], ResultT], around: Surroundings
-) -> Iterator[ResultT]:
-    if around.engine == "ray" and open_cells:
-        from pathspace.experiments.ray_tasks import computed
-
-        yield from computed(compute, open_cells, address=around.address, processes=around.processes)
-        return
-    processes = around.processes or runs_at_a_time()
-    if processes == 1 or len(open_cells) < 2:
-        for cell in open_cells:
-            yield compute(cell)
-        return
-    # fork would copy the threads' locks of the linear algebra libraries
-    context = multiprocessing.get_context("spawn")
-    left = list(open_cells)
-    for tries in range(1, TRIES + 1):
-        pool = ProcessPoolExecutor(min(processes, len(left)), mp_context=context, initializer=_start)
-        with pool, ended_after_errors():
-            with deaf_children():
-                jobs = {pool.submit(compute, cell): cell for cell in left}
-            for job in as_completed(jobs):
-                # a process that dies takes the others along, but no result that is there
-                if not isinstance(job.exception(), BrokenProcessPool):
-                    left.remove(jobs[job])
-                    yield job.result()
-        if not left:
-            return
-        if tries < TRIES:
-            print_line(Console(stderr=True), "A process died: what it and the others were at begins again.")
-    raise ConfigurationError(
-        "A worker process died, perhaps for want of memory: give the command again, with --workers 1."
-    )
-
-
-def _start() -> None:
-    end_with_parent()
-    hear_quietly()
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
-        os.environ[name] = "1"
+    jobs = [StoredCell(cell, compute, folder, read, told) for cell in wanted]
+    runner = replace(around, device="cpu").runner()  # tables compute on the processor alone
+    with Shown(Console(stderr=True), quiet=around.quiet) as monitor, runner:
+        return runner.all_results(jobs, monitor, "Computing")

@@ -11,7 +11,7 @@ from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.execution import Surroundings, begun
 from pathspace.experiments.folders import PAGE
 from pathspace.experiments.layers import Layer
-from pathspace.experiments.live import monitor
+from pathspace.experiments.monitor import Shown
 from pathspace.experiments.recipes import load_recipe, recipe_names
 from pathspace.experiments.report.table import print_table
 from pathspace.experiments.settings import OF_A_TABLE, Settings, refuse_unused, settings_from
@@ -40,16 +40,15 @@ def run_sweep(
     plan = plan_from(settings, search, sampler or "grid", trials, prune or "none")
     asked = Configuration("sweep", title, settings, recipe=recipe, size=size, sweep=plan.as_dict())
     given = bool(name or options[1] or search or sampler or trials or prune)
-    with begun(asked, around, given=given) as (configuration, output, _):
-        display, watcher = monitor(Console(stderr=True), quiet=around.quiet)
-        with display:
+    with begun(asked, around, given=given) as (configuration, output):
+        with Shown(Console(stderr=True), quiet=around.quiet) as monitor:
             found = sweep(
                 configuration.settings,
                 Plan.from_dict(configuration.sweep),
                 output,
-                watcher,
+                monitor,
                 data_dir=around.data_dir,
-                executor=around.executor(configuration.settings.threads),
+                runner=around.runner(configuration.settings.threads),
                 device=around.run_device,
             )
         write_report(found, output, title=configuration.title, configuration=configuration.as_dict())

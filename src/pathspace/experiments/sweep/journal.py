@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,7 @@ class Journal:
     def __init__(self, file: Path, plan: Plan, seeds: int, studies: Sequence[Study]) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         _mend(file)
-        self._plan, self._seeds = plan, seeds
+        self.file, self._plan, self._seeds = file, plan, seeds
         self._grid = plan.grid() if plan.sampler == "grid" else []
         try:
             storage = JournalStorage(_File(file))
@@ -151,23 +151,8 @@ class Journal:
         return kind(seed=seed)
 
     def report(self, asked: Asked, step: int, error: float) -> bool:
-        """Keep a validation error of an open trial; says whether its least one so far is worse than the median.
-
-        That is of the errors at this step of earlier points, with the same seed, that came to their end, `LEAST` at
-        least: else a hard seed would be taken for a bad point.
-        """
-        begun = self._begun(asked.study)
-        reported = begun[asked.number].intermediate_values
-        if any(later > step for later in reported):  # before it was killed, and it went on
-            return False
-        if step not in reported:  # or killed before it was pruned
-            self._open[asked.study, asked.number].report(error, step)
-        others = [
-            trial.intermediate_values.get(step, math.inf)  # it diverged before
-            for trial in begun
-            if trial.state == TrialState.COMPLETE and trial.number % self._seeds == asked.seed
-        ]
-        return len(others) >= LEAST and min(error, *reported.values(), math.inf) > statistics.median(others)
+        """Keep a validation error of an open trial; see `report`."""
+        return report(self._studies[asked.study], asked.number, self._seeds, step, error)
 
     def complete(self, asked: Asked, error: float) -> None:
         """End an open trial with its validation error, infinite if it diverged."""
@@ -182,6 +167,53 @@ class Journal:
     def prune(self, asked: Asked) -> None:
         """End an open trial with what it has reported."""
         self._studies[asked.study].tell(self._open.pop((asked.study, asked.number)), state=TrialState.PRUNED)
+
+
+def report(study: optuna.Study, number: int, seeds: int, step: int, error: float) -> bool:
+    """Keep a validation error of an open trial; say whether its least one so far is worse than the median.
+
+    That is of the errors at this step of earlier points, with the same seed, that came to their end, `LEAST` at
+    least: else a hard seed would be taken for a bad point.
+    """
+    trials = study.get_trials(deepcopy=False)
+    reported = trials[number].intermediate_values
+    if any(later > step for later in reported):  # before it was killed, and it went on
+        return False
+    if step not in reported:  # or killed before it was pruned
+        study._storage.set_trial_intermediate_value(trials[number]._trial_id, step, error)
+    others = [
+        trial.intermediate_values.get(step, math.inf)  # it diverged before
+        for trial in trials
+        if trial.state == TrialState.COMPLETE and trial.number % seeds == number % seeds
+    ]
+    return len(others) >= LEAST and min(error, *reported.values(), math.inf) > statistics.median(others)
+
+
+@dataclass(frozen=True)
+class Looks:
+    """What a trial in any process needs in order to be pruned: its place in the journal.
+
+    Attributes:
+        file: The journal.
+        study: Of the trial.
+        number: In its study.
+        seeds: Runs at each point.
+    """
+
+    file: Path
+    study: Study
+    number: int
+    seeds: int
+
+    def open(self) -> Callable[[int, float], bool]:
+        """Return what keeps a validation error by its step, and says whether it is worse than the median.
+
+        Where the journal is out of reach, on a machine that does not share its folder, no error is.
+        """
+        if not self.file.exists():
+            return lambda _step, _error: False
+        study = optuna.load_study(study_name=", ".join(self.study), storage=JournalStorage(_File(self.file)))
+        return lambda step, error: report(study, self.number, self.seeds, step, error)
 
 
 class _File(JournalFileBackend):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,14 @@ from typing import Any
 from pathspace.experiments import checkpoint
 from pathspace.experiments.compare import check_task_of
 from pathspace.experiments.configuration import JOURNAL, RUNS
-from pathspace.experiments.engine import InterruptedRunError
 from pathspace.experiments.errors import ConfigurationError, StorageError
-from pathspace.experiments.executor import Ended, Executor, WorkerDiedError
+from pathspace.experiments.jobs import Place, PlacedRun, outcome
 from pathspace.experiments.monitor import Monitor
-from pathspace.experiments.pool import Place, PlacedRun
 from pathspace.experiments.run import RunConfig, RunResult, Validation
+from pathspace.experiments.runner import Ended, Runner, WorkerDiedError
 from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings
 from pathspace.experiments.storage import finite
-from pathspace.experiments.sweep.journal import Asked, Journal
+from pathspace.experiments.sweep.journal import Asked, Journal, Looks
 from pathspace.experiments.sweep.plan import Plan, config_of
 
 
@@ -89,7 +88,7 @@ def sweep(
     monitor: Monitor,
     *,
     data_dir: Path | None = None,
-    executor: Executor,
+    runner: Runner | None = None,
     device: str = "cpu",
 ) -> Sweep:
     """Do all trials that are not done yet.
@@ -100,7 +99,7 @@ def sweep(
         output: The journal and the runs are kept in it.
         monitor: Told about every run.
         data_dir: Where tasks look for data sets.
-        executor: Who does the runs.
+        runner: Who does the runs; None does them in this process.
         device: Where they compute.
 
     Raises:
@@ -110,46 +109,77 @@ def sweep(
     task = check_task_of(settings, data_dir)
     studies = [(method, start) for method in settings.methods for start in settings.starts]
     journal = Journal(output / JOURNAL, plan, settings.seeds, studies)
-    place = Place(output / RUNS, data_dir, True, settings.checkpoint_every, device)
+    place = Place(output / RUNS, data_dir, settings.checkpoint_every, device)
     monitor.stage("Sweeping on the validation split", plan.trials * len(studies) * settings.seeds)
-    with executor as ready:
-        trials = _Trials(settings, plan, journal, place, monitor, ready)
-        for ended in ready.run(trials.jobs(), trials):
+    trials = _Trials(settings, plan, journal, place, monitor)
+    with runner or Runner() as ready:
+        for ended in ready.run(trials.jobs(), monitor):
             trials.end(ended)
     order = {study: number for number, study in enumerate(studies)}
     done = sorted(trials.done, key=lambda pair: (order[pair[0].study], pair[0].number))
     return Sweep(settings, plan, task.description, task.metric, tuple(trial for _, trial in done))
 
 
-class _Trials(Monitor):
-    """The trials while they are done; hears what runs report, to prune them."""
+class PrunedError(Exception):
+    """A run was ended because it was worse than most; its argument are its validation errors by step."""
+
+
+@dataclass(frozen=True)
+class PrunedRun(PlacedRun):
+    """A run that ends where the journal finds it worse than most."""
+
+    looks: Looks
+
+    def __call__(self, monitor: Monitor) -> RunResult:
+        """See `jobs.PlacedRun`.
+
+        Raises:
+            PrunedError: It was worse than most.
+        """
+        return super().__call__(_Pruning(monitor, self.looks.open()))
+
+
+class _Pruning(Monitor):
+    """Hands on what a run tells, and ends it if it is worse than most."""
+
+    def __init__(self, monitor: Monitor, is_worse: Callable[[int, float], bool]) -> None:
+        self._is_worse, self._errors = is_worse, dict[int, float]()
+        self._validated = monitor.validated
+        self.started, self.advanced, self.noted = monitor.started, monitor.advanced, monitor.noted
+
+    def validated(self, config: RunConfig, validation: Validation) -> None:
+        """See `monitor.Monitor`; asks the journal."""
+        self._validated(config, validation)
+        if not _counts(validation):
+            return
+        self._errors[validation.step] = validation.error
+        if self._is_worse(validation.step, validation.error):
+            raise PrunedError(self._errors)
+
+
+def _counts(validation: Validation) -> bool:
+    """Whether a validation is one to prune by."""
+    return validation.step > 0 and math.isfinite(validation.error)
+
+
+class _Trials:
+    """The trials while they are done."""
 
     def __init__(
-        self,
-        settings: Settings,
-        plan: Plan,
-        journal: Journal,
-        place: Place,
-        monitor: Monitor,
-        executor: Executor,
+        self, settings: Settings, plan: Plan, journal: Journal, place: Place, monitor: Monitor
     ) -> None:
         self._settings, self._plan, self._journal = settings, plan, journal
-        self._place, self._monitor, self._executor = place, monitor, executor
+        self._place, self._monitor = place, monitor
         self._running: dict[str, list[Asked]] = {}  # by key of the run; a point may be drawn twice
-        self._told: dict[
-            str, dict[int, float]
-        ] = {}  # by key: the validation errors of runs in progress, and pruned
-        self._pruned: set[str] = set()
+        self._pruned: dict[str, dict[int, float]] = {}  # by key: the validation errors of pruned runs
         self.done: list[tuple[Asked, Trial]] = []
-        self.stage, self.finished, self.unfinished = monitor.stage, monitor.finished, monitor.unfinished
-        self.started, self.advanced, self.noted = monitor.started, monitor.advanced, monitor.noted
 
     def jobs(self) -> Iterator[PlacedRun]:
         """Take trials and give the runs that have no result yet."""
         yield from self._open(self._journal.earlier())
         yield from self._open(self._journal.new())
 
-    def _open(self, trials: Any) -> Iterator[PlacedRun]:
+    def _open(self, trials: Iterable[Asked]) -> Iterator[PlacedRun]:
         for asked in trials:
             if asked.state == "failed":
                 self._fail(asked, asked.reason or "no reason was kept")
@@ -160,73 +190,69 @@ class _Trials(Monitor):
                 self._fail(asked, str(error))
                 continue
             if asked.state == "pruned":
-                self._pruned.add(config.key)
-                self._told[config.key] = dict(asked.reported)
+                self._pruned[config.key] = dict(asked.reported)
                 self._prune(asked, config)
                 continue
-            job = PlacedRun(config, self._place)
+            job = self._job(config, asked)
             result = job.stored()
             if result is not None:
-                self._complete(asked, result)
-            elif config.key in self._pruned and config.key not in self._running:  # drawn again
-                self._prune(asked, config)
+                self._complete(asked, result, job.label)
             elif config.key in self._running:
                 self._running[config.key].append(asked)
+            elif config.key in self._pruned:  # drawn again
+                self._prune(asked, config)
             else:
-                self._running[config.key], self._told[config.key] = [asked], dict(asked.reported)
+                self._running[config.key] = [asked]
                 yield job
 
-    def validated(self, config: RunConfig, validation: Validation) -> None:
-        """See `monitor.Listener`; asks the pruner."""
-        self._monitor.validated(config, validation)
-        if not self._is_asked(validation) or config.key not in self._running:  # a cluster may tell late
-            return
-        self._told[config.key][validation.step] = validation.error
-        first = self._running[config.key][0]
-        if first.state == "open" and self._journal.report(first, validation.step, validation.error):
-            self._pruned.add(config.key)
-            self._executor.stop(config)
-
-    def _is_asked(self, validation: Validation) -> bool:
-        """Whether the pruner looks at a validation."""
-        return self._plan.prune != "none" and validation.step > 0 and math.isfinite(validation.error)
+    def _job(self, config: RunConfig, asked: Asked) -> PlacedRun:
+        if self._plan.prune == "none" or asked.state != "open":
+            return PlacedRun(config, self._place)
+        looks = Looks(self._journal.file, asked.study, asked.number, self._settings.seeds)
+        return PrunedRun(config, self._place, looks)
 
     def end(self, ended: Ended) -> None:
         """Take in how a run ended."""
-        error = ended.error
+        job, error = ended.job, ended.error
         if isinstance(error, StorageError):
             raise error
-        for asked in self._running.pop(ended.config.key):
-            if ended.result is not None:
-                self._complete(asked, ended.result)
-            elif isinstance(error, InterruptedRunError) and ended.config.key in self._pruned:
-                checkpoint.remove(self._place.folder / ended.config.key)
-                self._prune(asked, ended.config)
+        if isinstance(error, PrunedError):
+            first = self._running[job.key][0]
+            self._pruned[job.key] = {**first.reported, **error.args[0]}
+            checkpoint.remove(job.folder)
+        if error is None:
+            job.keep(ended.result)
+        for asked in self._running.pop(job.key):
+            if error is None:
+                self._complete(asked, ended.result, job.label)
+            elif isinstance(error, PrunedError):
+                self._prune(asked, job.config)
             else:
                 kind = "" if isinstance(error, ConfigurationError) else f"{type(error).__name__}: "
                 reason = kind + " ".join(str(error).split())
-                self._fail(asked, reason, ended.config, for_good=not isinstance(error, WorkerDiedError))
+                self._fail(asked, reason, for_good=not isinstance(error, WorkerDiedError))
 
-    def _complete(self, asked: Asked, result: RunResult) -> None:
+    def _complete(self, asked: Asked, result: RunResult, label: str) -> None:
         score, _ = result.validation_score
         if asked.state == "open":
-            for validation in filter(self._is_asked, result.validations):  # of a point that was drawn before
-                self._journal.report(asked, validation.step, validation.error)
+            if self._plan.prune != "none":  # of a point that was drawn before
+                for validation in filter(_counts, result.validations):
+                    self._journal.report(asked, validation.step, validation.error)
             self._journal.complete(asked, score)
-        self._monitor.finished(result)
+        self._monitor.finished(label, outcome(result))
         self._keep(asked, result=result, error=finite(score), reason=_lost(result))
 
-    def _fail(
-        self, asked: Asked, reason: str, config: RunConfig | None = None, *, for_good: bool = True
-    ) -> None:
+    def _fail(self, asked: Asked, reason: str, *, for_good: bool = True) -> None:
         if asked.state == "open" and for_good:  # else it is done when the sweep is resumed
             self._journal.fail(asked, reason)
         self._keep(asked, reason=reason)
-        self._monitor.unfinished(config or config_of_shown(self._settings, asked), f"failed: {reason}")
+        method, start = asked.study
+        label = f"{method}, {start}, rate {asked.point['learning_rate']:g}, seed {asked.seed}"
+        self._monitor.finished(label, f"failed: {reason}")
 
     def _prune(self, asked: Asked, config: RunConfig) -> None:
         """End a trial with what its run told before it was ended."""
-        told = self._told[config.key]
+        told = self._pruned[config.key]
         if asked.state == "open":
             for step, error in told.items():
                 self._journal.report(asked, step, error)
@@ -234,17 +260,10 @@ class _Trials(Monitor):
         step, error = max(told.items())
         words = f"pruned at step {step}"
         self._keep(asked, pruned_at=step, error=error, reason=f"{words}: worse than the median there")
-        self._monitor.unfinished(config, words)
+        self._monitor.finished(config.label, words)
 
     def _keep(self, asked: Asked, **how: Any) -> None:
         self.done.append((asked, Trial(*asked.study, asked.point, FIRST_TUNING_SEED + asked.seed, **how)))
-
-
-def config_of_shown(settings: Settings, asked: Asked) -> RunConfig:
-    """Return a run that is called as the trial is; its other settings may be impossible."""
-    rate = asked.point["learning_rate"]
-    seed = FIRST_TUNING_SEED + asked.seed
-    return settings.run_config(*asked.study, rate, seed, evaluate_test=False)
 
 
 def _lost(result: RunResult) -> str:

@@ -1,0 +1,144 @@
+"""Runs as jobs: each has a folder with its checkpoint while it lasts, and its result afterwards."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pathspace.experiments import checkpoint
+from pathspace.experiments.engine import run, total_steps
+from pathspace.experiments.monitor import Monitor
+from pathspace.experiments.run import RunConfig, RunResult
+from pathspace.experiments.runner import Runner
+from pathspace.experiments.storage import make_folder, read_checked, write_checked
+from pathspace.experiments.tasks import build_task
+from pathspace.experiments.tasks.task import Task
+
+RESULT = "result.json"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where runs read and write.
+
+    Attributes:
+        folder: Each run gets a folder in this one; what is there is taken, or continued.
+        data_dir: Where tasks look for data sets.
+        checkpoint_every: Steps between checkpoints.
+        device: Where runs compute, see `engine.run`; finished runs of another device are taken as they are.
+    """
+
+    folder: Path
+    data_dir: Path | None = None
+    checkpoint_every: int = 200
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class PlacedRun:
+    """A run and where it reads and writes; see `runner.Job`."""
+
+    config: RunConfig
+    place: Place
+
+    @property
+    def key(self) -> str:
+        """See `runner.Job`."""
+        return self.config.key
+
+    @property
+    def label(self) -> str:
+        """See `runner.Job`."""
+        return self.config.label
+
+    @property
+    def folder(self) -> Path:
+        """Where its checkpoint and its result lie."""
+        return self.place.folder / self.key
+
+    def __call__(self, monitor: Monitor) -> RunResult:
+        """Do the run, from its checkpoint if there is one."""
+        config, place = self.config, self.place
+        task = load_task(config.task, config.task_options, place.data_dir)
+        monitor.started(config, total_steps(config, task))
+        return run(
+            config,
+            task,
+            folder=make_folder(self.folder),
+            checkpoint_every=place.checkpoint_every,
+            resume=True,
+            listener=monitor,
+            device=place.device,
+        )
+
+    def keep(self, result: RunResult) -> str:
+        """Replace the checkpoint by the result, and say how the run ended."""
+        write_result(make_folder(self.folder), result)
+        checkpoint.remove(self.folder)
+        return outcome(result)
+
+    def stored(self) -> RunResult | None:
+        """Return the result that is there already; None if there is none.
+
+        Raises:
+            ConfigurationError: It cannot be read.
+        """
+        result = stored_result(self.folder, self.config)
+        if result is not None:
+            checkpoint.remove(self.folder)  # it was killed between the two
+        return result
+
+
+def run_all(
+    configs: Sequence[RunConfig], place: Place, monitor: Monitor, *, title: str, runner: Runner | None = None
+) -> list[RunResult]:
+    """Return the results of all runs in their order; see `Runner.all_results`.
+
+    Args:
+        configs: The runs, all different.
+        place: Folders.
+        monitor: Told about every run.
+        title: What the monitor calls this stage.
+        runner: Who does the runs, ready to; None does them in this process.
+    """
+    jobs = [PlacedRun(config, place) for config in configs]
+    return (runner or Runner()).all_results(jobs, monitor, title)
+
+
+def load_task(name: str, options: Mapping[str, Any], data_dir: Path | None) -> Task:
+    """Return the task that `tasks.build_task` builds; the last one is kept, for all runs of a comparison share it."""
+    written = json.dumps(dict(options), sort_keys=True)
+    return _task(name, written, data_dir, os.environ.get("PATHSPACE_DATA"))
+
+
+@functools.lru_cache(maxsize=1)
+def _task(name: str, options: str, data_dir: Path | None, _environment: str | None) -> Task:
+    return build_task(name, json.loads(options), data_dir=data_dir)
+
+
+def write_result(folder: Path, result: RunResult) -> None:
+    """Write `result.json`."""
+    write_checked(folder / RESULT, result.as_dict())
+
+
+def stored_result(folder: Path, config: RunConfig) -> RunResult | None:
+    """Return the result of a run in a folder, or None."""
+    try:
+        result = read_checked(folder / RESULT, RunResult.from_dict)
+    except FileNotFoundError:
+        return None
+    return result if result.config.key == config.key else None
+
+
+def outcome(result: RunResult) -> str:
+    """Say in a few words how a run ended."""
+    if result.diverged_at is not None:
+        return f"diverged at step {result.diverged_at}"
+    error = result.validations[-1].error
+    test = "" if result.test_error is None else f", test error {result.test_error:.4g}"
+    return f"validation error {error:.4g}{test}, {result.seconds:.1f} s"

@@ -1,0 +1,330 @@
+"""Does the jobs of a command: in this process, in several of this machine (joblib's loky), or as tasks of Ray.
+
+A job is a function of its configuration: who does it changes how long it takes, not what comes out. Every job keeps
+its own checkpoint, so that one that died with its process, or was stopped, goes on from there.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pathspace.children import deaf_children
+from pathspace.experiments.errors import ConfigurationError, unknown_name
+
+if TYPE_CHECKING:
+    from pathspace.experiments.monitor import Monitor
+
+ENGINES = ("local", "ray")
+SMALLEST_STORE = 100 * 2**20  # bytes of Ray's shared memory: results are small
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+
+
+class WorkerDiedError(ConfigurationError):
+    """The process that did a job is no more, and so it was when the job was tried again."""
+
+
+class Job(Protocol):
+    """Work that can be pickled, and knows where its result lies."""
+
+    @property
+    def key(self) -> str:
+        """A name that no other job of the command has."""
+        ...
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        ...
+
+    def __call__(self, monitor: Monitor) -> Any:
+        """Do the work, from its checkpoint where there is one."""
+        ...
+
+    def stored(self) -> Any | None:
+        """Return the result that is there already, or None."""
+        ...
+
+    def keep(self, result: Any) -> str:
+        """Write the result, and say in a few words what it is."""
+        ...
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job ended: with a result or with an error."""
+
+    job: Any
+    result: Any = None
+    error: BaseException | None = None
+
+    def value(self) -> Any:
+        """Return the result, or raise the error."""
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Does jobs; use it in a `with` statement.
+
+    Attributes:
+        engine: A name in `ENGINES`.
+        processes: Jobs at a time; None: see `runs_at_a_time`, and as many as Ray has room for.
+        address: Of a Ray cluster; empty: Ray is started here, and ends with the statement.
+        threads: Of a job.
+        gpus: Of a job, on a cluster.
+
+    Raises:
+        ConfigurationError: There is no such engine, or an address without Ray.
+    """
+
+    engine: str = "local"
+    processes: int | None = 1
+    address: str = ""
+    threads: int = 1
+    gpus: int = 0
+
+    def __post_init__(self) -> None:
+        check_engine(self.engine, self.address)
+
+    def __enter__(self) -> Runner:
+        if self.engine == "ray":
+            connect(self.address, self.processes, self.threads)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self.engine == "ray":
+            _ray().shutdown()
+        elif kind is not None and self.places() > 1:  # nobody wants what they are at
+            _pool(self.places(), self.threads).shutdown(kill_workers=True)
+
+    def all_results(self, jobs: Iterable[Job], monitor: Monitor, title: str) -> list[Any]:
+        """Return the results of all jobs in their order, doing those that have none yet.
+
+        Args:
+            jobs: What to do, each with a key of its own.
+            monitor: Told about every job.
+            title: What the monitor calls this stage.
+
+        Raises:
+            ConfigurationError: A job could not be done as asked.
+            KeyboardInterrupt: The user stopped; the checkpoints of the jobs in progress are there.
+        """
+        jobs = list(jobs)
+        results = {job.key: job.stored() for job in jobs}
+        waiting = [job for job in jobs if results[job.key] is None]
+        monitor.stage(title, len(jobs), len(jobs) - len(waiting))
+        for ended in self.run(waiting, monitor):
+            results[ended.job.key] = ended.value()
+            monitor.finished(ended.job.label, ended.job.keep(ended.result))
+        return [results[job.key] for job in jobs]
+
+    def run(self, jobs: Iterable[Job], monitor: Monitor) -> Iterator[Ended]:
+        """Do all jobs and yield how each ended, as it comes in.
+
+        The next job is taken when there is room for it, after all that has ended was yielded.
+
+        Args:
+            jobs: What to do.
+            monitor: Told how far jobs are that this process does.
+        """
+        places = self.places()
+        if self.engine == "local" and places == 1:
+            for job in jobs:
+                yield _here(job, monitor)
+            return
+        yield from self._in_processes(iter(jobs), places, monitor)
+
+    def _in_processes(self, jobs: Iterator[Job], places: int, monitor: Monitor) -> Iterator[Ended]:
+        submit = self._submitter(places)
+        running: dict[Future[Any], tuple[Job, bool]] = {}
+        again: deque[Job] = deque()
+        while True:
+            # One at a time: it is then known whose process dies next. A pool loses all of its processes with one.
+            if again and not running:
+                job = again.popleft()
+                running[submit(job)] = job, True
+            while not again and len(running) < places and not any(last for _, last in running.values()):
+                job = next(jobs, None)
+                if job is None:
+                    break
+                running[submit(job)] = job, False
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                job, last = running.pop(future)
+                error = future.exception()
+                if _has_died(error) and not last:
+                    monitor.noted(job.label, "its process died: going on from its last checkpoint.")
+                    again.append(job)
+                else:
+                    yield _ended(job, future, error)
+
+    def places(self) -> int:
+        """Return how many jobs are done at a time."""
+        if self.processes is not None:
+            return self.processes
+        if self.engine == "local":
+            return runs_at_a_time(self.threads)
+        there = _ray().cluster_resources()
+        places = there.get("CPU", 0) // self.threads
+        if self.gpus:
+            places = min(places, there.get("GPU", 0) // self.gpus)
+        return max(1, int(places))
+
+    def _submitter(self, places: int) -> Callable[[Job], Future[Any]]:
+        if self.engine == "ray":
+            options = {"num_cpus": self.threads, "num_gpus": self.gpus, "max_retries": 0}
+            task = _ray().remote(**options)(_there)
+            return lambda job: task.options(name=job.label).remote(job, versions()).future()
+
+        def submit(job: Job) -> Future[Any]:
+            with deaf_children():  # Ctrl-C goes to every process of the terminal
+                return _pool(places, self.threads).submit(_there, job, versions())
+
+        return submit
+
+
+def runs_at_a_time(threads: int = 1) -> int:
+    """Return how many jobs of so many threads are done here at a time by default: two, or one without room for two."""
+    return max(1, min(2, (os.cpu_count() or 1) // threads))
+
+
+def check_engine(engine: str, address: str) -> None:
+    """Raise a `ConfigurationError` unless there is such an engine, and it takes the address."""
+    if engine not in ENGINES:
+        raise unknown_name("engine", engine, ENGINES, "--engine")
+    if address and engine != "ray":
+        raise ConfigurationError(f"--address {address} names a Ray cluster: give --engine ray, too.")
+
+
+def connect(address: str, processes: int | None, threads: int = 1) -> None:
+    """Join a Ray cluster, or start Ray here.
+
+    Args:
+        address: Of a cluster, as `ray.init` takes it; empty: Ray is started here.
+        processes: Jobs at a time, where Ray is started here; None: as many as there are processors.
+        threads: Of a job.
+
+    Raises:
+        ConfigurationError: There is no such cluster, or Ray does not start.
+    """
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    try:
+        if address:
+            _ray().init(address, **quiet)
+        else:
+            _ray().init(
+                num_cpus=(processes or os.cpu_count() or 1) * threads,
+                include_dashboard=False,
+                object_store_memory=SMALLEST_STORE,
+                _node_ip_address="127.0.0.1",  # nobody else is to reach it
+                **quiet,
+            )
+    except ImportError:
+        raise
+    except Exception as error:  # Ray's own may be no more than that, as where a node does not start in time
+        raise ConfigurationError(
+            f"Ray cannot be reached or started ({' '.join(str(error).split())}): give the --address of a running "
+            "cluster, or none to start Ray here."
+        ) from error
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that results depend on."""
+    import torch
+
+    import pathspace
+
+    return {
+        "pathspace": pathspace.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def _ray() -> Any:
+    # before it is imported: nothing is told to anybody, and nothing is said about that
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    return import_module("ray")  # by name: type checks are the same where it is not installed
+
+
+def _pool(places: int, threads: int) -> Any:
+    """Return the processes of this machine; they last until the command ends, for PyTorch takes seconds to load."""
+    from joblib.externals.loky import get_reusable_executor
+
+    return get_reusable_executor(
+        max_workers=places,
+        timeout=300,
+        initializer=_begin_worker,
+        initargs=(os.getpid(),),
+        env=dict.fromkeys(THREADS, str(threads)),
+    )
+
+
+def _begin_worker(parent: int) -> None:
+    """Leave signals to the command, which a scheduler may send to every process, and end with it."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+    def end_with_parent() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+
+def _here(job: Job, monitor: Monitor) -> Ended:
+    try:
+        return Ended(job, job(monitor))
+    except Exception as error:
+        return Ended(job, error=error)
+
+
+def _there(job: Job, wanted: dict[str, str]) -> Any:
+    """Do a job in another process."""
+    from pathspace.experiments.monitor import Monitor
+
+    here = versions()
+    for name, version in wanted.items():
+        if here.get(name) != version:
+            raise ConfigurationError(
+                f"A machine of the cluster has {name} {here.get(name)}, and the command {version}, which may give "
+                "other results: install the same version there."
+            )
+    return job(Monitor())
+
+
+def _has_died(error: BaseException | None) -> bool:
+    if isinstance(error, BrokenProcessPool):
+        return True
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return "RayError" in names and "RayTaskError" not in names
+
+
+def _ended(job: Job, future: Future[Any], error: BaseException | None) -> Ended:
+    if error is None:
+        return Ended(job, future.result())
+    if _has_died(error):
+        return Ended(
+            job,
+            error=WorkerDiedError(
+                f"The process of {job.label!r} died, perhaps for want of memory: continue with --resume --workers 1."
+            ),
+        )
+    cause = getattr(error, "cause", None)  # of Ray's error around ours
+    return Ended(job, error=cause if isinstance(cause, Exception) else error)
