@@ -16,12 +16,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from filelock import FileLock, Timeout
+
 try:
     import fcntl
-except ModuleNotFoundError:  # Windows: leftovers stay, and folders have no locks
+except ModuleNotFoundError:  # Windows, where leftovers stay
     fcntl = None
 
-SUFFIX = ".part"
+SUFFIX, LOCK = ".part", ".lock"
 _KEPT = 100  # characters of the name in the temporary one, which must not be too long for the file system
 
 
@@ -29,7 +31,6 @@ def write_atomically(
     path: Path,
     write: Callable[[IO[bytes]], object],
     *,
-    keep: Path | None = None,
     check: Callable[[Path], object] | None = None,
 ) -> None:
     """Write a file under a temporary name beside it, then rename it; its permissions stay what they were.
@@ -39,7 +40,6 @@ def write_atomically(
     Args:
         path: The final file; an older one is replaced in one step.
         write: Called once with the open binary file.
-        keep: Where an older file goes, in the same folder; None: nowhere.
         check: Called with the temporary file once it is complete. What it raises is raised, and a file that was there
             before is then untouched. Devices and pipes are not checked.
 
@@ -47,7 +47,7 @@ def write_atomically(
         OSError: It cannot be written, and the error names it. A file that was there before is then untouched.
     """
     try:
-        _write_atomically(path, write, keep, check)
+        _write_atomically(path, write, check)
     except OSError as error:
         if error.filename is None:  # the system names no file where a disk is full
             error.filename = str(path)
@@ -57,7 +57,6 @@ def write_atomically(
 def _write_atomically(
     path: Path,
     write: Callable[[IO[bytes]], object],
-    keep: Path | None,
     check: Callable[[Path], object] | None,
 ) -> None:
     target = check_writable(path)
@@ -79,8 +78,6 @@ def _write_atomically(
             temporary.chmod(mode)
             if os.name == "nt":  # Windows renames no open file
                 file.close()
-            if keep is not None and target.exists():
-                target.replace(keep)
             os.replace(temporary, target)  # noqa: PTH105 (the atomic rename, named for what it is)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -128,21 +125,20 @@ def clear_leftovers(folder: Path, name: str = "") -> None:
 @contextmanager
 def locked(folder: Path) -> Iterator[bool]:
     """Lock a folder, until the end of the block or of the process; says whether nobody else had."""
-    if fcntl is None:
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        yield False
+        return
+    except OSError:  # a protected folder, or a file system without locks
         yield True
         return
-    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        alone = True
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            alone = False
-        except OSError:  # a file system without locks
-            pass
-        yield alone
+        yield True
     finally:
-        os.close(descriptor)
+        (folder / LOCK).unlink(missing_ok=True)  # while it is held: whoever waits for it looks again
+        lock.release()
 
 
 def _temporary(target: Path) -> tuple[int, Path]:

@@ -1,18 +1,12 @@
-"""Checkpoints of a run: complete or absent, and refused by a run of another configuration.
-
-checkpoint.pt         what `torch.save` wrote, then its SHA-256 as a line of text
-checkpoint-before.pt  the one before, which a run goes on from if the last one is damaged
-"""
+"""The checkpoint of a run: complete or absent, and refused by a run of another configuration."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import pickle
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import torch
 
@@ -21,29 +15,21 @@ from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.run import Epoch, RunConfig, RunState, Validation
 from pathspace.experiments.storage import make_folder, write_atomically
 
-FILE, BEFORE = "checkpoint.pt", "checkpoint-before.pt"
-_MARK = b"\nsha256 "
-_ENDING = len(_MARK) + 64
-_BLOCK = 1 << 20
-
-
-class DamagedError(Exception):
-    """A checkpoint is not what was written."""
+FILE = "checkpoint.pt"
 
 
 def exists(folder: Path) -> bool:
     """Say whether `folder` holds a checkpoint."""
-    return any((folder / name).exists() for name in (FILE, BEFORE))
+    return (folder / FILE).exists()
 
 
 def remove(folder: Path) -> None:
-    """Delete the checkpoints of a run that is done."""
-    for name in (FILE, BEFORE):
-        (folder / name).unlink(missing_ok=True)
+    """Delete the checkpoint of a run that is done."""
+    (folder / FILE).unlink(missing_ok=True)
 
 
 def save(folder: Path, config: RunConfig, state: RunState) -> None:
-    """Write all that the rest of the run depends on, atomically, and keep the checkpoint before."""
+    """Write all that the rest of the run depends on, atomically."""
     device = torch.device(state.devices[-1])
     make_folder(folder)
     content = {
@@ -66,26 +52,7 @@ def save(folder: Path, config: RunConfig, state: RunState) -> None:
         "errors": state.errors,
     }
 
-    def write(file: IO[bytes]) -> None:
-        hashed = _Hashed(file)
-        torch.save(content, cast(IO[bytes], hashed))
-        file.write(_MARK + hashed.digest.hexdigest().encode())
-
-    write_atomically(folder / FILE, write, keep=folder / BEFORE)
-
-
-class _Hashed:
-    """A file that is written to, and the digest of what is."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file, self.digest = file, hashlib.sha256()
-
-    def write(self, content: bytes) -> int:
-        self.digest.update(content)
-        return self._file.write(content)
-
-    def flush(self) -> None:
-        self._file.flush()
+    write_atomically(folder / FILE, lambda file: torch.save(content, file))
 
 
 def load(
@@ -93,36 +60,33 @@ def load(
 ) -> None:
     """Bring `state` and torch's random state to what they were when the checkpoint was written.
 
-    A damaged checkpoint is replaced by the one before it. A checkpoint of another device goes on here, and `noted` is
-    told: from there on the run is not the one that a single device would have done, to the last bits.
+    A checkpoint of another device goes on here, and `noted` is told: from there on the run is not the one that a single
+    device would have done, to the last bits.
 
     Args:
         folder: Of the run.
         config: Of the run.
         state: Of the run, at its start.
-        noted: Told in a sentence if a checkpoint is damaged, its name and where the run goes on; and if the device is
-            another one.
+        noted: Told in a sentence if the device is another one.
 
     Raises:
-        ConfigurationError: No file is whole, or it belongs to another configuration.
+        ConfigurationError: The file is damaged, or belongs to another configuration.
     """
-    _restore(_read_whole(folder, config, noted), state, noted)
+    _restore(_read(folder / FILE, config), state, noted)
 
 
-def _read_whole(folder: Path, config: RunConfig, noted: Callable[[str], object]) -> dict[str, Any]:
-    """Read a checkpoint, or the one before it, of this configuration."""
-    path = folder / FILE
+def _read(path: Path, config: RunConfig) -> dict[str, Any]:
+    """Read a checkpoint of this configuration."""
     try:
-        content = _read(path)
-    except (OSError, DamagedError) as error:
-        content = _before(folder, error)
-        if path.exists():
-            noted(
-                f"The checkpoint {str(path)!r} is damaged ({error}): going on from the one before it, of step "
-                f"{content['step']}."
-            )
-        # From here on the last one is a good one, so that the next save puts no damaged one in the place before.
-        (folder / BEFORE).replace(path)
+        with zipfile.ZipFile(path) as archive:  # torch does not look at the checksums of its own file
+            if archive.testzip() is not None:
+                raise ValueError("its checksum does not fit")
+        content = torch.load(path, weights_only=True)
+    except Exception as error:  # of many kinds, for damage may be anywhere
+        raise ConfigurationError(
+            f"The checkpoint {str(path)!r} cannot be read ({error}): delete it and give the command again, which "
+            "starts this run anew."
+        ) from error
     stored = {**RunConfig.defaults(), **json.loads(content["config"])}
     asked = json.loads(json.dumps(config.as_dict()))
     for name in asked:
@@ -164,29 +128,3 @@ def _restore(content: dict[str, Any], state: RunState, noted: Callable[[str], ob
     ]
     state.epochs = [Epoch(*entry) for entry in content["epochs"]]
     state.errors = content["errors"]
-
-
-def _before(folder: Path, error: Exception) -> dict[str, Any]:
-    try:
-        return _read(folder / BEFORE)
-    except (OSError, DamagedError) as other:
-        raise ConfigurationError(
-            f"The checkpoint {str(folder / FILE)!r} cannot be read ({error}), nor the one before it, {BEFORE!r} "
-            f"({other}): delete them and start the run again."
-        ) from other
-
-
-def _read(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size - _ENDING
-        digest = hashlib.sha256()
-        for begin in range(0, size, _BLOCK):
-            digest.update(file.read(min(_BLOCK, size - begin)))
-        file.seek(max(size, 0))
-        if file.read() != _MARK + digest.hexdigest().encode():
-            raise DamagedError("its checksum does not fit")
-        file.seek(0)
-        try:
-            return torch.load(file, weights_only=True)
-        except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
-            raise DamagedError(str(error)) from error

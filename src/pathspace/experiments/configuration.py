@@ -18,7 +18,7 @@ from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings, settings
 from pathspace.experiments.storage import remove_file, write_json
 
 JOURNAL = "sweep.journal"
-RUN_FILES = (jobs.RESULT, checkpoint.FILE, checkpoint.BEFORE)
+RUN_FILES = (jobs.RESULT, checkpoint.FILE)
 
 
 @dataclass(frozen=True)

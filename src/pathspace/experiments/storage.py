@@ -19,19 +19,18 @@ from pathspace.experiments.errors import ConfigurationError, StorageError
 T = TypeVar("T")
 
 
-def write_atomically(path: Path, write: Callable[[IO[bytes]], object], *, keep: Path | None = None) -> None:
+def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Write a file as `files.write_atomically` does.
 
     Args:
         path: The final file; an older one is replaced in one step.
         write: Called once with the open binary file.
-        keep: Where an older file goes; None: nowhere.
 
     Raises:
         StorageError: The folder cannot be written to, or has no room. `path` is then what it was before.
     """
     with clear_failure(path):
-        files.write_atomically(path, write, keep=keep)
+        files.write_atomically(path, write)
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -158,20 +158,22 @@ def beside(output: Path, fresh: bool = False) -> Iterator[Path | None]:
         raise ValueError(
             f"the folder of checkpoints {folder} cannot be made ({error.strerror}): give another --output"
         ) from error
-    with locked(folder) as alone:
-        if not alone:
-            raise ValueError(
-                f"another fit is writing {output}: wait until it is done, or give another --output"
-            )
-        clear_leftovers(folder)
-        done = False
-        try:
-            if fresh:
-                clear(folder)
-            yield folder
-            done = True
-        finally:
-            if done or not is_begun(folder):
-                clear(folder)
-                with suppress(OSError):  # somebody has put more into it
-                    folder.rmdir()
+    try:
+        with locked(folder) as alone:
+            if not alone:
+                raise ValueError(
+                    f"another fit is writing {output}: wait until it is done, or give another --output"
+                )
+            clear_leftovers(folder)
+            done = False
+            try:
+                if fresh:
+                    clear(folder)
+                yield folder
+                done = True
+            finally:
+                if done or not is_begun(folder):
+                    clear(folder)
+    finally:
+        with suppress(OSError):  # something is left in it
+            folder.rmdir()
