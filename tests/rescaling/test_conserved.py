@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import INVARIANCE, Case, call, traced
+from cases import BY_NAME, INVARIANCE, Case, call, traced
 
 
 def test_units_of_a_perceptron_have_what_enters_minus_what_leaves() -> None:
@@ -58,3 +58,13 @@ def test_the_slope_along_gradient_flow_is_zero(case: Case) -> None:
         along.sum(0), torch.zeros_like(along[0]), rtol=0, atol=float(1e-9 * (1 + along.abs().amax()))
     )
     assert float(along.abs().amax()) > 0
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn 2d", "stacked rnn", "gated"])
+def test_nothing_is_left_of_it_where_norms_are_equal(name: str) -> None:
+    model, network = traced(BY_NAME[name], torch.float64)
+    before = ps.rescaling.conserved(network).abs().amax()
+    ps.rescaling.balance_(network, criterion="norm")
+    largest = max(p.detach().square().sum() for p in model.parameters())
+    assert float(ps.rescaling.conserved(network).abs().amax() / largest) < 1e-6
+    assert before > 1e-3

@@ -28,6 +28,7 @@ from pathspace.rescaling.criteria import (
     range_gap,
     rounded_edges,
 )
+from pathspace.rescaling.equal_norms import equal_norm_factors
 from pathspace.rescaling.frames import expect_finite_scales, scales_of
 from pathspace.rescaling.invariance import called, difference
 from pathspace.rescaling.optimizer_states import MovedStates, Optimizers
@@ -86,15 +87,18 @@ def balance_(
     which path mass changes from layer to layer by the same factor: balance would weigh a channel by the number of
     positions that read it.
 
-    Two more criteria lead to other members, for training:
+    Three more criteria lead to other members, for training:
 
     .. code-block:: text
 
+        norm      sum of w^2 entering c = sum of w^2 leaving c       (the least sum of squares)
         measure   gamma_c = 1      (gamma_c^2 of ``ps.paths.unit_measure``; at alpha = 1 the mean square of its values)
         layers    "path" within each layer; the geometric mean of the factors of a layer is 1
 
-    With ``"measure"`` every member is brought to the same weights. With ``"layers"`` that holds only for members that
-    differ by factors of geometric mean 1 in every layer: a layer multiplied by 2 as a whole stays multiplied by 2.
+    With ``"norm"`` and ``"measure"`` every member is brought to the same weights. With ``"layers"`` that holds only for
+    members that differ by factors of geometric mean 1 in every layer: a layer multiplied by 2 as a whole stays
+    multiplied by 2. ``"norm"`` is where ENorm's steps between those of training lead, and where
+    ``ps.rescaling.conserved`` is zero.
 
     The last three criteria are those of quantisation, for any traced network:
 
@@ -125,7 +129,8 @@ def balance_(
         network: a traced network, whose model's parameters are changed; the function stays the same.
         example_input: what the model is called with, as for ``trace``. If it is given, the outputs of the model, in
             evaluation mode, are compared before and after; the comparison runs on a copy of the model.
-        criterion: ``"path"``, ``"measure"``, ``"layers"``, ``"range"``, ``"activations"`` or ``"rounding"``.
+        criterion: ``"path"``, ``"norm"``, ``"measure"``, ``"layers"``, ``"range"``, ``"activations"`` or
+            ``"rounding"``.
         calibration: data for ``"activations"``, ``"rounding"`` and ``"measure"``, a batch as the model is called with
             it; of the traced shapes, but for the number of examples. For ``"measure"`` the example is taken if it is
             missing; without both, inputs of size 1 and units that let half through are assumed. ``"rounding"`` takes
@@ -166,7 +171,8 @@ def balance_(
 
     Source:
         Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", 2019; Xiao et al.,
-        "SmoothQuant", 2023; Lin et al., "AWQ: Activation-aware Weight Quantization", 2024.
+        "SmoothQuant", 2023; Lin et al., "AWQ: Activation-aware Weight Quantization", 2024; Stock et al.,
+        "Equi-normalization of Neural Networks", 2019.
 
     Example:
         >>> import torch, pathspace as ps
@@ -228,6 +234,8 @@ def _factors(network: Network, criterion: Criterion, options: Options) -> Tensor
     factors = balancing_factors(network)
     if criterion == "path":
         return factors
+    if criterion == "norm":
+        return equal_norm_factors(network)
     if criterion == "rounding":
         return rounding_factors(network, factors, options.scheme())
     edges = rounded_edges(network, factors)

@@ -32,8 +32,8 @@ from torch import Tensor
 from pathspace.network import Network
 from pathspace.network.trace.scales import without_repeats
 
-Criterion = Literal["path", "range", "activations", "rounding", "measure", "layers"]
-CRITERIA: tuple[str, ...] = ("path", "range", "activations", "rounding", "measure", "layers")
+Criterion = Literal["path", "range", "activations", "rounding", "measure", "layers", "norm"]
+CRITERIA: tuple[str, ...] = ("path", "range", "activations", "rounding", "measure", "layers", "norm")
 
 TOLERANCE = 1e-9
 """How far from 1 a factor may be that a further step would multiply a scale by."""
