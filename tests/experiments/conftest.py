@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from pathspace.experiments import runner
 from pathspace.experiments.engine import run
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.monitor import Monitor
@@ -18,6 +17,7 @@ from pathspace.experiments.runner import Runner
 from pathspace.experiments.settings import Settings, settings_from
 from pathspace.experiments.tasks import build_task, corpora
 from pathspace.experiments.tasks.task import Task
+from pathspace.processes import Processes
 from processes import copies
 
 # Real training, a hundredth of a second long.
@@ -109,12 +109,12 @@ def pools() -> Iterator[list[QuickPool]]:
 def quick_processes(pools: list[QuickPool], monkeypatch: pytest.MonkeyPatch) -> Runner:
     """A runner with two processes, which start at once."""
 
-    def pool(_places: int, _threads: int) -> QuickPool:
+    def pool(_self: Processes) -> QuickPool:
         if not pools or pools[-1].is_broken:
             pools.append(QuickPool())
         return pools[-1]
 
-    monkeypatch.setattr(runner, "_pool", pool)
+    monkeypatch.setattr(Processes, "_pool", pool)
     return Runner(processes=2)
 
 

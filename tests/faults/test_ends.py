@@ -1,7 +1,6 @@
 """How the command line ends when it is interrupted or has a mistake of its own."""
 
 import errno
-import os
 import signal
 import subprocess
 import sys
@@ -114,31 +113,6 @@ def test_an_ignored_ctrl_c_stays_ignored():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_children_of_a_killed_process_end(tmp_path):
-    # The child holds the write end of a pipe, which reads as closed when it has ended.
-    reader, writer = os.pipe()
-    script = tmp_path / "parent.py"
-    script.write_text(
-        "import multiprocessing, os, signal, sys, time\n"
-        "from pathspace.children import end_with_parent\n"
-        "def work(ready):\n"
-        "    end_with_parent()\n"
-        "    ready.set()\n"
-        "    time.sleep(600)\n"
-        "if __name__ == '__main__':\n"
-        "    context = multiprocessing.get_context('fork')\n"
-        "    ready = context.Event()\n"
-        "    context.Process(target=work, args=(ready,)).start()\n"
-        "    ready.wait()\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    done = subprocess.run([sys.executable, script], pass_fds=[writer], check=False, stderr=subprocess.DEVNULL)
-    assert done.returncode == -signal.SIGKILL
-    os.close(writer)
-    assert os.read(reader, 1) == b""  # waits for the end of the child
-    os.close(reader)
 
 
 INTERRUPTED = """

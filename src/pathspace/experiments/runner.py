@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import os
 import platform
-import signal
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -19,15 +16,14 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pathspace.children import deaf_children
 from pathspace.experiments.errors import ConfigurationError, unknown_name
+from pathspace.processes import Processes
 
 if TYPE_CHECKING:
     from pathspace.experiments.monitor import Monitor
 
 ENGINES = ("local", "ray")
 SMALLEST_STORE = 100 * 2**20  # bytes of Ray's shared memory: results are small
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
 class WorkerDiedError(ConfigurationError):
@@ -108,7 +104,7 @@ class Runner:
         if self.engine == "ray":
             _ray().shutdown()
         elif kind is not None and self.places() > 1:  # nobody wants what they are at
-            _pool(self.places(), self.threads).shutdown(kill_workers=True)
+            Processes(self.places(), self.threads).kill()
 
     def all_results(self, jobs: Iterable[Job], monitor: Monitor, title: str) -> list[Any]:
         """Return the results of all jobs in their order, doing those that have none yet.
@@ -190,11 +186,8 @@ class Runner:
             task = _ray().remote(**options)(_there)
             return lambda job: task.options(name=job.label).remote(job, versions()).future()
 
-        def submit(job: Job) -> Future[Any]:
-            with deaf_children():  # Ctrl-C goes to every process of the terminal
-                return _pool(places, self.threads).submit(_there, job, versions())
-
-        return submit
+        processes = Processes(places, self.threads)
+        return lambda job: processes.submit(_there, job, versions())
 
 
 def runs_at_a_time(threads: int = 1) -> int:
@@ -260,32 +253,6 @@ def _ray() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     return import_module("ray")  # by name: type checks are the same where it is not installed
-
-
-def _pool(places: int, threads: int) -> Any:
-    """Return the processes of this machine; they last until the command ends, for PyTorch takes seconds to load."""
-    from joblib.externals.loky import get_reusable_executor
-
-    return get_reusable_executor(
-        max_workers=places,
-        timeout=300,
-        initializer=_begin_worker,
-        initargs=(os.getpid(),),
-        env=dict.fromkeys(THREADS, str(threads)),
-    )
-
-
-def _begin_worker(parent: int) -> None:
-    """Leave signals to the command, which a scheduler may send to every process, and end with it."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-
-    def end_with_parent() -> None:
-        while os.getppid() == parent:
-            time.sleep(1.0)
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 def _here(job: Job, monitor: Monitor) -> Ended:

@@ -62,8 +62,7 @@ class PCNN(SequenceModel):
             at least as many; else each is cut. Restarts and ensemble must be multiples of it. Code lengths of
             the training then are sums over what the folds held back, by weights fitted to it. 1: the validation
             text is that of `fit`.
-        jobs: processes for the restarts. A script that asks for several calls `fit` below
-            ``if __name__ == "__main__":``, as each of them runs the script anew.
+        jobs: processes for the restarts.
         seed: of the random graph and the start values.
 
     Example:

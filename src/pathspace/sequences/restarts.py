@@ -6,16 +6,14 @@ Alphabet of this module: K restarts. A restart differs from the others in its ra
 from __future__ import annotations
 
 import math
-import multiprocessing
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pathspace.children import deaf_children, end_with_parent, ended_after_errors, hear_quietly
+from pathspace.processes import Processes
 
 from .checkpoints import Checkpoint, Checkpoints, train_kept
 from .folds import Fold
@@ -65,11 +63,6 @@ def _run(job: tuple[Training, Fold, Settings, Checkpoint | None]) -> Training:
         return train_kept(training, fold, settings, None, kept)
 
 
-def _start() -> None:
-    end_with_parent()
-    hear_quietly()
-
-
 def train_all(
     trainings: Sequence[Training],
     folds: Sequence[Fold],
@@ -102,25 +95,19 @@ def train_all(
     if jobs == 1 or len(work) == 1:
         with one_thread():
             return [train_kept(training, fold, each, report, file) for training, fold, each, file in work]
-    # fork would copy the threads' locks of the linear algebra libraries
-    context = multiprocessing.get_context("spawn")
-    with (
-        ProcessPoolExecutor(min(jobs, len(work)), context, initializer=_start) as pool,
-        ended_after_errors(),
-    ):
-        done = []
-        with deaf_children():
-            found = pool.map(_run, work)
-        try:
-            for training in found:
-                done.append(training)
-                if report is not None:
-                    report(training)
-        except BrokenProcessPool as error:
-            raise ChildProcessError(
-                "a process of the training died, perhaps for want of memory: give fewer jobs. Each runs the script "
-                "that calls fit anew: call it below `if __name__ == '__main__':`"
-            ) from error
+    processes, done = Processes(min(jobs, len(work))), []
+    try:
+        for future in [processes.submit(_run, each) for each in work]:
+            done.append(future.result())
+            if report is not None:
+                report(done[-1])
+    except BrokenProcessPool as error:
+        raise ChildProcessError(
+            "a process of the training died, perhaps for want of memory: give fewer jobs"
+        ) from error
+    except BaseException:  # nobody wants what they are at
+        processes.kill()
+        raise
     return done
 
 
