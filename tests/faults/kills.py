@@ -263,3 +263,50 @@ def test_twenty_double_ctrl_cs_end_quietly(name, inputs, tmp_path):
         assert "Exception ignored" not in said
     said = run(tmp_path, name).communicate()[0]
     assert result(name, tmp_path) == whole, said
+
+
+@pytest.mark.slow
+def test_a_comparison_in_two_processes_goes_on_however_it_ended(inputs, tmp_path):
+    """Ctrl-C to all of its processes, SIGTERM, SIGKILL, and the death of a worker; then it is done."""
+    arguments = [*COMMANDS["compare"], "--workers", "2", "--set", "task_options.train_size=2000"]
+
+    def start():
+        sources = str(Path(pathspace.__file__).parents[1])
+        return subprocess.Popen(
+            [sys.executable, "-m", "pathspace", *arguments], cwd=tmp_path, start_new_session=True, text=True,
+            env={**os.environ, "PYTHONPATH": sources}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    def at_work(process):
+        while process.poll() is None and not list(tmp_path.glob("out/runs/*/checkpoint.pt")):
+            time.sleep(0.05)
+
+    ends = {
+        130: lambda process: os.killpg(process.pid, signal.SIGINT),
+        143: lambda process: process.terminate(),
+        -9: lambda process: process.kill(),
+    }
+    for code, end in ends.items():
+        process = start()
+        at_work(process)
+        end(process)
+        said = process.communicate()[0]
+        assert process.returncode == code, said
+        assert "Traceback" not in said
+    process = start()
+    at_work(process)
+    listed = subprocess.run(
+        ["pgrep", "-P", str(process.pid), "-f", "loky"], capture_output=True, text=True, check=False
+    )
+    workers = [int(word) for word in listed.stdout.split()]
+    for worker in workers[-1:]:
+        os.kill(worker, signal.SIGKILL)
+    said = process.communicate()[0]
+    assert process.returncode == 0, said
+    assert not litter(tmp_path)
+    found = result("compare", tmp_path)
+    start_over(tmp_path)
+    alone = [*COMMANDS["compare"], "--set", "task_options.train_size=2000"]
+    with contextlib.chdir(tmp_path):
+        assert CliRunner().invoke(app, alone).exit_code == 0
+    assert result("compare", tmp_path) == found
