@@ -22,14 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
-from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, NAdam, Optimizer, RAdam
+from torch.optim import LBFGS, Optimizer
 
 from pathspace.metrics import Metric, Path
 from pathspace.metrics.path import PathOptions
 from pathspace.network import Network
 from pathspace.optim.base.coordinates import (
-    ELEMENTWISE,
-    GATHERED,
     Entry,
     as_shadow,
     entries_of,
@@ -62,12 +60,9 @@ from pathspace.optim.base.points import expect_unread, frozen_because, move_poin
 from pathspace.optim.base.saved_states import locked
 from pathspace.optim.base.steepest import Descent
 from pathspace.optim.rules.clipping import clip_factor
-from pathspace.optim.rules.rmsprop import RMSprop
+from pathspace.optim.rules.traits import RULES, traits_of
 from pathspace.squared.parts import dealt, local, totals
 from pathspace.squared.precision import full_precision
-
-# for which a gradient lost in rounding is as large as any
-_SIGNS = frozenset({"Rprop", "Lion", "SignSGD", "Tiger"})
 
 
 class Invariant(MetricOptimizer):
@@ -166,12 +161,12 @@ class Invariant(MetricOptimizer):
     @property
     def takes_parts(self) -> bool:
         """Whether parameters may be split over processes by FSDP: if the rule treats every one by itself."""
-        return super().takes_parts and (self.rule is None or type(self.rule) in ELEMENTWISE | GATHERED)
+        return super().takes_parts and (self.rule is None or traits_of(type(self.rule)).takes_parts)
 
     @property
     def _gathers(self) -> bool:
         """Whether parameters are gathered for the rule, which keeps its rows of what it knows of them as DTensors."""
-        return self._in_parts and type(self.rule) in GATHERED
+        return self._in_parts and self.rule is not None and traits_of(type(self.rule)).needs_whole
 
     # -- the rule and its groups --------------------------------------------------------------------------------
 
@@ -244,7 +239,7 @@ class Invariant(MetricOptimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """See ``torch.optim.Optimizer.step``."""
         assert self.rule is not None
-        if closure is None or not type(self.rule).__name__.endswith(("LBFGS", "SAM")):
+        if closure is None or not traits_of(type(self.rule)).evaluates:
             return super().step(closure)
         self._check_current()
         if not self._active():
@@ -353,7 +348,7 @@ class Invariant(MetricOptimizer):
     def _advance(self, steps: list[Descent]) -> None:
         entries = self._entries([(step.parameter, step.factor) for step in steps])
         with full_precision(entries[0].p), self._rule_at_work() as rule, seen_from_zero(rule) as decay:
-            masked, parts = type(rule).__name__ in _SIGNS, in_turn(rule, entries)
+            masked, parts = traits_of(type(rule)).by_sign, in_turn(rule, entries)
             factor = self._clipping(entries, masked=masked)
             with moved_back(rule, parts[:-1], keep=not self._has_stepped):
                 self._has_stepped = False
@@ -600,9 +595,12 @@ def _in_few_passes(
     """The rule, with kernels for whole steps where torch has them and no others were asked for."""
     if options.keys() & {"fused", "foreach", "capturable", "differentiable"}:
         return rule(groups, **options)
+    traits = RULES.get(rule) if isinstance(rule, type) else None
+    if traits is None:
+        return rule(groups, **options)
+    if traits.replacement is not None:
+        return traits.replacement(groups, **options)
     on_cpu = all(p.device.type == "cpu" for group in groups for p in group["params"])
-    if rule in (Adam, AdamW, SGD) or (rule is Adagrad and on_cpu):
-        return rule(groups, **options, fused=True)
-    if rule in (NAdam, RAdam) and on_cpu:
-        return rule(groups, **options, foreach=True)
-    return (RMSprop if rule is torch.optim.RMSprop else rule)(groups, **options)
+    if traits.kernel and (on_cpu or traits.kernel_on == "any"):
+        return rule(groups, **options, **{traits.kernel: True})
+    return rule(groups, **options)

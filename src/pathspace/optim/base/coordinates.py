@@ -23,9 +23,7 @@ from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
 from pathspace.optim.rules.clipping import changes
-from pathspace.optim.rules.muon import MuonAdamW
-from pathspace.optim.rules.rmsprop import RMSprop
-from pathspace.optim.rules.soap import SOAP
+from pathspace.optim.rules.traits import traits_of
 from pathspace.squared.parts import cut, dealt, joined, local, whole
 
 # torch's own optimizers are made of these
@@ -33,19 +31,6 @@ _copy_ = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
 _mul_ = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
 _addcmul_ = torch._foreach_addcmul_  # pyright: ignore[reportPrivateImportUsage]
 
-# by class, not by name: others have rules of these names that decay in other ways
-_DECOUPLED = (optim.AdamW, optim.Muon, MuonAdamW, SOAP)  # u <- (1 - lr weight_decay) u
-_BLIND = (
-    *_DECOUPLED, optim.SGD, optim.Adam, optim.NAdam, optim.RAdam, optim.Adamax, optim.Adagrad, optim.RMSprop,
-    optim.Adadelta, optim.Rprop, RMSprop,
-)  # fmt: skip
-# what they do to a parameter depends on no other, and raises nothing that it did not raise before: SOAP's
-# decompositions may, and it is handed all parameters at once
-_SEPARATE = {*_BLIND, optim.Adafactor, optim.ASGD} - {SOAP}
-GATHERED = frozenset({optim.Muon, MuonAdamW, SOAP, optim.Adafactor})
-"""Rules that do to a parameter what depends on all of it, and on no other."""
-ELEMENTWISE = frozenset(_SEPARATE) - GATHERED - {optim.Rprop}
-"""Rules that do to an element what depends on no other element, and so may be given parts of parameters."""
 # elements: so many of each of a rule's tensors stay in the cache, and cost more than the calls
 _TOGETHER = 2**18
 _ALIGNED = 16  # elements, a line of the cache
@@ -77,9 +62,9 @@ def seen_from_zero(rule: Optimizer) -> Iterator[Callable[[Tensor], float] | None
     Yields:
         From a parameter of the rule's groups to what its decay multiplies it with; None for rules that must see u.
     """
-    kind, groups = type(rule), rule.param_groups
+    traits, groups = traits_of(type(rule)), rule.param_groups
     decays = [float(group.get("weight_decay", 0.0)) for group in groups]
-    if kind not in _BLIND or (any(decays) and kind not in _DECOUPLED):
+    if traits.reads_points or (any(decays) and traits.decays != "decoupled"):
         yield None
         return
     factors = {
@@ -305,7 +290,7 @@ def entries_of(rule: Optimizer, shadows: Mapping[Tensor, nn.Parameter]) -> dict[
         rule: what trains the shadows; if it treats each by itself, it may be handed one part after the other.
         shadows: of each parameter, in its type.
     """
-    together = _TOGETHER if type(rule) in _SEPARATE else sys.maxsize
+    together = _TOGETHER if traits_of(type(rule)).one_by_one else sys.maxsize
     parts: dict[tuple[torch.device, torch.dtype], list[list[Tensor]]] = {}  # of each device and type
     for p, shadow in shadows.items():
         alike = parts.setdefault((p.device, shadow.dtype), [])
@@ -329,7 +314,7 @@ def entries_of(rule: Optimizer, shadows: Mapping[Tensor, nn.Parameter]) -> dict[
 
 def in_turn(rule: Optimizer, entries: Sequence[Entry]) -> list[list[Entry]]:
     """The entries that a rule is to be handed one after the other."""
-    if type(rule) not in _SEPARATE:
+    if not traits_of(type(rule)).one_by_one:
         return [list(entries)]
     parts: dict[Part, list[Entry]] = {}
     for entry in entries:

@@ -13,20 +13,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, optim
+from torch import Tensor
 from torch.optim import Optimizer
 
-from pathspace.optim.rules.muon import MuonAdamW
-from pathspace.optim.rules.rmsprop import RMSprop
-from pathspace.rescaling.optimizer_states import POWERS, follow_state_
+from pathspace.optim.rules.traits import traits_of
+from pathspace.rescaling.optimizer_states import follow_state_
 from pathspace.squared.parts import local
-
-_POWERS: dict[type[Optimizer], dict[str, int]] = {
-    **POWERS,
-    RMSprop: POWERS[optim.RMSprop],
-    MuonAdamW: {**POWERS[optim.AdamW], **POWERS[optim.Muon]},
-}
-"""Rule -> entry of its state -> power of r that takes it from weights to coordinates."""
 
 
 def expect_plain(rule: Optimizer, state: Mapping[str, Any], owner: str, parameter: str) -> None:
@@ -42,7 +34,7 @@ def expect_plain(rule: Optimizer, state: Mapping[str, Any], owner: str, paramete
         ValueError: the rule's moments have no known transformation, or the state is another rule's.
     """
     kind = type(rule).__name__
-    powers = _POWERS.get(type(rule))
+    powers = traits_of(type(rule)).powers
     if powers is None:
         raise ValueError(
             f"this is not the state of {owner}: that of '{parameter}' has no gauge, so its moments belong to other "
@@ -59,7 +51,7 @@ def expect_plain(rule: Optimizer, state: Mapping[str, Any], owner: str, paramete
 def into_coordinates_(rule: Optimizer, shadow: Tensor, r: Tensor) -> None:
     """Take what a rule keeps of a parameter from weights into coordinates, in memory of its own."""
     state = rule.state.get(shadow, {})
-    for key, power in _POWERS[type(rule)].items():
+    for key, power in _powers(rule).items():
         value = state.get(key)
         if not isinstance(value, Tensor):
             continue
@@ -73,11 +65,12 @@ def into_coordinates_(rule: Optimizer, shadow: Tensor, r: Tensor) -> None:
 def follow_rescaling_(rule: Optimizer, shadow: Tensor, scale: Tensor) -> None:
     """Move what a rule keeps of a weight outside coordinates after the weight was multiplied by a scale."""
     state = rule.state.get(shadow, {})
-    for key in _POWERS[type(rule)]:
+    powers = _powers(rule)
+    for key in powers:
         if isinstance(state.get(key), Tensor):
             # a rule that has loaded a state shares its memory with whoever saved it
             state[key] = state[key].clone()
-    follow_state_(state, _POWERS[type(rule)], scale.expand(shadow.shape))
+    follow_state_(state, powers, scale.expand(shadow.shape))
 
 
 def out_of_coordinates(rule: Optimizer, state: Mapping[str, Any], r: Tensor | None) -> dict[str, Any]:
@@ -86,7 +79,7 @@ def out_of_coordinates(rule: Optimizer, state: Mapping[str, Any], r: Tensor | No
     Raises:
         TypeError: the rule's moments have no known transformation.
     """
-    powers = _POWERS.get(type(rule))
+    powers = traits_of(type(rule)).powers
     if powers is None:
         raise TypeError(f"what {type(rule).__name__} keeps has no known transformation to the plain rule's")
     result = dict(state)
@@ -96,6 +89,13 @@ def out_of_coordinates(rule: Optimizer, state: Mapping[str, Any], r: Tensor | No
             continue
         result[key] = value.clone() if r is None or not power else _times(value, r, -power)
     return result
+
+
+def _powers(rule: Optimizer) -> Mapping[str, int]:
+    """Return the powers of r for a rule whose state was taken into coordinates."""
+    powers = traits_of(type(rule)).powers
+    assert powers is not None
+    return powers
 
 
 def _times(value: Tensor, r: Tensor, power: int) -> Tensor:

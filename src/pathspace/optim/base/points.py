@@ -13,27 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-_NONE = {
-    *("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop", "Adadelta", "Adafactor"),
-    *("Rprop", "LBFGS", "Muon", "MuonAdamW", "SOAP", "Lion"),
-}
-_FREE = ("AdamW", "SGD", "RAdam")
-_POINTS = {
-    "ASGD": ("ax",),
-    "Prodigy": ("p0",),
-    **{name: ("z",) for kind in _FREE for name in (f"{kind}ScheduleFree", f"ScheduleFree{kind}")},
-}
+from pathspace.optim.rules.traits import traits_of
 
 
 def points_of(rule: Optimizer, names: Sequence[str] | None) -> tuple[str, ...] | None:
     """The names of the points in a rule's state; None where nobody knows."""
     if names is not None:
         return (names,) if isinstance(names, str) else tuple(names)
-    kinds = [kind.__name__ for kind in type(rule).__mro__ if kind is not Optimizer]
-    for kind in kinds:
-        if kind in _POINTS:
-            return _POINTS[kind]
-    return () if _NONE & set(kinds) else None
+    return traits_of(type(rule)).points
 
 
 def expect_unread(rule: Optimizer) -> None:
