@@ -861,7 +861,7 @@ def test_parameters_step_one_after_the_other_as_they_do_together(rule, options, 
     monkeypatch.setattr(coordinates, "_TOGETHER", 1)
     apart = run(case, make)
     assert alike(apart, together)
-    parts = {entry.part for entry in apart[2]._kept_entries.values()}
+    parts = {entry.chunk for entry in apart[2]._kept_views.values()}
     assert len(parts) == len(apart[1])
     assert len({part.u.data_ptr() for part in parts}) == 1
     assert [p for group in apart[2].param_groups for p in group["params"]] == list(apart[2]._shadows)

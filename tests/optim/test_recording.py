@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import pathspace as ps
 from pathspace.optim.base import coordinates
-from pathspace.optim.base.coordinates import Entry
+from pathspace.optim.base.coordinates import CoordinateView
 from pathspace.paths.kernel import recording
 from pathspace.paths.kernel.recording import Recording
 
@@ -264,7 +264,7 @@ def test_gradients_read_together_are_those_read_one_by_one(
     calls = []
     together = coordinates._addcmul_
     monkeypatch.setattr(coordinates, "_addcmul_", lambda *lists: (calls.append(1), together(*lists))[1])
-    monkeypatch.setattr(Entry, "is_plain", property(lambda entry: entry.r is not None))
+    monkeypatch.setattr(CoordinateView, "is_plain", property(lambda view: view.r is not None))
     trained = Training("perceptron", rule).steps(12)
     assert len(calls) == 12
     assert all(map(torch.equal, trained, expected))

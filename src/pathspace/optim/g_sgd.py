@@ -16,7 +16,7 @@ from pathspace.metrics.checks import check_names, checked
 from pathspace.network import Network
 from pathspace.optim.base.network_optimizer import Parameters
 from pathspace.optim.base.path_space import PathSpaceOptimizer, PathSpaceOptions
-from pathspace.optim.rules.moments import in_type
+from pathspace.optim.rules.moments import cast_state
 
 
 class GSGD(PathSpaceOptimizer):
@@ -105,7 +105,7 @@ class GSGD(PathSpaceOptimizer):
         if "momentum_buffer" not in state:
             velocity = state["momentum_buffer"] = g.clone()
         else:
-            in_type(state, g.dtype, ("momentum_buffer",))
+            cast_state(state, g.dtype, ("momentum_buffer",))
             velocity = state["momentum_buffer"].mul_(momentum).add_(g)
         return g.add(velocity, alpha=momentum) if group["nesterov"] else velocity
 

@@ -28,18 +28,18 @@ from pathspace.metrics import Metric, Path
 from pathspace.metrics.path import PathOptions
 from pathspace.network import Network
 from pathspace.optim.base.coordinates import (
-    Entry,
+    CoordinateView,
     as_shadow,
-    entries_of,
-    handed,
-    in_one_call,
-    in_turn,
+    chunks_of,
+    decoupled_decay_only,
     map_back,
-    moved_back,
     read_gradients,
-    seen_from_zero,
+    restricted_to,
+    rollback_on_error,
+    split_by_momentum,
     step_gathered,
     type_of_shadow,
+    views_of,
 )
 from pathspace.optim.base.metric_optimizer import MetricOptimizer
 from pathspace.optim.base.network_optimizer import (
@@ -47,7 +47,7 @@ from pathspace.optim.base.network_optimizer import (
     NetworkOptimizer,
     Parameters,
     evaluated,
-    of_no_parameter,
+    global_state,
 )
 from pathspace.optim.base.options import chosen_metric
 from pathspace.optim.base.plain_states import (
@@ -58,7 +58,7 @@ from pathspace.optim.base.plain_states import (
 )
 from pathspace.optim.base.points import expect_unread, frozen_because, move_points_, points_of
 from pathspace.optim.base.saved_states import locked
-from pathspace.optim.base.steepest import Descent
+from pathspace.optim.base.steepest import ParamStep
 from pathspace.optim.rules.clipping import clip_factor
 from pathspace.optim.rules.traits import RULES, traits_of
 from pathspace.squared.parts import dealt, local, totals
@@ -135,7 +135,7 @@ class Invariant(MetricOptimizer):
             raise TypeError(f"{given}: an option of the metric; write metric=pathspace.metrics.Path({given})")
         self.rule: Optimizer | None = None
         self._shadows: dict[Tensor, nn.Parameter] = {}
-        self._kept_entries: dict[Tensor, Entry] = {}  # with memory that is kept from step to step
+        self._kept_views: dict[Tensor, CoordinateView] = {}  # with memory that is kept from step to step
         self._has_stepped = False  # with the groups and the state that it has
         self._plain: set[Tensor] = (
             set()
@@ -250,64 +250,64 @@ class Invariant(MetricOptimizer):
         # a later evaluation may use parameters that the first one does not
         every = [(p, group, p) for group in self.param_groups for p in group["params"]]
         steps = self._steps([one for one in every if one[0].requires_grad or one[0].grad is not None])
-        entries = self._entries([(step.parameter, step.factor) for step in steps])
-        if not entries:
+        views = self._views([(step.parameter, step.factor) for step in steps])
+        if not views:
             return None
-        with full_precision(entries[0].p), self._rule_at_work() as rule:
-            for entry in entries:
-                entry.put()
-            self._read(entries)  # SAM begins with what was computed before
+        with full_precision(views[0].p), self._rule_at_work() as rule:
+            for view in views:
+                view.put()
+            self._read(views)  # SAM begins with what was computed before
             with _states_kept(rule):
-                loss = rule.step(self._through(entries, closure))
+                loss = rule.step(self._through(views, closure))
                 # a line search may come by points that are not finite, but must not end there
-                if not all(entry.is_finite for entry in entries):
+                if not all(view.is_finite for view in views):
                     raise FloatingPointError(
                         f"the step of {type(rule).__name__} is not finite: the loss or gradients are not, because "
                         "training diverged (lower the learning rate) or a batch held NaN; parameters and the "
                         "optimizer's state are not changed"
                     )
-            for entry in entries:
-                entry.map_back(None)
+            for view in views:
+                view.map_back(None)
         return loss
 
-    def _through(self, entries: Sequence[Entry], closure: Callable[[], Any]) -> Callable[[], Any]:
+    def _through(self, views: Sequence[CoordinateView], closure: Callable[[], Any]) -> Callable[[], Any]:
         """A closure for the rule, which evaluates the user's where the rule has put the coordinates."""
-        start = [e.p.clone() for e in entries]
+        start = [e.p.clone() for e in views]
 
         def evaluate() -> Any:
-            for entry, w in zip(entries, start, strict=True):
-                entry.move_to(w)
-                if entry.shadow.grad is None:  # as SAM has cleared it
-                    entry.parameter.grad = None
+            for view, w in zip(views, start, strict=True):
+                view.move_to(w)
+                if view.shadow.grad is None:  # as SAM has cleared it
+                    view.parameter.grad = None
             try:
                 with self._rule_at_rest():  # the closure clears the gradients of the model's parameters
                     loss = evaluated(closure)
             finally:
-                for entry, w in zip(entries, start, strict=True):
-                    entry.p.copy_(w)  # the step is mapped back from here
-            self._read(entries)
+                for view, w in zip(views, start, strict=True):
+                    view.p.copy_(w)  # the step is mapped back from here
+            self._read(views)
             return loss
 
         return torch.no_grad()(evaluate)
 
-    def _read(self, entries: Sequence[Entry]) -> None:
+    def _read(self, views: Sequence[CoordinateView]) -> None:
         """Let all h be what an evaluation of the loss found."""
-        factor = self._clipping(entries, masked=False)
-        for entry in entries:
-            entry.read_gradient(masked=False, factor=factor)
+        factor = self._clipping(views, masked=False)
+        for view in views:
+            view.read_gradient(masked=False, factor=factor)
 
-    def _clipping(self, entries: Sequence[Entry], *, masked: bool) -> float | Tensor:
+    def _clipping(self, views: Sequence[CoordinateView], *, masked: bool) -> float | Tensor:
         """What all h are multiplied with; they are read for it, for each part takes the memory of the one before."""
         if self.clip_norm is None:
             return 1.0
         squares = []
-        for entry in entries:
-            entry.read_gradient(masked=masked)
-            squares.append(entry.squared_norm().to(entries[0].p.device))
-        norm = totals(torch.stack(squares), [entry.parameter for entry in entries])
+        for view in views:
+            view.read_gradient(masked=masked)
+            squares.append(view.squared_norm().to(views[0].p.device))
+        norm = totals(torch.stack(squares), [view.parameter for view in views])
         return clip_factor(norm.sum(), self.clip_norm)
 
-    def _steps(self, active: Active) -> list[Descent]:
+    def _steps(self, active: Active) -> list[ParamStep]:
         if self._plain and self.network.rescalings["done"] != self._plain_at:
             raise RuntimeError(
                 f"the network was rescaled after a state of plain {type(self.rule).__name__} was loaded, whose moments "
@@ -321,7 +321,7 @@ class Invariant(MetricOptimizer):
                 self._plain.discard(step.parameter)
         return steps
 
-    def _steps_of_metric(self, active: Active) -> list[Descent]:
+    def _steps_of_metric(self, active: Active) -> list[ParamStep]:
         if not self._points:
             return super()._steps(active)
         before = {p: self.state[p].get("factor") for p in self._shadows}
@@ -345,47 +345,47 @@ class Invariant(MetricOptimizer):
             )
         super().refresh()
 
-    def _advance(self, steps: list[Descent]) -> None:
-        entries = self._entries([(step.parameter, step.factor) for step in steps])
-        with full_precision(entries[0].p), self._rule_at_work() as rule, seen_from_zero(rule) as decay:
-            masked, parts = traits_of(type(rule)).by_sign, in_turn(rule, entries)
-            factor = self._clipping(entries, masked=masked)
-            with moved_back(rule, parts[:-1], keep=not self._has_stepped):
+    def _advance(self, steps: list[ParamStep]) -> None:
+        views = self._views([(step.parameter, step.factor) for step in steps])
+        with full_precision(views[0].p), self._rule_at_work() as rule, decoupled_decay_only(rule) as decay:
+            masked, chunks = traits_of(type(rule)).by_sign, chunks_of(rule, views)
+            factor = self._clipping(views, masked=masked)
+            with rollback_on_error(rule, chunks[:-1], keep=not self._has_stepped):
                 self._has_stepped = False
-                for part in parts:
-                    read_gradients(part, masked=masked, factor=factor)
-                    for memory in {entry.part for entry in part} if decay is not None else ():
+                for chunk in chunks:
+                    read_gradients(chunk, masked=masked, factor=factor)
+                    for memory in {view.chunk for view in chunk} if decay is not None else ():
                         memory.u[: memory.size].zero_()  # of parameters of each type and device
-                    for entry in part:
+                    for view in chunk:
                         if decay is None:
-                            entry.put()
+                            view.put()
                         else:
-                            entry.put_zero(decay(entry.shadow))
+                            view.put_zero(decay(view.shadow))
                     if self._gathers:
-                        step_gathered(rule, part, sees=decay is None)
+                        step_gathered(rule, chunk, sees=decay is None)
                     else:
-                        for some in in_one_call(rule, part):
-                            with handed(rule, {id(entry.shadow): entry.shadow for entry in some}):
+                        for some in split_by_momentum(rule, chunk):
+                            with restricted_to(rule, {id(view.shadow): view.shadow for view in some}):
                                 rule.step()
-                    map_back(part, decay)
+                    map_back(chunk, decay)
                 self._has_stepped = True
 
-    def _entries(self, factors: Sequence[tuple[Tensor, Tensor | None]]) -> list[Entry]:
+    def _views(self, factors: Sequence[tuple[Tensor, Tensor | None]]) -> list[CoordinateView]:
         """The parameters that take part, with their r; the rule finds no gradient of the others."""
-        kept = self._kept_entries
-        if len(kept) < len(self._shadows) or not all(entry.is_current for entry in kept.values()):
-            kept = self._kept_entries = self._new_entries()
-        entries = [kept[p] for p, _ in factors]
-        for entry, (p, r) in zip(entries, factors, strict=True):
+        kept = self._kept_views
+        if len(kept) < len(self._shadows) or not all(view.is_current for view in kept.values()):
+            kept = self._kept_views = self._new_views()
+        views = [kept[p] for p, _ in factors]
+        for view, (p, r) in zip(views, factors, strict=True):
             if self._in_parts:
-                entry.p = local(p)  # FSDP may have put it elsewhere
-            entry.r, entry.has_zeros = r, r is not None and self.state[p].get("zeros", False)
-        if len(entries) < len(self._shadows):
-            moved = {id(entry.shadow) for entry in entries}
+                view.p = local(p)  # FSDP may have put it elsewhere
+            view.r, view.has_zeros = r, r is not None and self.state[p].get("zeros", False)
+        if len(views) < len(self._shadows):
+            moved = {id(view.shadow) for view in views}
             for shadow in self._shadows.values():
                 if id(shadow) not in moved:
                     shadow.grad = None
-        return entries
+        return views
 
     def follow_rescaling(self, network: Network, factors: Tensor) -> None:
         """Let states follow the rescaling of the network by factors s, shape ``[num_classes]``.
@@ -419,7 +419,7 @@ class Invariant(MetricOptimizer):
         self.rule.state.update(before["rule"])
         self._has_stepped = False
 
-    def _new_entries(self) -> dict[Tensor, Entry]:
+    def _new_views(self) -> dict[Tensor, CoordinateView]:
         """Coordinates of all parameters in their present types, and what the rule keeps of them."""
         assert self.rule is not None
         for p, shadow in self._shadows.items():
@@ -430,10 +430,10 @@ class Invariant(MetricOptimizer):
                     if isinstance(value, Tensor) and value.dim() and value.dtype == shadow.dtype:
                         state[key] = value.to(dtype)
                 shadow.grad, shadow.data = None, shadow.data.to(dtype)
-        return entries_of(self.rule, self._shadows)
+        return views_of(self.rule, self._shadows)
 
     def _copied(self, name: str, value: Any, memo: dict[int, Any]) -> Any:
-        copied = {} if name == "_kept_entries" else super()._copied(name, value, memo)
+        copied = {} if name == "_kept_views" else super()._copied(name, value, memo)
         if name == "rule":  # torch copies groups and state of an optimizer, and nothing else
             rest = {k: v for k, v in vars(value).items() if k not in vars(copied)}
             vars(copied).update(super()._copied(name, rest, memo))
@@ -456,13 +456,13 @@ class Invariant(MetricOptimizer):
         self._forget_rehearsal()
         factors = [(p, self.state[p].get("factor")) for p in self._shadows]
         names = self.network.names_by_id
-        entries = self._entries([(p, r) for p, r in factors if r is not None or id(p) not in names])
-        for entry in entries:
-            entry.put()
+        views = self._views([(p, r) for p, r in factors if r is not None or id(p) not in names])
+        for view in views:
+            view.put()
         with self._rule_at_work() as rule:
             getattr(rule, method)()
-        for entry in entries:
-            entry.map_back(None)
+        for view in views:
+            view.map_back(None)
 
     # -- states -------------------------------------------------------------------------------------------------
 
@@ -472,7 +472,7 @@ class Invariant(MetricOptimizer):
             hook(self)
         with self._rule_at_work() as rule:
             packed = rule.state_dict()
-        more = of_no_parameter(packed)
+        more = global_state(packed)
         state = {key: dict(kept) for key, kept in packed["state"].items() if key not in more} | more
         for index, p in enumerate(self._all_parameters()):
             if index in state and p not in self._plain:
@@ -510,7 +510,7 @@ class Invariant(MetricOptimizer):
         return packed
 
     def _load(self, state_dict: dict[str, Any]) -> None:
-        more = of_no_parameter(state_dict)
+        more = global_state(state_dict)
         state_dict = self._unpacked(state_dict)
         states = state_dict["state"].items()
         ours = {i: {k[len(_OURS) :]: v for k, v in s.items() if k.startswith(_OURS)} for i, s in states}

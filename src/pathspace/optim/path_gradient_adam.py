@@ -15,7 +15,7 @@ from pathspace.network import Network
 from pathspace.optim.base.metric_optimizer import MetricOptimizer
 from pathspace.optim.base.network_optimizer import Parameters
 from pathspace.optim.base.options import SharedOptions, with_metric
-from pathspace.optim.base.steepest import Descent, clipping, gradient_over_direction, turn
+from pathspace.optim.base.steepest import ParamStep, clipping, gradient_over_direction, orient_gradients
 from pathspace.optim.rules.moments import MOMENTS, adam_direction
 from pathspace.paths.kernel.norm import widened
 
@@ -95,11 +95,11 @@ class PathGradientAdam(MetricOptimizer):
         self.scale = scale
         super().__init__(params, network, defaults, **with_metric(self, options, Path, normalization="none"))
 
-    def _orient(self, steps: list[Descent]) -> None:
-        turn(steps, self.metric)
+    def _orient(self, steps: list[ParamStep]) -> None:
+        orient_gradients(steps, self.metric)
 
-    def _advance(self, steps: list[Descent]) -> None:
-        turn(steps, self.metric)
+    def _advance(self, steps: list[ParamStep]) -> None:
+        orient_gradients(steps, self.metric)
         factor = clipping(steps, self.clip_norm, None)
         scale = gradient_over_direction(steps) if self.scale == "gradient" else 1.0
         for step in steps:

@@ -14,7 +14,7 @@ from pathspace.metrics.checks import check_numbers, checked
 from pathspace.network import Network
 from pathspace.optim.base.network_optimizer import Parameters
 from pathspace.optim.base.options import SharedOptions, with_metric
-from pathspace.optim.base.steepest import Descent
+from pathspace.optim.base.steepest import ParamStep
 from pathspace.optim.invariant import Invariant
 from pathspace.optim.rules.muon import ROW_BLOCKS, AdjustLr, MuonAdamW
 
@@ -106,7 +106,7 @@ class PathMuon(Invariant):
             **with_metric(self, options, Path),
         )
 
-    def _advance(self, steps: list[Descent]) -> None:
+    def _advance(self, steps: list[ParamStep]) -> None:
         # at every step, for a copy of a parameter has none of its attributes
         for name, sizes in self.network.row_blocks.items():
             shadow = self._shadows.get(self.network.parameters[name])

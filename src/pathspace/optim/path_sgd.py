@@ -17,7 +17,7 @@ from pathspace.network import Network
 from pathspace.optim.base.metric_optimizer import MetricOptimizer
 from pathspace.optim.base.network_optimizer import Parameters
 from pathspace.optim.base.options import SharedOptions, with_metric
-from pathspace.optim.base.steepest import Descent, clipping, descend_, turn
+from pathspace.optim.base.steepest import ParamStep, clipping, descend_, orient_gradients
 from pathspace.paths.kernel.kappa import surveyed_kappa
 from pathspace.squared.parts import local
 from pathspace.squared.squares import dense
@@ -92,16 +92,13 @@ class PathSGD(MetricOptimizer):
         self.clip_step = clip_step
         super().__init__(params, network, defaults, **with_metric(self, options, Path))
 
-    def _advance(self, steps: list[Descent]) -> None:
-        self._turn(steps)
+    def _advance(self, steps: list[ParamStep]) -> None:
+        self._orient(steps)
         descend_(steps, clipping(steps, self.clip_norm, self.clip_step))
 
-    def _orient(self, steps: list[Descent]) -> None:
-        self._turn(steps)
-
-    def _turn(self, steps: list[Descent]) -> None:
-        """As `turn`, with d/dp (lambda / 2) gamma_net^2 = lambda kappa1 p added to the gradients."""
-        turn(steps, self.metric)
+    def _orient(self, steps: list[ParamStep]) -> None:
+        """As `orient_gradients`, with d/dp (lambda / 2) gamma_net^2 = lambda kappa1 p added to the gradients."""
+        orient_gradients(steps, self.metric)
         decayed = {step.name: step for step in steps if step.name is not None and step.group["path_decay"]}
         if not decayed:
             return

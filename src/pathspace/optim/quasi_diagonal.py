@@ -17,7 +17,7 @@ from pathspace.network import Network
 from pathspace.optim.base.data_optimizer import DataOptimizer
 from pathspace.optim.base.network_optimizer import Parameters
 from pathspace.optim.base.options import SharedDataOptions, with_metric
-from pathspace.optim.base.steepest import Descent, descend_
+from pathspace.optim.base.steepest import ParamStep, descend_
 from pathspace.optim.path_sgd import PathSGD
 from pathspace.optim.rules.clipping import clip_factor
 
@@ -100,8 +100,8 @@ class QuasiDiagonal(DataOptimizer, PathSGD):
             **with_metric(self, {"alpha": alpha, **options}, DataDependentWithBias),
         )
 
-    def _advance(self, steps: list[Descent]) -> None:
-        self._turn(steps)
+    def _advance(self, steps: list[ParamStep]) -> None:
+        self._orient(steps)
         inside = {step.name: step for step in steps if step.name is not None}
         directions = self._directions(
             {name: _balanced(step) for name, step in inside.items()},
@@ -153,7 +153,7 @@ class QuasiDiagonal(DataOptimizer, PathSGD):
         return directions
 
 
-def _balanced(step: Descent) -> Tensor:
+def _balanced(step: ParamStep) -> Tensor:
     """g' = f g."""
     assert step.gauge is not None
     return step.gauge.times_(step.g.clone(memory_format=torch.contiguous_format))

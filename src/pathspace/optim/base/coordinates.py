@@ -4,8 +4,8 @@ The rule finds u and h, takes its step du, and w becomes w + r du. Most rules do
 of gradients, and a decay that is a factor of u. These are given u = 0, which saves four passes over the parameters (of
 `Invariant` with AdamW on an MLP of 2 million weights: see docs/optim.md) and the rounding of u + du.
 
-Most rules treat every parameter by itself, too. They are handed one part of the parameters after the other, u and h in
-the same memory, which is no larger than the largest part and has not left the cache when the step is mapped back.
+Most rules treat every parameter by itself, too. They get one chunk of the parameters after the other, u and h in the
+same memory, which is no larger than the largest chunk and has not left the cache when the step is mapped back.
 
 Letters: w parameter, g = dL/dw, r = 1 / sqrt(D), u coordinates, h = dL/du = r g.
 """
@@ -34,15 +34,15 @@ _addcmul_ = torch._foreach_addcmul_  # pyright: ignore[reportPrivateImportUsage]
 # elements: so many of each of a rule's tensors stay in the cache, and cost more than the calls
 _TOGETHER = 2**18
 _ALIGNED = 16  # elements, a line of the cache
-# beside the largest entry: digits lost near zero, which depend on the scales of the weights
+# beside the largest element: digits lost near zero, which depend on the scales of the weights
 _NOTHING = 2.0**-80
 
 
 def as_shadow(p: Tensor, *, matrix: bool = False) -> nn.Parameter:
-    """What a rule trains in the place of a parameter: its coordinates, float32 for half precision, without memory.
+    """Make the tensor that a rule trains in the place of a parameter: its coordinates, float32 for half precision.
 
-    Not numbers yet, as they are known at a step alone (see ``points.expect_unread``). Of a parameter that is split
-    over processes, those of the part in this one.
+    It has no memory of its own, and no numbers, as these are known at a step alone (see ``points.expect_unread``). Of a
+    parameter that is split over processes, those of the part in this one.
     """
     p = local(p)
     shape = (p.shape[0], p.shape[1:].numel()) if matrix and p.dim() > 2 else p.shape
@@ -56,8 +56,8 @@ def type_of_shadow(p: Tensor) -> torch.dtype:
 
 
 @contextmanager
-def seen_from_zero(rule: Optimizer) -> Iterator[Callable[[Tensor], float] | None]:
-    """Whether a rule may be given u = 0; if so, a context in which it does not decay.
+def decoupled_decay_only(rule: Optimizer) -> Iterator[Callable[[Tensor], float] | None]:
+    """Switch a rule's decay off, if the decay is all that depends on u: then the rule may be given u = 0.
 
     Yields:
         From a parameter of the rule's groups to what its decay multiplies it with; None for rules that must see u.
@@ -84,21 +84,21 @@ def seen_from_zero(rule: Optimizer) -> Iterator[Callable[[Tensor], float] | None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Part:
-    """Parameters that a rule steps together, and where their u and h are, for other parts of their type, too."""
+class Chunk:
+    """Parameters stepped in one call. All chunks of a type share the buffers ``u`` and ``h``."""
 
     u: Tensor
     h: Tensor
     size: int
 
 
-class Entry:
+class CoordinateView:
     """One parameter, and what the rule trains in its place.
 
     Args:
         parameter: the parameter.
         shadow: u, with h as its gradient; of w's size.
-        part: where their memory is.
+        chunk: where their memory is.
         start: from where on.
 
     Attributes:
@@ -107,15 +107,15 @@ class Entry:
         has_zeros: whether some r are zero, where w stays.
     """
 
-    __slots__ = ("_h", "_in_parts", "_shaped", "_u", "has_zeros", "p", "parameter", "part", "r", "shadow")
+    __slots__ = ("_h", "_in_parts", "_shaped", "_u", "chunk", "has_zeros", "p", "parameter", "r", "shadow")
 
-    def __init__(self, parameter: Tensor, shadow: nn.Parameter, part: Part, start: int) -> None:
-        self.parameter, self.shadow, self.part = parameter, shadow, part
+    def __init__(self, parameter: Tensor, shadow: nn.Parameter, chunk: Chunk, start: int) -> None:
+        self.parameter, self.shadow, self.chunk = parameter, shadow, chunk
         self.p = p = local(parameter)
         self._in_parts = p is not parameter
         self.r: Tensor | None = None
         self.has_zeros = False
-        self._u, self._h = (t[start : start + p.numel()].view(p.shape) for t in (part.u, part.h))
+        self._u, self._h = (t[start : start + p.numel()].view(p.shape) for t in (chunk.u, chunk.h))
         shadow.grad, shadow.data = None, self._u.view(shadow.shape)
         self._shaped = self._h.view(shadow.shape)
 
@@ -202,7 +202,7 @@ class Entry:
         return full
 
     def put_zero(self, decay: float) -> None:
-        """u = decay w outside the network, where all other u of the part are 0."""
+        """u = decay w outside the network, where all other u of the chunk are 0."""
         if self.r is None:
             self._u.copy_(self.p).mul_(decay)
 
@@ -247,93 +247,91 @@ class Entry:
         return torch.dot(h := self._h.view(-1), h)
 
 
-def read_gradients(entries: Sequence[Entry], *, masked: bool, factor: float | Tensor) -> None:
-    """Let the rule find all h; see :meth:`Entry.read_gradient`."""
-    together = [] if masked else [entry for entry in entries if entry.is_plain]
-    rest = entries if not together else [entry for entry in entries if not entry.is_plain]
-    for entry in rest:
-        entry.read_gradient(masked=masked, factor=factor)
+def read_gradients(views: Sequence[CoordinateView], *, masked: bool, factor: float | Tensor) -> None:
+    """Set the gradients h of all shadows; see :meth:`CoordinateView.read_gradient`."""
+    together = [] if masked else [view for view in views if view.is_plain]
+    rest = views if not together else [view for view in views if not view.is_plain]
+    for view in rest:
+        view.read_gradient(masked=masked, factor=factor)
     if not together:
         return
-    h = [entry.h for entry in together]
-    _copy_(h, [g for entry in together if (g := entry.parameter.grad) is not None])
-    _mul_(h, [r for entry in together if (r := entry.r) is not None])
+    h = [view.h for view in together]
+    _copy_(h, [g for view in together if (g := view.parameter.grad) is not None])
+    _mul_(h, [r for view in together if (r := view.r) is not None])
     if changes(factor):
         _mul_(h, factor)
-    for entry in together:
-        entry.hand_gradient()
+    for view in together:
+        view.hand_gradient()
 
 
-def map_back(entries: Sequence[Entry], decay: Callable[[Tensor], float] | None) -> None:
-    """Let the step of the rule be one of the weights; see :meth:`Entry.map_back`."""
-    together = [] if decay is None else [entry for entry in entries if entry.is_plain]
-    rest = entries if not together else [entry for entry in entries if not entry.is_plain]
-    for entry in rest:
-        entry.map_back(None if decay is None else decay(entry.shadow))
+def map_back(views: Sequence[CoordinateView], decay: Callable[[Tensor], float] | None) -> None:
+    """Apply the step of the rule to the weights; see :meth:`CoordinateView.map_back`."""
+    together = [] if decay is None else [view for view in views if view.is_plain]
+    rest = views if not together else [view for view in views if not view.is_plain]
+    for view in rest:
+        view.map_back(None if decay is None else decay(view.shadow))
     if decay is None or not together:
         return
-    decays = [decay(entry.shadow) for entry in together]
-    w = [entry.p for entry in together]
+    decays = [decay(view.shadow) for view in together]
+    w = [view.p for view in together]
     if any(each != 1 for each in decays):
         _mul_(w, decays)
-    _addcmul_(
-        w, [entry.fetched() for entry in together], [r for entry in together if (r := entry.r) is not None]
-    )
-    for entry in together:
-        entry.r = None
+    _addcmul_(w, [view.fetched() for view in together], [r for view in together if (r := view.r) is not None])
+    for view in together:
+        view.r = None
 
 
-def entries_of(rule: Optimizer, shadows: Mapping[Tensor, nn.Parameter]) -> dict[Tensor, Entry]:
-    """The entries of all parameters.
+def views_of(rule: Optimizer, shadows: Mapping[Tensor, nn.Parameter]) -> dict[Tensor, CoordinateView]:
+    """Return a view of every parameter.
 
     Args:
-        rule: what trains the shadows; if it treats each by itself, it may be handed one part after the other.
+        rule: what trains the shadows; if it treats each by itself, it steps one chunk after the other.
         shadows: of each parameter, in its type.
     """
     together = _TOGETHER if traits_of(type(rule)).one_by_one else sys.maxsize
-    parts: dict[tuple[torch.device, torch.dtype], list[list[Tensor]]] = {}  # of each device and type
+    chunks: dict[tuple[torch.device, torch.dtype], list[list[Tensor]]] = {}  # of each device and type
     for p, shadow in shadows.items():
-        alike = parts.setdefault((p.device, shadow.dtype), [])
+        alike = chunks.setdefault((p.device, shadow.dtype), [])
         on_cpu = p.device.type == "cpu"
-        room = next((part for part in alike if not on_cpu or _size([*part, p]) <= together), None)
+        room = next((chunk for chunk in alike if not on_cpu or _size([*chunk, p]) <= together), None)
         if room is None:
             alike.append([p])
         else:
             room.append(p)
     result = {}
-    for kind, alike in parts.items():
+    for kind, alike in chunks.items():
         device, dtype = kind
-        u, h = torch.zeros(2, max(_size(part) for part in alike), device=device, dtype=dtype)
+        u, h = torch.zeros(2, max(_size(chunk) for chunk in alike), device=device, dtype=dtype)
         for parameters in alike:
-            part, start = Part(u, h, _size(parameters)), 0
+            chunk, start = Chunk(u, h, _size(parameters)), 0
             for p in parameters:
-                result[p] = Entry(p, shadows[p], part, start)
+                result[p] = CoordinateView(p, shadows[p], chunk, start)
                 start += _size([p])
     return result
 
 
-def in_turn(rule: Optimizer, entries: Sequence[Entry]) -> list[list[Entry]]:
-    """The entries that a rule is to be handed one after the other."""
+def chunks_of(rule: Optimizer, views: Sequence[CoordinateView]) -> list[list[CoordinateView]]:
+    """Split the views into chunks that the rule steps one at a time."""
     if not traits_of(type(rule)).one_by_one:
-        return [list(entries)]
-    parts: dict[Part, list[Entry]] = {}
-    for entry in entries:
-        parts.setdefault(entry.part, []).append(entry)
-    return list(parts.values())
+        return [list(views)]
+    chunks: dict[Chunk, list[CoordinateView]] = {}
+    for view in views:
+        chunks.setdefault(view.chunk, []).append(view)
+    return list(chunks.values())
 
 
-def in_one_call(rule: Optimizer, part: list[Entry]) -> list[list[Entry]]:
-    """What a rule is to be handed at once: torch's fused SGD needs a momentum of all parameters, or of none."""
+def split_by_momentum(rule: Optimizer, chunk: list[CoordinateView]) -> list[list[CoordinateView]]:
+    """Split a chunk for torch's fused SGD, which needs a momentum of all parameters, or of none."""
     state: Mapping[Any, Any] = rule.state if type(rule) is optim.SGD else {}
-    begun = [entry for entry in part if state.get(entry.shadow, {}).get("momentum_buffer") is not None]
-    if len(begun) in (0, len(part)):
-        return [part]
-    return [begun, [entry for entry in part if entry not in begun]]
+    begun = [view for view in chunk if state.get(view.shadow, {}).get("momentum_buffer") is not None]
+    if len(begun) in (0, len(chunk)):
+        return [chunk]
+    return [begun, [view for view in chunk if view not in begun]]
 
 
 @contextmanager
-def handed(rule: Optimizer, some: Mapping[int, nn.Parameter]) -> Iterator[None]:
-    """A context in which a rule's groups hold some parameters only, or others in their place, by their ids."""
+def restricted_to(rule: Optimizer, some: Mapping[int, nn.Parameter]) -> Iterator[None]:
+    """Restrict a rule's groups to some parameters, or to others in their place, by their ids."""
     every = [group["params"] for group in rule.param_groups]
     try:
         for group, params in zip(rule.param_groups, every, strict=True):
@@ -344,41 +342,44 @@ def handed(rule: Optimizer, some: Mapping[int, nn.Parameter]) -> Iterator[None]:
             group["params"] = params
 
 
-def step_gathered(rule: Optimizer, entries: Sequence[Entry], *, sees: bool) -> None:
-    """A step of a rule that needs whole parameters, gathered one after the other; whether it ``sees`` u, or finds 0.
+def step_gathered(rule: Optimizer, views: Sequence[CoordinateView], *, sees: bool) -> None:
+    """Step a rule that needs whole parameters, which are gathered one after the other.
 
-    Every process takes the same step, and keeps its rows of it and of what the rule keeps.
+    Every process takes the same step, and keeps its rows of it and of the rule's state. The rule finds u where it
+    ``sees`` it, else 0.
     """
-    for entry in entries:
-        p, own = entry.parameter, entry.shadow
-        full, kept = entry.gathered(sees=sees), rule.state.get(own, {})
+    for view in views:
+        p, own = view.parameter, view.shadow
+        full, kept = view.gathered(sees=sees), rule.state.get(own, {})
         rule.state[full] = {key: whole(value) for key, value in kept.items()}
-        with handed(rule, {id(own): full}):
+        with restricted_to(rule, {id(own): full}):
             rule.step()
         own.copy_(cut(full, p))
         rule.state[own] = {key: dealt(value, p) for key, value in rule.state.pop(full).items()}
 
 
 @contextmanager
-def moved_back(rule: Optimizer, parts: Sequence[Sequence[Entry]], *, keep: bool) -> Iterator[None]:
-    """A context in which parts of the parameters are moved, and moved back if what comes after them raises.
+def rollback_on_error(
+    rule: Optimizer, chunks: Sequence[Sequence[CoordinateView]], *, keep: bool
+) -> Iterator[None]:
+    """Move chunks of the parameters back if a later chunk raises.
 
     Args:
         rule: what moves them.
-        parts: all that may be moved by then.
+        chunks: all that may be moved by then.
         keep: whether to keep the weights for it. They cost a pass over all of them and their memory, and rules that
-            take one part after the other raise, if at all, at the first step with some groups and state.
+            take one chunk after the other raise, if at all, at the first step with some groups and state.
     """
-    entries = [entry for part in parts for entry in part]
-    before = [(entry.p.clone(), entry.shadow in rule.state) for entry in entries] if keep else []
+    views = [view for chunk in chunks for view in chunk]
+    before = [(view.p.clone(), view.shadow in rule.state) for view in views] if keep else []
     try:
         yield
     except BaseException as error:
-        for entry, (w, has_state) in zip(entries, before, strict=False):
-            entry.p.copy_(w)
+        for view, (w, has_state) in zip(views, before, strict=False):
+            view.p.copy_(w)
             if not has_state:
-                rule.state.pop(entry.shadow, None)
-        if entries and not keep:
+                rule.state.pop(view.shadow, None)
+        if views and not keep:
             error.add_note("the step of some parameters of the network was taken, that of others was not")
         raise
 

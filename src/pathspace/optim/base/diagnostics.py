@@ -15,11 +15,11 @@ from torch import Tensor
 
 from pathspace.metrics import Metric
 from pathspace.metrics.gauge import Gauge
-from pathspace.optim.base.steepest import Descent
+from pathspace.optim.base.steepest import ParamStep
 from pathspace.squared.parts import totals
 
 
-def clipped_squares(steps: Sequence[Descent], *, is_root: bool) -> list[Tensor]:
+def clipped_squares(steps: Sequence[ParamStep], *, is_root: bool) -> list[Tensor]:
     """Return the square of the norm of g / sqrt(D) for each parameter, float64.
 
     Args:

@@ -24,7 +24,7 @@ from pathspace.optim.base.diagnostics import (
     steps_since_refresh,
 )
 from pathspace.optim.base.network_optimizer import Active, NetworkOptimizer, Parameters
-from pathspace.optim.base.steepest import Descent
+from pathspace.optim.base.steepest import ParamStep
 from pathspace.rescaling.optimizer_states import times_
 from pathspace.squared.parts import local
 
@@ -74,16 +74,16 @@ class MetricOptimizer(NetworkOptimizer):
         return self.metric.takes_parts
 
     @abstractmethod
-    def _advance(self, steps: list[Descent]) -> None:
+    def _advance(self, steps: list[ParamStep]) -> None:
         """Move the parameters."""
 
     def _take(self, active: Active) -> None:
         self._advance(self._steps(active))
 
-    def _steps(self, active: Active) -> list[Descent]:
+    def _steps(self, active: Active) -> list[ParamStep]:
         """The parameters that have a gradient, and what the metric gives for those of the network."""
         names = self.network.names_by_id
-        steps = [Descent(p, p, group, self.state[p], names.get(id(p)), g) for p, group, g in active]
+        steps = [ParamStep(p, p, group, self.state[p], names.get(id(p)), g) for p, group, g in active]
         if self._in_parts:
             for step in steps:
                 step.p, step.g = local(step.p), local(step.g)
@@ -158,7 +158,7 @@ class MetricOptimizer(NetworkOptimizer):
         spread = spread_of_metric(states, metric, is_root=is_root)
         return {"norm": norm, "shares": shares, "age": min(ages), "metric": tuple(spread)}
 
-    def _steps_as_they_are(self, active: Active) -> list[Descent]:
+    def _steps_as_they_are(self, active: Active) -> list[ParamStep]:
         """Return what the last step had of the parameters with a gradient, without those that it did not see."""
         names = self.network.names_by_id
         steps = []
@@ -167,11 +167,11 @@ class MetricOptimizer(NetworkOptimizer):
             if name is None or "factor" in state:
                 g = local(g) if self._in_parts else g
                 own = local(p) if self._in_parts else p
-                steps.append(Descent(p, own, group, state, name, g, state.get("factor")))
+                steps.append(ParamStep(p, own, group, state, name, g, state.get("factor")))
         self._orient(steps)
         return steps
 
-    def _orient(self, steps: list[Descent]) -> None:
+    def _orient(self, steps: list[ParamStep]) -> None:
         """Let g be what clipping measures: here the gradients themselves."""
 
     def expect_movable(self, network: Network, names: Iterable[str]) -> None:

@@ -300,7 +300,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
         begun = self._has_begun and any(map(has_content, states.values()))
         packed["param_groups"] = [{**group, BEGUN: begun} for group in packed["param_groups"]]
         if any(states.values()):
-            more = of_no_parameter(packed)
+            more = global_state(packed)
             packed["state"] = {i: state or {NOTHING: True} for i, state in states.items()} | more
         return packed
 
@@ -426,7 +426,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
         )
 
 
-def of_no_parameter(state_dict: dict[str, Any]) -> dict[Any, Any]:
+def global_state(state_dict: dict[str, Any]) -> dict[Any, Any]:
     """What a rule keeps of all parameters together, by its names for it."""
     saved = {index for group in state_dict["param_groups"] for index in group["params"]}
     return {key: kept for key, kept in state_dict["state"].items() if key not in saved}

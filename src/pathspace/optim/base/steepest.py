@@ -17,7 +17,7 @@ from torch import Tensor
 from pathspace.metrics import Metric
 from pathspace.metrics.gauge import Gauge
 from pathspace.optim.rules.clipping import changes, clip_factor
-from pathspace.optim.rules.moments import in_type
+from pathspace.optim.rules.moments import cast_state
 from pathspace.paths.kernel.norm import widened
 from pathspace.squared.parts import totals
 
@@ -29,7 +29,7 @@ _addcmul_ = torch._foreach_addcmul_  # pyright: ignore[reportPrivateImportUsage]
 
 
 @dataclass(slots=True)
-class Descent:
+class ParamStep:
     """What a step does to one parameter is made of this.
 
     Attributes:
@@ -62,7 +62,7 @@ class Descent:
         return self.g if self.factor is None else self.g * self.factor
 
 
-def turn(steps: list[Descent], metric: Metric) -> None:
+def orient_gradients(steps: list[ParamStep], metric: Metric) -> None:
     """Let g be what is descended, in the near member; the user's own gradients are never changed."""
     for step in steps:
         if step.group["maximize"]:
@@ -73,7 +73,7 @@ def turn(steps: list[Descent], metric: Metric) -> None:
                 step.g = (step.g * step.far).to(step.g.dtype)
 
 
-def clipping(steps: list[Descent], clip_norm: float | None, clip_step: float | None) -> float | Tensor:
+def clipping(steps: list[ParamStep], clip_norm: float | None, clip_step: float | None) -> float | Tensor:
     """What all directions are multiplied with.
 
     Args:
@@ -91,7 +91,7 @@ def clipping(steps: list[Descent], clip_norm: float | None, clip_step: float | N
     return factor
 
 
-def gradient_over_direction(steps: list[Descent]) -> float:
+def gradient_over_direction(steps: list[ParamStep]) -> float:
     """Return ||f g|| / ||d / f|| over the parameters of the network: the lengths of g and d in the frame of the metric.
 
     It is 1 where d is 0. Squares are summed in float64, because those of d may be beyond float32.
@@ -112,16 +112,16 @@ def _doubled(g: Tensor) -> Tensor:
     return g.to(torch.float64, copy=True, memory_format=torch.contiguous_format)
 
 
-def _sum(terms: Iterable[Tensor], steps: list[Descent]) -> Tensor:
+def _sum(terms: Iterable[Tensor], steps: list[ParamStep]) -> Tensor:
     """The sum of all elements over all processes, shape ``[]``; at least one step."""
     sums = [t.sum() for t in terms]
     together = [s.to(sums[0].device) for s in sums]
     return totals(torch.stack(together), (s.parameter for s in steps)).sum()
 
 
-def descend_(steps: list[Descent], factor: float | Tensor) -> None:
+def descend_(steps: list[ParamStep], factor: float | Tensor) -> None:
     """v = momentum v + factor d;  p = (1 - eta weight_decay) p - eta v, each in one call for a group."""
-    groups: dict[tuple[int, bool], list[Descent]] = {}
+    groups: dict[tuple[int, bool], list[ParamStep]] = {}
     for step in steps:
         # whether 1 / D may be multiplied with as it is, of the parameter's type
         plain = step.factor is not None and step.factor.dtype == step.p.dtype == step.g.dtype
@@ -152,12 +152,12 @@ def descend_(steps: list[Descent], factor: float | Tensor) -> None:
             _add_directions_(p, _back(d, away), inverses, -lr * rest)
 
 
-def _velocities(steps: list[Descent], momentum: float) -> list[Tensor]:
+def _velocities(steps: list[ParamStep], momentum: float) -> list[Tensor]:
     """momentum v; zero at first."""
     for step in steps:
         if "momentum_buffer" not in step.state:
             step.state["momentum_buffer"] = torch.zeros_like(step.p)
-        in_type(step.state, step.p.dtype, ("momentum_buffer",))
+        cast_state(step.state, step.p.dtype, ("momentum_buffer",))
     v = [step.state["momentum_buffer"] for step in steps]
     _mul_(v, momentum)
     return v

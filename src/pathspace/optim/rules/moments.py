@@ -18,7 +18,7 @@ MOMENTS = ("step", *_TENSORS)
 """What Adam's rule keeps of a parameter."""
 
 
-def in_type(state: dict[str, Any], dtype: torch.dtype, names: Iterable[str]) -> None:
+def cast_state(state: dict[str, Any], dtype: torch.dtype, names: Iterable[str]) -> None:
     """Convert tensors of a state to the type of the gradients, which changes when a model is converted."""
     for name in names:
         if name in state:
@@ -48,7 +48,7 @@ def adam_direction(
         A new tensor of g's shape.
     """
     begin_moments(g, state)
-    in_type(state, g.dtype, _TENSORS)
+    cast_state(state, g.dtype, _TENSORS)
     if amsgrad and "max_exp_avg_sq" not in state:
         state["max_exp_avg_sq"] = state["exp_avg_sq"].clone()
     state["step"] += 1

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from pathspace.optim.rules.moments import adam_direction, in_type
+from pathspace.optim.rules.moments import adam_direction, cast_state
 
 _SIDES = ("rows", "columns")
 _MATRICES = tuple(f"{kind}_{side}" for kind in ("gram", "basis") for side in _SIDES)
@@ -114,7 +114,7 @@ def soap_direction(
         # the moments stand there from the beginning: tools that load a state ask a first step what it will hold
         state["step"], state["exp_avg"], state["exp_avg_sq"] = 0, torch.zeros_like(G), torch.zeros_like(G)
         return torch.zeros_like(G)
-    in_type(state, G.dtype, _MATRICES)
+    cast_state(state, G.dtype, _MATRICES)
     direction = from_basis(adam_direction(to_basis(G, state), state, betas, eps), state)
     # after the step, so that a gradient never chooses the basis that it is seen in
     _average_(G, state, betas[1])
