@@ -172,7 +172,7 @@ class Training:
 
 def compared(ours: Callable[[], None], plain: Callable[[], None], turns: int, *, cuda: bool) -> Figure:
     """The median ratio of turns of two trainings, and the milliseconds of a step of each."""
-    timed = [step_cost.orient_gradients(paired.timed(step, time.perf_counter, cuda=cuda)) for step in (ours, plain)]
+    timed = [step_cost.turn(paired.timed(step, time.perf_counter, cuda=cuda)) for step in (ours, plain)]
     ratios, seconds = paired.alternate(timed[0], timed[1], turns, warmup=2)
     return {"turns": turns, "plain_milliseconds": paired.milliseconds(seconds), **paired.summary(ratios)}
 

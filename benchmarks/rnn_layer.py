@@ -183,7 +183,7 @@ def memory(size: tuple[int, int, int, int]) -> list[int]:
     return kept
 
 
-def chunks_of(
+def in_turn(
     run: Callable[[], None], clock: Callable[[], float], turn: int
 ) -> tuple[Callable[[], float], list[float]]:
     """A function that makes a turn of passes and returns the seconds of one, and those of each turn's first pass."""
@@ -203,9 +203,9 @@ def measure(
     H, B, T, D = size
     plain, ours = layers(size)
     (theirs, their_first), (mine, my_first) = (
-        chunks_of(passes(layer, size), clock, turn) for layer in (plain, ours)
+        in_turn(passes(layer, size), clock, turn) for layer in (plain, ours)
     )
-    rest, _ = chunks_of(around(size), clock, max(turn, 2))
+    rest, _ = in_turn(around(size), clock, max(turn, 2))
     top = peak(clock)
     mine()
     pairs = max(7, min(300, int(seconds / max(turn * theirs(), 1e-4))))

@@ -299,7 +299,7 @@ def memory(name: str, optimizer: str, options: dict[str, Any], device: str) -> f
     return round((most - least) / parameters, 3)
 
 
-def orient_gradients(step: Callable[[], float]) -> Callable[[], float]:
+def turn(step: Callable[[], float]) -> Callable[[], float]:
     """A function that takes the steps of a turn and returns the mean of their seconds."""
     return lambda: sum(step() for _ in range(STEPS)) / STEPS
 
@@ -319,7 +319,7 @@ def measure(
     plain = trial(case, optimizer, {}, device, variant, clock, plain=True).step
     ours = trial(case, optimizer, options, device, variant, clock, fast_rnn=fast_rnn).step
     count = turns or case.turns
-    ratios, seconds = paired.alternate(orient_gradients(ours), orient_gradients(plain), count, warmup=1)
+    ratios, seconds = paired.alternate(turn(ours), turn(plain), count, warmup=1)
     return {
         "benchmark": "step_cost",
         "case": name,
