@@ -214,7 +214,7 @@ class DataDependent(Path):
         return first_examples(self.network, self._batches.inputs, self.examples)
 
     def _terms(self, names: Sequence[str], draws: int, *, wide: bool) -> KappaTerms:
-        """The terms of kappa; they may be overwritten. ``wide`` asks for float64."""
+        """Return the terms of kappa; they may be overwritten. ``wide`` asks for float64."""
         batch, near, chain = self._batch(), self.near_parameters(), self._short_chain()
         request, generator = self._request(draws), self._generator(draws)
         if wide:
@@ -241,7 +241,7 @@ class DataDependent(Path):
         return wide and all(p.dtype != torch.float64 for p in self.network.parameters.values())
 
     def _generator(self, draws: int) -> torch.Generator:
-        """What draws the signs of a refresh."""
+        """Return what draws the signs of a refresh."""
         device = next(iter(self.network.parameters.values())).device
         # a seed has 32 bits on a CPU; an odd factor takes those of different runs far apart
         far = self.seed * 2654435761
@@ -298,7 +298,7 @@ class DataDependent(Path):
             times_(state["data_average"], scale, -2)
 
     def _paired(self, name: str, bias: str, cross: Tensor) -> dict[str, Any]:
-        """What a state keeps of products with another parameter, the bias."""
+        """Return what a state keeps of products with another parameter, the bias."""
         del name, bias, cross
         return {}
 
@@ -310,7 +310,7 @@ class DataDependent(Path):
 def _mean_so_far(
     state: dict[str, Any], new: dict[str, Any], key: str, data: Tensor, decay: float
 ) -> tuple[Tensor, float]:
-    """The average m = a m + (1 - a) data, and 1 - a^t, which it is to be divided by, as Adam's moments are.
+    """Return the average m = a m + (1 - a) data, and 1 - a^t, which it is to be divided by, as Adam's moments are.
 
     It is written over the data; the state keeps its own until that is known to be good.
     """

@@ -88,7 +88,7 @@ class Gauge:
 
 
 def far_scales(network: Network, gauge: Tensor) -> Tensor | None:
-    """The scales m_c of a network that is far from balance.
+    """Return the scales m_c of a network that is far from balance.
 
     Args:
         network: a traced network.
@@ -154,7 +154,7 @@ def powers(network: Network, name: str, far: Tensor) -> Tensor:
 
 
 def near_member(network: Network, far: Tensor) -> dict[str, Tensor]:
-    """The parameters w / m_e of the member near balance, in memory of their own; for m_c see :func:`far_scales`."""
+    """Return the parameters w / m_e of the member near balance, copied; for m_c see :func:`far_scales`."""
     every = network.parameters.items()
     return {n: joined((local(p.detach()) / powers(network, n, far)).to(p.dtype), p) for n, p in every}
 

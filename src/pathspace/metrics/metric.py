@@ -228,7 +228,7 @@ class Metric:
         return copied
 
     def _copied(self, name: str, value: Any, memo: dict[int, Any]) -> Any:
-        """An attribute of a copy for a copy of the network."""
+        """Return an attribute of a copy for a copy of the network."""
         if name == "_latest" and value is not None:
             return value.for_copy(self.network, memo)
         if isinstance(value, Recording):
@@ -250,7 +250,7 @@ class Metric:
             self._latest = None
 
     def _frame_scales(self) -> Tensor:
-        """The scales b_c of the frame for the present weights."""
+        """Return the scales b_c of the frame for the present weights."""
         frame = self.frame
         # a rehearsal, whose state is forgotten, may come before the first batch
         reads_batch = frame.needs_batch and not self.rehearses
@@ -337,7 +337,7 @@ class Metric:
             self._held[name] = state["factor"]
 
     def is_due(self, name: str) -> bool:
-        """Whether the next step of a parameter needs a new metric."""
+        """Return whether the next step of a parameter needs a new metric."""
         state = self.state.get(name, {})
         # a loaded state may be that of a rule that works with another form
         if "factor" not in state or state.get("exponent") not in (None, self._exponent(name)):
@@ -346,11 +346,11 @@ class Metric:
         return not kept and (age < self.refresh_every or age % self.refresh_every == 0)
 
     def _exponent(self, name: str) -> float:
-        """That of kappa' in what the optimizer works with."""
+        """Return that of kappa' in what the optimizer works with."""
         return self.power * _EXPONENTS[self._forms[name]]
 
     def gauge(self, name: str) -> Gauge:
-        """The gauge of a parameter that has taken a step."""
+        """Return the gauge of a parameter that has taken a step."""
         gauge = self._gauges.get(name)
         if gauge is None:
             state = self.state[name]
@@ -361,7 +361,7 @@ class Metric:
         return gauge
 
     def near_parameters(self) -> dict[str, Tensor] | None:
-        """The parameters of the member near balance; None for a network that is not far."""
+        """Return the parameters of the member near balance; None for a network that is not far."""
         scales = self._far()
         return None if scales is None else near_member(self.network, scales)
 
@@ -486,7 +486,7 @@ class Metric:
             self.state[name]["factor"] = factor
 
     def _ran_away(self) -> bool:
-        """Whether weights are finite and sums over their paths are not, not even in float64; tells of it."""
+        """Return whether weights are finite and sums over their paths are not, not even in float64; tells of it."""
         near = self.near_parameters() or self.network.parameters
         wide = {name: p.detach().double() for name, p in near.items()}
         bad = [1.0 - torch.isfinite(local(p)).all().double() for p in wide.values()]
@@ -512,7 +512,7 @@ class Metric:
         return new
 
     def _far(self) -> Tensor | None:
-        """The scales of a network that was far from balance at the first step."""
+        """Return the scales of a network that was far from balance at the first step."""
         return next((state["scales"] for state in self.state.values() if "scales" in state), None)
 
     def _in_frame(self, values: Values) -> Values:
@@ -601,7 +601,7 @@ class Metric:
         return (sums / sums.new_tensor(sizes)).tolist()
 
     def _finished_values(self, names: Sequence[str], kappa: Surveyed) -> dict[str, Tensor]:
-        """What the optimizers work with, from kappa' of some parameters."""
+        """Return what the optimizers work with, from kappa' of some parameters."""
         for name in names:
             smallest = math.prod(low for low, _ in kappa.bounds[name])
             self.state[name]["zeros"] = not smallest > 0 and not self.damping
@@ -635,7 +635,7 @@ class Metric:
         return kept.copy_(numbers)
 
     def _finished(self, name: str, kappa: Tensor | Outer | None, shifts: Sequence[Shift] = ()) -> Tensor:
-        """What the optimizer works with, from kappa', in the memory of a tensor; zero where kappa' is: 0 / 0 = 0."""
+        """Return what the optimizer works with, in the memory of kappa'; zero where kappa' is: 0 / 0 = 0."""
         gauge, form, parameter = self.gauge(name), self._forms[name], local(self.network.parameters[name])
         if kappa is None:
             # the metric of the balanced network
@@ -651,7 +651,7 @@ class Metric:
         return result.view(parameter.shape)
 
     def _shifts(self, name: str) -> list[Shift]:
-        """How kappa' of a parameter is normalized and damped, or of each of its blocks."""
+        """Return how kappa' of a parameter is normalized and damped, or of each of its blocks."""
         state, count = self.state[name], len(self._blocks(name)) or 1
         # a number, if it was saved when blocks were not known
         each = (_for_each(state[key], count) for key in ("normalizer", "mean", "empty"))
@@ -673,7 +673,7 @@ class Metric:
         return torch.cat(pieces) if pieces else dense(kappa)
 
     def _own_rows(self, name: str, count: int) -> tuple[int, int]:
-        """Which rows of a parameter are in this process: the first, and the one after the last."""
+        """Return which rows of a parameter are in this process: the first, and the one after the last."""
         parameter = self.network.parameters[name]
         if not is_split(parameter):
             return 0, count

@@ -74,7 +74,7 @@ class Path(Metric):
         )
 
     def _repeated(self, names: Sequence[str]) -> Callable[[Callable[[], Measured]], Measured] | None:
-        """What evaluates kappa' of some parameters on a GPU, in one launch where that is possible."""
+        """Return what evaluates kappa' of some parameters on a GPU, in one launch where that is possible."""
         network = self.network
         if network.splits or not all(map(recording.is_launched, network.parameters.values())):
             return None

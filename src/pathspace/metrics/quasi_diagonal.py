@@ -182,7 +182,7 @@ class DataDependentWithBias(DataDependent):
             state.update(mean=m, normalizer=1.0 if self.normalization == "none" else m)
 
     def cross(self, name: str) -> tuple[str, Tensor] | None:
-        """The bias of the units that a weight enters, and M'_0i of the weight's shape; None without one."""
+        """Return the bias of the units that a weight enters, and M'_0i of the weight's shape; None without one."""
         state = self.state[name]
         if "bias" not in state:
             return None

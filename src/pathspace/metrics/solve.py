@@ -59,7 +59,7 @@ def solve_diagonal(gradient: Tensor, diagonal: Tensor) -> Tensor:
 def solve_quasi_diagonal(
     gradient: Tensor, bias_gradient: Tensor, diagonal: Tensor, cross: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The quasi-diagonal direction of the weights into some units, and of their biases.
+    """Return the quasi-diagonal direction of the weights into some units, and of their biases.
 
     Args:
         gradient: of the weights, ``[O, I]``.

@@ -161,7 +161,7 @@ class Normalized(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The closed form above; under ``create_graph`` the gradient of :func:`normalized_apart`."""
+        """Return the closed form above; under ``create_graph`` the gradient of :func:`normalized_apart`."""
         g = grad_outputs[0]
         if g is None:
             return (None,) * 6

@@ -67,7 +67,7 @@ class _DDPNormalized(_Base):
             return z
 
     def folded(self) -> tuple[Tensor, Tensor | None]:
-        """The weight w~ / gamma~ and the bias (b~ - c mean) / gamma~ of evaluation mode, differentiable."""
+        """Return the weight w~ / gamma~ and the bias (b~ - c mean) / gamma~ of evaluation mode, differentiable."""
         rule = self.ddp_rule
         gamma2 = squared_gamma(rule, self.running_statistic, self.weight, self.bias, self.ddp_measure)
         scale = gamma2.rsqrt()
@@ -79,14 +79,14 @@ class _DDPNormalized(_Base):
 
     @abstractmethod
     def _plain(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The plain layer with given parameters."""
+        """Return the plain layer with given parameters."""
 
     @abstractmethod
     def _batch(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Z of a batch, the mean of a and the statistic S per channel."""
 
     def _normalized(self, x: Tensor, product: Product) -> tuple[Tensor, Tensor, Tensor]:
-        """The autograd function on a batch ``[n, in, ...]``."""
+        """Return the autograd function on a batch ``[n, in, ...]``."""
         bias = None if self.bias is None else widened(self.bias)
         # float16 holds no square of what is beyond 256
         given = widened(x), widened(self.weight), bias, widened(self.ddp_measure), product, self.ddp_rule
@@ -99,7 +99,7 @@ class _DDPNormalized(_Base):
         return z.to(x.dtype), mean, statistic
 
     def _last(self, n: int) -> int:
-        """How many of n values belong to the examples that are measured."""
+        """Return how many of n values belong to the examples that are measured."""
         assert self._sample is not None
         examples, last = self._sample
         if n % examples:
@@ -143,14 +143,14 @@ class _DDPNormalized(_Base):
 
 
 def ddp_normalized(input: Tensor, weight: Tensor, layer: _DDPNormalized) -> Tensor:
-    """What a normalized layer computes, as one operation under its own name (which tracing then refuses)."""
+    """Return what a normalized layer computes, as one operation under its own name (which tracing then refuses)."""
     if has_torch_function((input, weight)):
         return handle_torch_function(ddp_normalized, (input, weight), input, weight, layer)
     return layer._forward(input)
 
 
 def normalized_layers(model: nn.Module, so: str) -> list[_DDPNormalized]:
-    """The layers of a model that :func:`pathspace.nn.ddp_normalize` made; without any it is refused."""
+    """Return the layers of a model that :func:`pathspace.nn.ddp_normalize` made; without any it is refused."""
     modules = model.modules() if isinstance(model, nn.Module) else ()
     layers = [module for module in modules if isinstance(module, _DDPNormalized)]
     if not layers:

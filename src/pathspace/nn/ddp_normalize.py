@@ -35,7 +35,7 @@ def ddp_normalize(
     momentum: float | None = 0.1,
     eps: float = 1e-5,
 ) -> _Model:
-    """A copy of a model whose internal nodes are normalized by the data-dependent path measure.
+    """Return a copy of a model whose internal nodes are normalized by the data-dependent path measure.
 
     Every internal node v computes with w_v = w~_v / gamma~_v, where
 
@@ -120,7 +120,7 @@ def ddp_normalize(
 
 @torch.inference_mode(False)
 def fold(model: _Model) -> _Model:
-    """The plain network with the function that a normalized one has in evaluation mode.
+    """Return the plain network with the function that a normalized one has in evaluation mode.
 
     w = w~ / gamma~ and b = (b~ - mean) / gamma~, with the running statistics. The copy has plain layers; a centred
     layer without a bias gets one.
@@ -162,7 +162,7 @@ def fold(model: _Model) -> _Model:
 
 
 def _places(network: Network) -> dict[str, Instruction]:
-    """What layers with internal nodes do in the squared network, by path."""
+    """Return what layers with internal nodes do in the squared network, by path."""
     leaf_of = {leaf.slot: leaf.name for leaf in network.tape.leaves if leaf.kind == "parameter"}
     users: dict[str, list] = {}
     for instruction in network.tape.instructions:
@@ -197,7 +197,7 @@ _TWICE = "its nodes would have different statistics at every use; use a layer of
 
 
 def _is_internal(name: str, target: Tensor) -> bool:
-    """Whether the units that a parameter enters can be rescaled; outputs cannot."""
+    """Return whether the units that a parameter enters can be rescaled; outputs cannot."""
     free = target != 0
     if bool(free.any()) and not bool(free.all()):
         raise ValueError(

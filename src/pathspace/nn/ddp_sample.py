@@ -12,7 +12,7 @@ from pathspace.nn.ddp_layers import normalized_layers
 
 
 def measured_on(model: nn.Module, inputs: Tensor, sample: Tensor) -> Any:
-    """What a normalized model returns for some inputs, with the statistics of a separate sample.
+    """Return what a normalized model returns for some inputs, with the statistics of a separate sample.
 
     The measure R_v = alpha S_v + (1 - alpha) D_v of every normalized node takes S_v, and where it is centred the mean,
     from ``sample`` alone. So what one input becomes does not depend on the other inputs: given the sample, the loss is

@@ -131,7 +131,7 @@ class RNN(nn.RNN):
         return x, torch.cat(last) if len(last) > 1 else last[0]
 
     def _weights(self) -> list[Tensor]:
-        """All parameters, in the order of `torch.nn.RNN`."""
+        """Return all parameters, in the order of `torch.nn.RNN`."""
         parameters = self._parameters  # as attributes they are found after a search, at each step
         weights = [parameters.get(name) for name in self._flat_weights_names]
         if any(weight is None for weight in weights):  # parametrized
@@ -140,7 +140,7 @@ class RNN(nn.RNN):
         return weights  # type: ignore[return-value]
 
     def _refusal(self, weight: Tensor) -> str | None:
-        """Why no call of this layer may run in the compiled loops."""
+        """Return why no call of this layer may run in the compiled loops."""
         if self.mode != "RNN_RELU":
             return f"the nonlinearity is {self.nonlinearity}"
         if type(weight) not in (Tensor, nn.Parameter):
@@ -159,7 +159,7 @@ class RNN(nn.RNN):
     def _unfit(
         self, x: Tensor, hx: Tensor | None, batch_sizes: Tensor | None, weights: Sequence[Tensor]
     ) -> str | None:
-        """Why a call may not, of a layer that may; what `torch.nn.RNN` refuses is among it."""
+        """Return why a call may not, of a layer that may; what `torch.nn.RNN` refuses is among it."""
         start, dtype = () if hx is None else (hx,), weights[0].dtype
         for tensor in (x, *start, *weights):
             if (type(tensor) is not Tensor and type(tensor) is not nn.Parameter) or tensor.is_neg():
@@ -213,7 +213,7 @@ def fast_(model: nn.Module) -> list[str]:
 
 @cache
 def _shapes(D: int, H: int, layers: int, bidirectional: bool, bias: bool) -> list[tuple[int, ...]]:
-    """The shapes of all parameters."""
+    """Return the shapes of all parameters."""
     shapes = []
     for layer in range(layers):
         inputs = H * (1 + bidirectional) if layer else D
@@ -222,7 +222,7 @@ def _shapes(D: int, H: int, layers: int, bidirectional: bool, bias: bool) -> lis
 
 
 def _looked_at() -> str | None:
-    """Why the operations of a call must be PyTorch's: something looks at them."""
+    """Return why the operations of a call must be PyTorch's: something looks at them."""
     # each is asked at every step, from caches that hold other things by then: few and direct calls
     if torch._C._len_torch_function_stack() and any(
         not isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack()
@@ -245,7 +245,7 @@ def _looked_at() -> str | None:
 
 @cache
 def _missing() -> str | None:
-    """What the compiled loops lack on this machine."""
+    """Return what the compiled loops lack on this machine."""
     if find_spec("numba") is None:
         return f"Numba is not installed ({install('fast')})"
     try:

@@ -112,7 +112,7 @@ class StackedReLURNN(nn.Module):
         return x, tuple(last)
 
     def extra_repr(self) -> str:
-        """The dropouts that are in use."""
+        """Return the dropouts that are in use."""
         names = ("input_dropout", "hidden_dropout", "output_dropout", "weight_drop")
         return ", ".join(f"{name}={getattr(self, name)}" for name in names if getattr(self, name))
 

@@ -171,7 +171,7 @@ class Invariant(MetricOptimizer):
     # -- the rule and its groups --------------------------------------------------------------------------------
 
     def _shadows_of(self, parameters: Sequence[Tensor]) -> list[nn.Parameter]:
-        """The tensors that the rule trains in the place of some parameters; their values are set at every step."""
+        """Return the tensors that the rule trains for some parameters; their values are set at every step."""
         for p in parameters:
             if p not in self._shadows:
                 self._shadows[p] = as_shadow(p, matrix=self.matrices)
@@ -187,7 +187,7 @@ class Invariant(MetricOptimizer):
 
     @contextmanager
     def _rule_at_work(self) -> Iterator[Optimizer]:
-        """The rule, with its own coordinates in the groups."""
+        """Let the groups hold the rule's coordinates."""
         assert self.rule is not None
         self.rule.param_groups = self.param_groups  # whoever gave the optimizer other groups means the rule
         for group in self.param_groups:
@@ -199,7 +199,7 @@ class Invariant(MetricOptimizer):
 
     @contextmanager
     def _rule_at_rest(self) -> Iterator[None]:
-        """The groups as the user knows them, while the rule is at work."""
+        """Let the groups hold the user's parameters, while the rule is at work."""
         assert self.rule is not None
         self._adopt_groups()
         try:
@@ -271,7 +271,7 @@ class Invariant(MetricOptimizer):
         return loss
 
     def _through(self, views: Sequence[CoordinateView], closure: Callable[[], Any]) -> Callable[[], Any]:
-        """A closure for the rule, which evaluates the user's where the rule has put the coordinates."""
+        """Return a closure for the rule, which evaluates the user's where the rule has put the coordinates."""
         start = [e.p.clone() for e in views]
 
         def evaluate() -> Any:
@@ -297,7 +297,7 @@ class Invariant(MetricOptimizer):
             view.read_gradient(masked=False, factor=factor)
 
     def _clipping(self, views: Sequence[CoordinateView], *, masked: bool) -> float | Tensor:
-        """What all h are multiplied with; they are read for it, for each part takes the memory of the one before."""
+        """Return the factor of all h. They are read for it, as each chunk takes the memory of the one before."""
         if self.clip_norm is None:
             return 1.0
         squares = []
@@ -371,7 +371,7 @@ class Invariant(MetricOptimizer):
                 self._has_stepped = True
 
     def _views(self, factors: Sequence[tuple[Tensor, Tensor | None]]) -> list[CoordinateView]:
-        """The parameters that take part, with their r; the rule finds no gradient of the others."""
+        """Return the parameters that take part, with their r; the rule finds no gradient of the others."""
         kept = self._kept_views
         if len(kept) < len(self._shadows) or not all(view.is_current for view in kept.values()):
             kept = self._kept_views = self._new_views()
@@ -467,7 +467,7 @@ class Invariant(MetricOptimizer):
     # -- states -------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The rule's state and the metric's, by parameter; see ``torch.optim.Optimizer.state_dict``."""
+        """Return the rule's state and the metric's, by parameter; see ``torch.optim.Optimizer.state_dict``."""
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
         with self._rule_at_work() as rule:
@@ -592,7 +592,7 @@ def _states_kept(rule: Optimizer) -> Iterator[None]:
 def _in_few_passes(
     rule: Callable[..., Optimizer], groups: Sequence[dict[str, Any]], options: dict[str, Any]
 ) -> Optimizer:
-    """The rule, with kernels for whole steps where torch has them and no others were asked for."""
+    """Return the rule, with kernels for whole steps where torch has them and no others were asked for."""
     if options.keys() & {"fused", "foreach", "capturable", "differentiable"}:
         return rule(groups, **options)
     traits = RULES.get(rule) if isinstance(rule, type) else None

@@ -217,7 +217,7 @@ def balance_(
 
 
 def balancing_factors(network: Network, *, powers_of_two: bool = False) -> Tensor:
-    """The factors of the criterion "path", float64 ``[num_classes]``."""
+    """Return the factors of the criterion "path", float64 ``[num_classes]``."""
     # gamma_in becomes s^2 gamma_in and gamma_out becomes gamma_out / s^2: equal for s^4 = gamma_out / gamma_in.
     factors = 1.0 / node_mass(network).gauge()
     return factors.log2().round().exp2() if powers_of_two else factors
@@ -225,7 +225,7 @@ def balancing_factors(network: Network, *, powers_of_two: bool = False) -> Tenso
 
 @tables_on_the_cpu()
 def _factors(network: Network, criterion: Criterion, options: Options) -> Tensor:
-    """The factors of a criterion, float64 ``[num_classes]``."""
+    """Return the factors of a criterion, float64 ``[num_classes]``."""
     calibration, alpha = options.calibration, options.alpha
     if criterion in ("measure", "layers"):
         scales = scales_of(network, criterion, calibration, alpha)

@@ -72,11 +72,14 @@ class Scales:
         return labels.sign() * table[labels.abs()]
 
     def table(self, like: Tensor, fill: float) -> Tensor:
-        """A table of one number, float64."""
+        """Return a table of one number, float64."""
         return like.new_full((2 * (self.classes + len(self.monomials)) + 1,), fill, dtype=torch.float64)
 
     def by_sign(self, table: Tensor) -> tuple[Tensor, Tensor]:
-        """What a table has for the classes, of their scales and of the inverse ones; a product's is each factor's."""
+        """Return what a table has for the classes: at their scales, and at the inverse ones.
+
+        What it has for a product counts for each of its factors.
+        """
         largest, C = len(table) // 2, self.classes
         values = torch.stack([table[1 : largest + 1], table[largest + 1 :].flip(0)])
         result = values[:, :C].clone()
@@ -104,7 +107,7 @@ class Edges:
 
 
 def rounded_edges(network: Network, factors: Tensor) -> list[Edges]:
-    """The rounded weights as they are after a rescaling by ``factors`` (float64, ``[C]``), which is not done."""
+    """Return the rounded weights as they are after a rescaling by ``factors`` (float64, ``[C]``), which is not done."""
     found = []
     for name, parameter in network.parameters.items():
         if parameter.dim() < 2:
@@ -167,14 +170,14 @@ def activation_gap(edges: Sequence[Edges], scales: Scales, ranges: Tensor, alpha
 
 
 def _larger(values: Tensor, weights: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    """The larger one of alpha log(range of values) and (1 - alpha) log(range of weights), and its factor."""
+    """Return the larger one of alpha log(range of values) and (1 - alpha) log(range of weights), and its factor."""
     one = alpha * values
     other = torch.where(weights.isfinite(), (1 - alpha) * weights, weights)
     return torch.maximum(one, other), torch.where(one >= other, alpha, 1 - alpha).to(values.dtype)
 
 
 def agreement(gap: Gap, start: Tensor) -> Tensor:
-    """The factors at which the two sides of every class agree, float64 ``[C]``.
+    """Return the factors at which the two sides of every class agree, float64 ``[C]``.
 
     Args:
         gap: of a criterion.

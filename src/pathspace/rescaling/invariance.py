@@ -229,17 +229,17 @@ def difference(old: Tensor, new: Tensor) -> tuple[float, float]:
 
 
 def _relative(moved: float, largest: float) -> float:
-    """A largest difference beside a largest entry; infinite where it is no number."""
+    """Return a largest difference beside a largest entry; infinite where it is no number."""
     return moved / max(largest, 1e-300) if math.isfinite(moved) else math.inf
 
 
 def _is_finite(model: nn.Module) -> bool:
-    """Whether all parameters are: the last step shows in no output."""
+    """Return whether all parameters are: the last step shows in no output."""
     return all(bool(p.isfinite().all()) for p in model.parameters())
 
 
 def called(model: nn.Module, example_input: Any, seed: int) -> Any:
-    """What a model returns, with random numbers of a seed; torch's random state is restored."""
+    """Return what a model returns, with random numbers of a seed; torch's random state is restored."""
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
     # copies: the model may write into them
     args, kwargs = pytree.tree_map_only(Tensor, torch.clone, arguments_in(example_input))
@@ -285,7 +285,7 @@ def _step(
 
 
 def _differ(a: nn.Module, b: nn.Module) -> bool:
-    """Whether a parameter of two copies of a model is not the same."""
+    """Return whether a parameter of two copies of a model is not the same."""
     return any(not torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
 
 
@@ -298,7 +298,7 @@ def _differs_from_sgd(
     seed: int,
     steps: int,
 ) -> bool:
-    """Whether plain SGD with the same learning rates ends elsewhere (the published Path-SGD code does not)."""
+    """Return whether plain SGD with the same learning rates ends elsewhere (the published Path-SGD code does not)."""
     groups = [{"params": [p], "lr": rates[n]} for n, p in plain.named_parameters() if n in rates]
     sgd = torch.optim.SGD(groups, lr=0.1)
     for step in range(steps):

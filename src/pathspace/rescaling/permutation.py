@@ -172,12 +172,12 @@ class _Units:
 
 
 def _repeats(labels: Tensor, d: int) -> bool:
-    """Whether labels are the same all along a dimension."""
+    """Return whether labels are the same all along a dimension."""
     return bool((labels == labels.narrow(d, 0, 1)).all())
 
 
 def _moves_on(network: Network, group: Group) -> bool:
-    """Whether the outputs stay as they are if every unit of a group takes the place of the next one."""
+    """Return whether the outputs stay as they are if every unit of a group takes the place of the next one."""
     squares = _random_squares(network)
     order = torch.arange(len(group)).roll(1)
     before, after = (mass_at_random(network, q) for q in (squares, group.permuted(squares, order)))

@@ -17,13 +17,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 
 def is_split(tensor: Any) -> bool:
-    """Whether a tensor is split over processes."""
+    """Return whether a tensor is split over processes."""
     tensors = sys.modules.get("torch.distributed.tensor")  # not imported: then there are none
     return tensors is not None and isinstance(tensor, tensors.DTensor)
 
 
 def local(tensor: Any) -> Tensor:
-    """The part of a tensor that is in this process, in the tensor's own memory."""
+    """Return the part of a tensor that is in this process, in the tensor's own memory."""
     if not is_split(tensor):
         return tensor
     with torch.no_grad():
@@ -31,7 +31,7 @@ def local(tensor: Any) -> Tensor:
 
 
 def cut(whole: Tensor, like: Any) -> Tensor:
-    """The rows of a whole tensor that are in this process where ``like`` is split."""
+    """Return the rows of a whole tensor that are in this process where ``like`` is split."""
     if not is_split(like):
         return whole
     mesh, rows = like.device_mesh, like.shape[0]
@@ -50,7 +50,7 @@ def cut_factor(factor: Tensor, like: Any) -> Tensor:
 
 
 def joined(values: Tensor, like: Any) -> Any:
-    """The tensor, split as ``like`` is, whose part in this process these values are."""
+    """Return the tensor, split as ``like`` is, whose part in this process these values are."""
     if not is_split(like) or is_split(values):
         return values
     return type_of_split().from_local(
@@ -59,12 +59,12 @@ def joined(values: Tensor, like: Any) -> Any:
 
 
 def whole(tensor: Any) -> Any:
-    """The whole of a tensor, gathered from all processes, each of which must ask; of anything else itself."""
+    """Return the whole of a tensor, gathered from all processes, each of which must ask; of anything else itself."""
     return tensor.full_tensor() if is_split(tensor) else tensor
 
 
 def dealt(value: Any, like: Any) -> Any:
-    """A whole tensor of any shape, its rows dealt out to the processes of ``like``; anything else as it is."""
+    """Return a whole tensor of any shape, its rows dealt out to the processes of ``like``; anything else as it is."""
     if not is_split(like) or is_split(value) or not isinstance(value, Tensor) or not value.dim():
         return value
     deal, mesh = sys.modules["torch.distributed.tensor"].distribute_tensor, like.device_mesh
@@ -72,7 +72,7 @@ def dealt(value: Any, like: Any) -> Any:
 
 
 def type_of_split() -> Any:
-    """The class of tensors that are split."""
+    """Return the class of tensors that are split."""
     return sys.modules["torch.distributed.tensor"].DTensor
 
 
@@ -92,7 +92,7 @@ def totals(numbers: Tensor, tensors: Iterable[Tensor]) -> Tensor:
 
 
 def extremes(numbers: Tensor, like: Tensor | None) -> Tensor:
-    """The smallest and the largest of all processes, ``[n, 2]`` like those of each; ``like`` is split, or None."""
+    """Return the smallest and the largest of all processes, ``[n, 2]`` like those of each."""
     if like is None:
         return numbers
     every = _of_all(numbers, like)
@@ -100,7 +100,7 @@ def extremes(numbers: Tensor, like: Tensor | None) -> Tensor:
 
 
 def _of_all(numbers: Tensor, like: Any) -> Tensor:
-    """The numbers of every process, one row each."""
+    """Return the numbers of every process, one row each."""
     placements = like.placements
     split = type_of_split().from_local(numbers[None], like.device_mesh, placements, run_check=False)
     return split.full_tensor()
@@ -118,7 +118,7 @@ class Gathering:
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
 
     def whole(self, tensor: Any) -> Tensor:
-        """The whole of a tensor, differentiable in its parts."""
+        """Return the whole of a tensor, differentiable in its parts."""
         if not is_split(tensor):
             return tensor
         result = tensor.full_tensor()
@@ -152,12 +152,12 @@ class Gathering:
 
 
 def first_split(tensors: Iterable[Tensor]) -> Any:
-    """A tensor that is split; None if none is."""
+    """Return a tensor that is split; None if none is."""
     return next(filter(is_split, tensors), None)
 
 
 def layout_refused(tensor: Any, shape: Sequence[int]) -> str:
-    """Why a tensor that is split cannot be followed, if it cannot; else nothing."""
+    """Return why a tensor that is split cannot be followed, if it cannot; else nothing."""
     mesh, placements = tensor.device_mesh, tensor.placements
     if mesh.ndim != 1:
         return (

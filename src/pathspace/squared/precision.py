@@ -22,13 +22,13 @@ _OF_NUMBERS = frozenset(
 
 
 def full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
-    """A context in which ``torch.autocast`` rounds nothing on the device of ``tensor``."""
+    """Return a context in which ``torch.autocast`` rounds nothing on the device of ``tensor``."""
     kind = tensor.device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def widened(tensor: Tensor) -> Tensor:
-    """A tensor of half precision in float32, any other as it is: 1e-4^2 is zero in float16."""
+    """Return a tensor of half precision in float32, any other as it is: 1e-4^2 is zero in float16."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
@@ -47,7 +47,7 @@ class AtLeast(TorchFunctionMode):
         self.dtype = dtype
 
     def of(self, func: Callable[..., Any]) -> Callable[..., Any]:
-        """A torch function with such results, outside of the context too."""
+        """Return a torch function with such results, outside of the context too."""
         return lambda *args, **kwargs: self.__torch_function__(func, (), args, kwargs)
 
     def __torch_function__(
@@ -73,7 +73,7 @@ class AtLeast(TorchFunctionMode):
         return result
 
     def _is_narrow(self, dtype: Any) -> bool:
-        """Whether something is a floating-point type of less precision."""
+        """Return whether something is a floating-point type of less precision."""
         real = isinstance(dtype, torch.dtype) and dtype.is_floating_point
         return real and dtype.itemsize < self.dtype.itemsize
 

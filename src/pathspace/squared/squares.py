@@ -20,7 +20,7 @@ class Outer:
     columns: Tensor  # [m]
 
     def dense(self) -> Tensor:
-        """The matrix, in memory of its own."""
+        """Return the matrix, in memory of its own."""
         return torch.outer(self.rows, self.columns)
 
     @property
@@ -30,5 +30,5 @@ class Outer:
 
 
 def dense(value: Tensor | Outer) -> Tensor:
-    """The tensor that stands behind a value."""
+    """Return the tensor that stands behind a value."""
     return value if isinstance(value, Tensor) else value.dense()

@@ -205,7 +205,7 @@ class Tape:
         inputs: Callable[[tuple[int, ...]], Tensor] | None,
         sums: Sums,
     ) -> dict[int, Tensor]:
-        """The values of the leaves, in the type and on the device of ``like``."""
+        """Return the values of the leaves, in the type and on the device of ``like``."""
         slots: dict[int, Tensor] = {}
         for leaf in self.leaves:
             if leaf.kind == "parameter" and leaf.name in squared:
@@ -221,7 +221,7 @@ class Tape:
         return slots
 
     def _constant(self, leaf: Leaf, device: torch.device) -> Tensor:
-        """A constant on a device, moved there once: a copy from the processor makes a GPU wait."""
+        """Return a constant on a device, moved there once: a copy from the processor makes a GPU wait."""
         assert leaf.data is not None
         if leaf.data.device == device:
             return leaf.data
@@ -235,7 +235,7 @@ class Tape:
         return {}
 
     def read_buffers(self, live: Callable[[str], Tensor], parameters: Iterable[str]) -> list[Tensor]:
-        """The tensors of the model that the tape reads, without some parameters; for ``live`` see :meth:`run`."""
+        """Return the tensors of the model that the tape reads, but for some parameters."""
         inside = set(parameters)
         leaves = (leaf for leaf in self.leaves if leaf.kind != "input" and leaf.data is None)
         return [live(leaf.name) for leaf in leaves if leaf.name not in inside]

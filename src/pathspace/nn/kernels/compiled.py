@@ -29,7 +29,7 @@ _ROWS, _FEWER, _VECTORS = (8, 4, 3) if _WIDTH == 64 else (4, 2, 3)
 
 
 def _panel(vectors):
-    """A function that does a job for some rows, and so many vectors of each."""
+    """Make a function that does a job for some rows, and so many vectors of each."""
 
     def panel(unit, job, rows, column, last):
         on_its_own()  # type: ignore[call-arg]

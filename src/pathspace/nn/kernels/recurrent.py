@@ -24,7 +24,7 @@ PER_THREAD = 2**21
 
 
 def instructions() -> str | None:
-    """The instructions that the kernel uses on this processor; None if it has none for it."""
+    """Return the instructions that the kernel uses on this processor; None if it has none for it."""
     return {64: "AVX-512", 32: "AVX2"}.get(compiled.WIDTH)
 
 
@@ -138,7 +138,7 @@ class _Steps:
         return (*self._common, (_address(x), *self.strides(x)), *matrices, (_address(start[0]), start[1]))
 
     def start(self, h0: Tensor | None) -> tuple[Tensor, int]:
-        """The first states, and bytes from a sequence to the next."""
+        """Return the first states, and bytes from a sequence to the next."""
         # as PyTorch does, zeros take part in the product: an infinite weight makes NaN of them
         return (_zeros(self.units, self.size), 0) if h0 is None else (h0.contiguous(), self.units * self.size)
 
@@ -151,7 +151,7 @@ class _Steps:
         return size * step, 0, size * sequence, size * stride[-1]
 
     def rows_like(self, x: Tensor, columns: int) -> Tensor:
-        """A new matrix of so many columns in the form of the input, whose memory goes from step to step."""
+        """Return a new matrix of so many columns in the form of the input, whose memory goes from step to step."""
         shape = (*x.shape[:-1], columns)
         if not self.batch_first:
             return x.new_empty(shape)
@@ -159,7 +159,7 @@ class _Steps:
         return x.new_empty_strided(shape, (columns, B * columns, 1))
 
     def threads(self) -> int:
-        """How many threads are worth their start."""
+        """Return how many threads are worth their start."""
         most = min(torch.get_num_threads(), self.sequences // 4)
         if most <= 1:
             return 1
@@ -185,7 +185,7 @@ def _zeros(count: int, size: int) -> Tensor:
 
 @torch.enable_grad()
 def _by_pytorch(ctx: Any, saved: Any, gradients: tuple[Tensor | None, ...], again: bool) -> Any:
-    """The gradients as PyTorch computes them from what is saved; whether they may be differentiated again."""
+    """Return the gradients as PyTorch computes them from what is saved; whether they may be differentiated again."""
     # one may have been computed from another: each is to have the gradient of this layer alone
     saved = tuple(each if each is None else each.view_as(each) for each in saved)
     out, last = _again(ctx, *saved)
@@ -197,7 +197,7 @@ def _by_pytorch(ctx: Any, saved: Any, gradients: tuple[Tensor | None, ...], agai
 
 
 def _again(ctx: Any, x: Any, h0: Any, w_in: Any, w_rec: Any, b_in: Any, b_rec: Any) -> tuple[Tensor, Tensor]:
-    """All states of one layer, and the last ones, by PyTorch's operations."""
+    """Return all states of one layer, and the last ones, by PyTorch's operations."""
     H = len(w_rec)
     start = x.new_zeros(ctx.steps.sequences, H) if h0 is None else h0
     weights = [weight for weight in (w_in, w_rec, b_in, b_rec) if weight is not None]
@@ -212,7 +212,7 @@ def _again(ctx: Any, x: Any, h0: Any, w_in: Any, w_rec: Any, b_in: Any, b_rec: A
 
 
 def _address(matrix: Tensor | None, index: int = 0) -> int:
-    """Where one of the parts of a matrix begins; 0 if there is no matrix."""
+    """Return where one of the parts of a matrix begins; 0 if there is no matrix."""
     return 0 if matrix is None else matrix.data_ptr() + index * matrix.stride(0) * matrix.element_size()
 
 

@@ -145,7 +145,7 @@ class Block:
         b.store(b.select(b.fcmp_unordered(">", decides, self.zero), b.load(place), self.zero), place)
 
     def _repeated(self, value: ir.Value, kind: ir.VectorType) -> ir.Value:
-        """A vector of one number."""
+        """Return a vector of one number."""
         b, undefined = self.builder, ir.Constant(kind, ir.Undefined)
         one = b.insert_element(undefined, value, _I32(0))
         return b.shuffle_vector(
@@ -232,7 +232,7 @@ def tile(
             return b.load(b.gep(table, [i], source_etype=_I64), typ=_I64, align=8)
 
         def matrix(slot: int) -> tuple[ir.Value, ir.Value]:
-            """Where the block of a matrix begins, 0 if there is none, and the stride of its rows."""
+            """Return where the block of a matrix begins, 0 if there is none, and the stride of its rows."""
             base, stride = entry(ir.Constant(_I64, slot)), entry(ir.Constant(_I64, slot + 1))
             zero = ir.Constant(_I64, 0)
             here = b.add(b.add(base, b.mul(row, stride)), column)

@@ -81,7 +81,7 @@ class ClippedGradients:
 
 
 def level_of_the_caller() -> int:
-    """How far above whoever asks the program stands that called ``step()``."""
+    """Return how far above whoever asks the program stands that called ``step()``."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(
         ("pathspace.", "torch.")
@@ -91,7 +91,7 @@ def level_of_the_caller() -> int:
 
 
 def _norms(gradients: Sequence[Tensor]) -> Tensor:
-    """The norms of tensors, shape (how many,)."""
+    """Return the norms of tensors, shape (how many,)."""
     device = gradients[0].device
     norms = (
         torch.linalg.vector_norm(local(g), dtype=torch.promote_types(g.dtype, torch.float32))
@@ -102,7 +102,7 @@ def _norms(gradients: Sequence[Tensor]) -> Tensor:
 
 
 def repeated(norms: list[list[float]]) -> float | None:
-    """The norm that several different gradients have.
+    """Return the norm that several different gradients have.
 
     Args:
         norms: for each step, the norms of its tensors.
@@ -170,7 +170,7 @@ class Gradients:
             )
 
     def _name(self, p: Tensor | None) -> str:
-        """What a gradient is called in a message; that of None is in another process."""
+        """Return what a gradient is called in a message; that of None is in another process."""
         if p is None:
             return "a gradient in another process"
         every = self._network.model.named_parameters()

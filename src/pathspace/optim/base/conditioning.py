@@ -47,6 +47,6 @@ def diagnose(network: Network, chosen: Skeleton, start: Mapping[str, Tensor]) ->
 
 
 def gauge_of_nodes(network: Network) -> Tensor:
-    """The scale at which every node of the double cover stands."""
+    """Return the scale at which every node of the double cover stands."""
     gauge = node_mass(network).gauge()
     return torch.cat([gauge.new_ones(1), gauge, gauge.reciprocal()])

@@ -51,7 +51,7 @@ def as_shadow(p: Tensor, *, matrix: bool = False) -> nn.Parameter:
 
 
 def type_of_shadow(p: Tensor) -> torch.dtype:
-    """The type of a parameter's coordinates."""
+    """Return the type of a parameter's coordinates."""
     return torch.promote_types(p.dtype, torch.float32)
 
 
@@ -243,7 +243,7 @@ class CoordinateView:
         self.p.copy_(self._u if self.r is None else start + self._step(start, self.r) * self.r)
 
     def squared_norm(self) -> Tensor:
-        """That of h, 0-dim."""
+        """Return that of h, 0-dim."""
         return torch.dot(h := self._h.view(-1), h)
 
 

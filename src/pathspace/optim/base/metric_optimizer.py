@@ -81,7 +81,7 @@ class MetricOptimizer(NetworkOptimizer):
         self._advance(self._steps(active))
 
     def _steps(self, active: Active) -> list[ParamStep]:
-        """The parameters that have a gradient, and what the metric gives for those of the network."""
+        """Return the parameters that have a gradient, and what the metric gives for those of the network."""
         names = self.network.names_by_id
         steps = [ParamStep(p, p, group, self.state[p], names.get(id(p)), g) for p, group, g in active]
         if self._in_parts:

@@ -172,7 +172,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
 
     @classmethod
     def _options(cls) -> set[str]:
-        """The names of what the constructor takes, those of a typed dictionary of keywords included."""
+        """Return the names of what the constructor takes, those of a typed dictionary of keywords included."""
         names = set(inspect.signature(cls.__init__).parameters)
         for hint in get_type_hints(cls.__init__).values():
             if get_origin(hint) is Unpack:
@@ -180,7 +180,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
         return names
 
     def _active(self) -> Active:
-        """The parameters that have a gradient.
+        """Return the parameters that have a gradient.
 
         Raises:
             RuntimeError: a gradient is sparse.
@@ -236,7 +236,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
     # -- a first step that moves nothing --------------------------------------------------------------------------
 
     def _is_rehearsal(self, active: Active) -> bool:
-        """Whether this is a first step of rate 0 along gradients of 0, by which tools find out what a state will hold.
+        """Return whether this is a first step of rate 0 along gradients of 0, by which tools learn what a state holds.
 
         ``get_optimizer_state_dict`` and ``set_optimizer_state_dict`` of torch.distributed.checkpoint take one.
         """
@@ -280,7 +280,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
     # -- states ---------------------------------------------------------------------------------------------------
 
     def _all_parameters(self) -> list[Tensor]:
-        """The parameters of all groups, in the order of a state's indices."""
+        """Return the parameters of all groups, in the order of a state's indices."""
         return [p for group in self.param_groups for p in group["params"]]
 
     def state_dict(self) -> dict[str, Any]:
@@ -288,7 +288,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
         return self._packed(super().state_dict())
 
     def _packed(self, packed: dict[str, Any]) -> dict[str, Any]:
-        """A state with an entry for every parameter, which tools that go by the parameters' names ask for.
+        """Return a state with an entry for every parameter, which tools that go by the parameters' names ask for.
 
         What is kept of the elements of a parameter that is split over processes is split like it.
         """
@@ -305,7 +305,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
         return packed
 
     def _unpacked(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """What :meth:`_packed` was made of, be the parameters whole there and split here, or the reverse."""
+        """Return what :meth:`_packed` was made of, be the parameters whole there and split here, or the reverse."""
         saved = [index for group in state_dict["param_groups"] for index in group["params"]]
         of = dict(zip(saved, self._all_parameters(), strict=False))  # torch tells if they are not as many
         states = {
@@ -316,7 +316,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
         return {**state_dict, "state": {i: state for i, state in states.items() if state}}
 
     def _own_part(self, key: str, value: Any, p: Any) -> Any:
-        """What a process keeps of an entry of a state."""
+        """Return what a process keeps of an entry of a state."""
         if p is None or not _is_of_elements(key, value):
             return value
         if is_split(value) and is_split(p) and value.device_mesh == p.device_mesh:
@@ -405,7 +405,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
                 )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """A copy for a copy of the model: ``copy.deepcopy((model, optimizer))``."""
+        """Return a copy for a copy of the model: ``copy.deepcopy((model, optimizer))``."""
         copied = memo[id(self)] = type(self).__new__(type(self))
         # schedulers put a method of this object in the place of ``step``
         copied.__dict__.update({k: self._copied(k, v, memo) for k, v in self.__dict__.items() if k != "step"})
@@ -413,7 +413,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
         return copied
 
     def _copied(self, name: str, value: Any, memo: dict[int, Any]) -> Any:
-        """An attribute of a copy."""
+        """Return an attribute of a copy."""
         del name
         return copy.deepcopy(value, memo)
 
@@ -427,13 +427,13 @@ class NetworkOptimizer(torch.optim.Optimizer):
 
 
 def global_state(state_dict: dict[str, Any]) -> dict[Any, Any]:
-    """What a rule keeps of all parameters together, by its names for it."""
+    """Return the entries of a state that belong to no single parameter."""
     saved = {index for group in state_dict["param_groups"] for index in group["params"]}
     return {key: kept for key, kept in state_dict["state"].items() if key not in saved}
 
 
 def evaluated(closure: Callable[[], Any] | None) -> Any:
-    """What a closure returns, with gradients; None without one."""
+    """Return what a closure returns, with gradients; None without one."""
     if closure is None:
         return None
     with torch.enable_grad():
@@ -441,10 +441,10 @@ def evaluated(closure: Callable[[], Any] | None) -> Any:
 
 
 def _is_of_elements(key: str, value: Any) -> bool:
-    """Whether an entry of a state may have a value for every element of the parameter."""
+    """Return whether an entry of a state may have a value for every element of the parameter."""
     return isinstance(value, Tensor) and value.dim() > 0 and not key.endswith(_ENDS)
 
 
 def _joined(key: str, value: Any, p: Tensor) -> Any:
-    """An entry of a state as it travels."""
+    """Return an entry of a state as it travels."""
     return joined(value, p) if _is_of_elements(key, value) and value.shape == local(p).shape else value

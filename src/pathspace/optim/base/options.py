@@ -37,7 +37,7 @@ class SharedDataOptions(DataOptions, total=False):
 def with_metric(
     owner: object, options: Mapping[str, Any], kind: type[Path], **defaults: Any
 ) -> dict[str, Any]:
-    """The shared options of an optimizer, with the metric that was given or one made of the other options."""
+    """Return the shared options of an optimizer, with the metric that was given or one made of the other options."""
     of_data = {"alpha", *SharedDataOptions.__annotations__}
     check_names(owner, options, of_data if issubclass(kind, DataDependent) else SharedOptions.__annotations__)
     shared = ("clip_norm", "maximize", "metric")

@@ -106,7 +106,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
 
     @abstractmethod
     def _direction(self, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
-        """What to subtract for lr = 1: a new tensor, or ``g``, which may be overwritten."""
+        """Return what to subtract for lr = 1: a new tensor, or ``g``, which may be overwritten."""
 
     def expect_movable(self, network: Network, names: Iterable[str]) -> None:
         """Refuse to let states follow a rescaling; see :class:`NetworkOptimizer`.
@@ -190,7 +190,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
         return self._rehearsal is None or self._rehearsal["skeleton"] is not None
 
     def _is_far(self) -> bool:
-        """Whether float32 has no room for the factors between gradients of weights and of paths, as they began."""
+        """Return whether float32 has no room for the factors between gradients of weights and of paths, at first."""
         if self._far is None and self._start:
             factors = (self._start["units"] / self._start["fixed"]).abs().log2()
             self._far = bool((factors.nan_to_num(0.0, 0.0, 0.0).abs() > _ROOM).any())
@@ -293,7 +293,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
         return factor
 
     def _descends(self, group: dict[str, Any]) -> bool:
-        """Whether a group's direction is the gradient itself."""
+        """Return whether a group's direction is the gradient itself."""
         del group
         return False
 
@@ -348,7 +348,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
     @tables_on_the_cpu()
     @torch.no_grad()
     def diagnostics(self) -> dict[str, Any]:
-        """How well conditioned path space is at the present weights, and what became of the skeleton.
+        """Return how well conditioned path space is at the present weights, and what became of the skeleton.
 
         Returns:
             ``classes``: how many unit classes move. ``incomplete``: names of those that no skeleton edge enters or
@@ -367,7 +367,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
         return diagnose(self.network, self.skeleton, self._start)
 
     def _packed(self, packed: dict[str, Any]) -> dict[str, Any]:
-        """The skeleton and the units stand with a parameter, for tools that take states parameter by parameter."""
+        """Store skeleton and units with a parameter, for tools that take states parameter by parameter."""
         kept: dict[str, Any] = {key: value.clone() for key, value in self._start.items()}
         if self.skeleton is not None:
             kept |= self.skeleton.as_state()
@@ -399,7 +399,7 @@ def _rates(inside: Inside) -> dict[str, float]:
 
 
 def _shrinking(inside: Inside) -> dict[str, float] | None:
-    """What decay multiplies path values by, by name; None without decay."""
+    """Return what decay multiplies path values by, by name; None without decay."""
     if not any(group["weight_decay"] for _, group in inside.values()):
         return None
     return {name: 1 - float(group["lr"]) * group["weight_decay"] for name, (_, group) in inside.items()}

@@ -17,7 +17,7 @@ from pathspace.optim.rules.traits import traits_of
 
 
 def points_of(rule: Optimizer, names: Sequence[str] | None) -> tuple[str, ...] | None:
-    """The names of the points in a rule's state; None where nobody knows."""
+    """Return the names of the points in a rule's state; None where nobody knows."""
     if names is not None:
         return (names,) if isinstance(names, str) else tuple(names)
     return traits_of(type(rule)).points

@@ -74,7 +74,7 @@ def orient_gradients(steps: list[ParamStep], metric: Metric) -> None:
 
 
 def clipping(steps: list[ParamStep], clip_norm: float | None, clip_step: float | None) -> float | Tensor:
-    """What all directions are multiplied with.
+    """Return what all directions are multiplied with.
 
     Args:
         steps: of all parameters.
@@ -113,7 +113,7 @@ def _doubled(g: Tensor) -> Tensor:
 
 
 def _sum(terms: Iterable[Tensor], steps: list[ParamStep]) -> Tensor:
-    """The sum of all elements over all processes, shape ``[]``; at least one step."""
+    """Return the sum of all elements over all processes, shape ``[]``; at least one step."""
     sums = [t.sum() for t in terms]
     together = [s.to(sums[0].device) for s in sums]
     return totals(torch.stack(together), (s.parameter for s in steps)).sum()

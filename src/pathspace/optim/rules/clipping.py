@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def clip_factor(square: Tensor, largest: float) -> float | Tensor:
-    """What scales a gradient of squared norm ``square`` down to norm ``largest``; 1 if it is not longer.
+    """Return what scales a gradient of squared norm ``square`` down to norm ``largest``; 1 if it is not longer.
 
     Args:
         square: shape ``[]``.

@@ -98,7 +98,7 @@ class MuonAdamW(Optimizer):
     def _let_step(
         self, kind: type[AdamW] | type[Muon], params: list[Tensor], options: dict[str, Any]
     ) -> None:
-        """A step of one of torch's rules, whose state is kept here."""
+        """Take a step of one of torch's rules, whose state is kept here."""
         rule = self._rules.get(kind)
         if rule is None:
             rule = self._rules[kind] = AdamW(params) if kind is AdamW else Muon(params)

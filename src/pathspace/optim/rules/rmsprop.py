@@ -58,7 +58,7 @@ class RMSprop(optim.RMSprop):
 
 
 def _is_plain(group: dict[str, Any]) -> bool:
-    """Whether the kernel does all that is asked for, on the CPU."""
+    """Return whether the kernel does all that is asked for, on the CPU."""
     others = ("momentum", "centered", "weight_decay", "foreach", "capturable", "differentiable")
     on_cpu = all(p.device.type == "cpu" for p in group["params"])
     return on_cpu and group["alpha"] < 1 and not any(group[name] for name in others)

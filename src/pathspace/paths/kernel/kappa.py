@@ -30,7 +30,7 @@ from pathspace.squared.squares import Outer, dense
 def kappa(
     network: Network, second_term: bool = False, parameters: Mapping[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
-    """The metric of Path-SGD for every parameter of a network.
+    """Return the metric of Path-SGD for every parameter of a network.
 
     Args:
         network: a traced network.

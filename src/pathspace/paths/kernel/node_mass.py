@@ -70,7 +70,7 @@ class NodeMass:
     even: Tensor | None = None
 
     def gauge(self) -> Tensor:
-        """The scales b_c at which each class stands, covariant: b_c becomes s_c b_c.
+        """Return the scales b_c at which each class stands, covariant: b_c becomes s_c b_c.
 
         Those of the balanced member; in a network that normalizes b_c = sqrt(gamma_in / n_c), and at an even gain where
         units are read at many positions. A class that no path enters has the scale of its other side, 1 /
@@ -83,7 +83,7 @@ class NodeMass:
         return torch.where(self.into > 0, (size if self.even is None else size / self.even).sqrt(), balance)
 
     def balance(self) -> Tensor:
-        """How far each class is from balance, (gamma_in / gamma_out)^(1/4): 1 where as much enters as leaves.
+        """Return how far each class is from balance, (gamma_in / gamma_out)^(1/4): 1 where as much enters as leaves.
 
         A class that no path leaves, as in front of a zero-initialised layer, still has the scale of what enters one of
         its nodes, sqrt(gamma_in / n), as He's start has it; one that no path enters has that of what leaves it,
@@ -197,7 +197,7 @@ def _with_means(tape: Tape) -> Tape:
 
 
 def _has_positions(network: Network) -> bool:
-    """Whether some operation has several nodes of one class at once, as at positions of an image.
+    """Return whether some operation has several nodes of one class at once, as at positions of an image.
 
     In time a unit feeds itself by a parameter that is read at every step: what counts there is whether one step has
     several nodes of a class, as in a recurrent convolution.

@@ -16,7 +16,7 @@ from pathspace.squared.tape import Sums, raised
 
 @in_full_precision
 def squared_path_norm(network: Network, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
-    """The squared path norm gamma_net^2, the sum over all paths of the product of their squared weights.
+    """Return the squared path norm gamma_net^2, the sum over all paths of the product of their squared weights.
 
     gamma_v^2 = 1 at inputs and at the bias node; gamma_v^2 = sum over edges u -> v of gamma_u^2 w_uv^2;
     gamma_net^2 is the sum over the outputs for one example. It does not change under node-wise rescaling.

@@ -104,7 +104,7 @@ def pairs_term(network: Network, source: Mapping[str, Tensor]) -> dict[str, Tens
 
 
 def parameter_uses(network: Network) -> Counter[str]:
-    """How many operations use each parameter; views of it are followed."""
+    """Return how many operations use each parameter; views of it are followed."""
     names = {leaf.slot: leaf.name for leaf in network.tape.leaves if leaf.kind == "parameter"}
     count: Counter[str] = Counter()
     for instruction in network.tape.instructions:
@@ -118,7 +118,7 @@ def parameter_uses(network: Network) -> Counter[str]:
 
 
 def _in_both_factors(network: Network) -> set[str]:
-    """The parameters that a path may meet twice because activations are multiplied that both depend on them."""
+    """Return the parameters that a path may meet twice because activations are multiplied that both depend on them."""
     if not network.tape.product:
         return set()
     names = [leaf.name for leaf in network.tape.leaves if leaf.kind == "parameter"]
@@ -187,7 +187,7 @@ def recurrent_second_term(S: Tensor, before: Tensor, delta: Tensor) -> Tensor:
 
 
 def _negligible(power: Tensor, following: Tensor, last: Tensor, total: Tensor) -> bool:
-    """Whether all further terms are below the rounding of the sum so far, in every entry.
+    """Return whether all further terms are below the rounding of the sum so far, in every entry.
 
     With S^{m+1} <= r S^m elementwise, S^{m+i} <= r^i S^m for all i, since S is not negative: all further terms add up
     to at most r / (1 - r) ``last``, a bound on the last term taken. r and the comparison are made of ratios that

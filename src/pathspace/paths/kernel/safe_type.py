@@ -34,15 +34,15 @@ class Surveyed:
     means: dict[str, tuple[float, ...]]
 
     def mean(self, name: str) -> float:
-        """The mean of a parameter's value."""
+        """Return the mean of a parameter's value."""
         return math.prod(self.means[name])
 
     def largest(self, name: str) -> float:
-        """The largest element of a parameter's value; NaN if any is."""
+        """Return the largest element of a parameter's value; NaN if any is."""
         return math.prod(high for _, high in self.bounds[name])
 
     def fits(self, name: str, dtype: torch.dtype) -> bool:
-        """Whether a type holds the largest value, and not only digits lost near zero."""
+        """Return whether a type holds the largest value, and not only digits lost near zero."""
         limits, largest = torch.finfo(dtype), self.largest(name)
         if dtype == torch.float64:
             return math.isfinite(largest)

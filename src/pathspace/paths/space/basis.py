@@ -27,7 +27,7 @@ from pathspace.paths.space.skeleton import Skeleton
 
 @tables_on_the_cpu()
 def basis_paths(network: Network, skeleton: Skeleton) -> list[tuple[Edge, ...]]:
-    """The paths in_I(u) . e . out_O(v), one for every edge e = (u -> v) outside O, in the order of the edges.
+    """Return the paths in_I(u) . e . out_O(v), one for every edge e = (u -> v) outside O, in the order of the edges.
 
     Args:
         network: a traced network.
@@ -77,7 +77,7 @@ def basis_paths(network: Network, skeleton: Skeleton) -> list[tuple[Edge, ...]]:
 def basis_values(
     network: Network, skeleton: Skeleton, parameters: Mapping[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
-    """The values v_e = A_u w_e B_v of the basis paths, without writing the paths down.
+    """Return the values v_e = A_u w_e B_v of the basis paths, without writing the paths down.
 
     They do not change under node-wise rescaling, and together they are what the network's function depends on.
 
@@ -113,7 +113,7 @@ def basis_values(
 
 
 def checked(network: Network, skeleton: Skeleton) -> ReductionGraph:
-    """The reduction graph of a skeleton that is one of this network.
+    """Return the reduction graph of a skeleton that is one of this network.
 
     Raises:
         TypeError: it is no skeleton.

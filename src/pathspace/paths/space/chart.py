@@ -50,7 +50,7 @@ class Ends:
         return Ends(Index.of(nodes.reshape(-1), device), tuple(nodes.shape))
 
     def at(self, slots: Slots) -> Tensor:
-        """The entries of a vector over nodes, for good, broadcastable to the parameter (see :class:`Slots`)."""
+        """Return the entries of a vector over nodes, for good, broadcastable to the parameter (see :class:`Slots`)."""
         return slots.at(self.nodes).view(self.shape)
 
 
@@ -126,13 +126,13 @@ class Measure:
     pace: Tensor
 
     def rates(self, chart: Chart) -> Tensor:
-        """The constant part of a_e / v_e at e = I(c) = (u -> c), for the P classes: pace a_u / a_c."""
+        """Return the constant part of a_e / v_e at e = I(c) = (u -> c), for the P classes: pace a_u / a_c."""
         result = chart.classes.take(self.pace) / chart.classes.take(self.units)
         return result if chart.starts is None else result * chart.starts.take(self.units)
 
 
 def chart(network: Network, skeleton: Skeleton, names: Collection[str], device: torch.device) -> Chart:
-    """The chart around a skeleton, with its numbers on a device.
+    """Return the chart around a skeleton, with its numbers on a device.
 
     Parameters take part whose ``names`` are given; the network's others are to stay as they are.
     """
@@ -209,7 +209,7 @@ def _starts(nodes: Tensor, device: torch.device) -> Index | None:
 
 
 def _moving(network: Network, skeleton: Skeleton, names: Collection[str]) -> Tensor:
-    """Which classes can be moved: R_c changes I(c) and every weight that leaves c."""
+    """Return which classes can be moved: R_c changes I(c) and every weight that leaves c."""
     moving = torch.cat([torch.zeros(1, dtype=torch.bool), skeleton.complete])
     missing = [name for name in network.parameters if name not in names]
     for name in missing:

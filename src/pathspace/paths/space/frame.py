@@ -167,7 +167,7 @@ class Frame:
         return result
 
     def lengths(self, weights: Mapping[str, Tensor], gauge: Tensor) -> Tensor:
-        """How far the balanced weights move, relative to I(c), when R_c changes: a coordinate's natural length.
+        """Return how far the balanced weights move, relative to I(c), when R_c changes: a coordinate's natural length.
 
         .. code-block:: text
 

@@ -30,7 +30,7 @@ from pathspace.paths.space.skeleton import Skeleton
 def skeleton_signs(
     network: Network, skeleton: Skeleton, parameters: Mapping[str, Tensor] | None = None
 ) -> Tensor:
-    """The signs of the weights O(c) of a skeleton, which rescaling does not change.
+    """Return the signs of the weights O(c) of a skeleton, which rescaling does not change.
 
     Args:
         network: a traced network.

@@ -71,7 +71,7 @@ class ReductionGraph:
         return bool((self.source < 0).any() or (self.target < 0).any())
 
     def number(self, edge: Edge) -> int:
-        """The number of an edge (parameter name, index).
+        """Return the number of an edge (parameter name, index).
 
         Raises:
             KeyError: the network has no such parameter element.
@@ -87,7 +87,7 @@ class ReductionGraph:
         return self._ends[place] + sum(i * n for i, n in zip(index, strides, strict=True))
 
     def edge(self, number: int) -> Edge:
-        """The edge (parameter name, index) of a number.
+        """Return the edge (parameter name, index) of a number.
 
         Raises:
             IndexError: there is no edge of that number.
@@ -113,7 +113,7 @@ class ReductionGraph:
 
     @tables_on_the_cpu()
     def exponents(self) -> Tensor:
-        """How rescaling moves the logarithms of the weights: d log|w_e| / d log s_c, float64 ``[E, num_classes]``.
+        """Return how rescaling moves the log of the weights: d log|w_e| / d log s_c, float64 ``[E, num_classes]``.
 
         Path values do not change under rescaling, so these columns span the part of weight space that no path sees.
         """
@@ -130,7 +130,7 @@ class ReductionGraph:
         return torch.maximum(self.source.abs(), self.target.abs()) <= self.num_classes
 
     def factors(self, nodes: Tensor) -> Tensor:
-        """The classes whose scales make those of nodes, as nodes, padded with 0; int64 ``[n, *nodes.shape]``."""
+        """Return the classes whose scales make those of nodes, as nodes, padded with 0; int64 ``[n, *nodes.shape]``."""
         single = torch.zeros(self.num_classes + 1, self.monomials.shape[1], dtype=torch.long)
         single[:, 0] = torch.arange(self.num_classes + 1)
         table = torch.cat([single, self.monomials])
@@ -147,7 +147,7 @@ def expect_own(graph: ReductionGraph, network: Network, what: str) -> None:
 
 @tables_on_the_cpu()
 def reduction_graph(network: Network) -> ReductionGraph:
-    """The reduction graph of a traced network.
+    """Return the reduction graph of a traced network.
 
     Args:
         network: a traced network.
@@ -184,7 +184,7 @@ def reduction_graph(network: Network) -> ReductionGraph:
 @tables_on_the_cpu()
 @in_full_precision
 def used_edges(network: Network, graph: ReductionGraph | None = None) -> Tensor:
-    """Which weights are on a path from an input to an output, bool ``[E]``.
+    """Return which weights are on a path from an input to an output, bool ``[E]``.
 
     The backward direction of a bidirectional layer that is read at the last step, for example, takes a single step,
     so its recurrent weights are on none.

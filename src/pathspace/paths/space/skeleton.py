@@ -53,13 +53,13 @@ class Skeleton:
     starts: Tensor
 
     def as_state(self) -> dict[str, Any]:
-        """What :meth:`restored` makes the skeleton of again."""
+        """Return what :meth:`restored` makes the skeleton of again."""
         count = self.graph.num_edges
         return {"edges": self.edges.clone(), "starts": self.starts.clone(), "num_edges": count}
 
     @staticmethod
     def restored(graph: ReductionGraph, state: dict[str, Any]) -> Skeleton:
-        """The skeleton of a state, whose entries are taken out of it.
+        """Return the skeleton of a state, whose entries are taken out of it.
 
         Raises:
             ValueError: it belongs to another network.
@@ -78,7 +78,7 @@ class Skeleton:
     def from_edges(
         network: Network, incoming: Sequence[Edge | None], outgoing: Sequence[Edge | None]
     ) -> Skeleton:
-        """A skeleton of edges chosen by hand.
+        """Return a skeleton of edges chosen by hand.
 
         Args:
             network: a traced network.

@@ -27,18 +27,18 @@ class Index:
 
     @staticmethod
     def of(places: Tensor, device: torch.device) -> Index:
-        """The index of places, given on the CPU."""
+        """Return the index of places, given on the CPU."""
         count = len(places)
         first = int(places[0]) if count else 0
         run = torch.equal(places, torch.arange(first, first + count))
         return Index(places.to(device), first if run else -1, count)
 
     def view(self, values: Tensor) -> Tensor | None:
-        """The entries, to be read and written; None where they are not consecutive."""
+        """Return the entries, to be read and written; None where they are not consecutive."""
         return None if self.first < 0 else values.narrow(0, self.first, self.count)
 
     def take(self, values: Tensor) -> Tensor:
-        """The entries; a view where possible."""
+        """Return the entries; a view where possible."""
         view = self.view(values)
         return values.index_select(0, self.places) if view is None else view
 
