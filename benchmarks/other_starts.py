@@ -34,7 +34,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 import pathspace as ps
 from other_starts_scenes import SCENES, Scene
-from pathspace.experiments.report.exact_tests import LEVEL, holm, sign_test
+from pathspace.experiments.report.statistics import LEVEL, holm, sign_test
 from pathspace.experiments.schedule import factor
 from pathspace.optim.rules.muon import MuonAdamW
 from pathspace.rescaling.criteria import Criterion

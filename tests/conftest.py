@@ -69,5 +69,4 @@ def _fixed_seed():
 @pytest.fixture
 def no_pictures(monkeypatch):
     """Pictures take a second each; the tests of the reports draw them."""
-    for name in ("report.files.draw", "report.files.draw_claim", "sweep.report.draw"):
-        monkeypatch.setattr(f"pathspace.experiments.{name}", lambda _: (b"", "<svg></svg>"))
+    monkeypatch.setattr("pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>"))

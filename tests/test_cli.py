@@ -110,7 +110,7 @@ def test_compare_writes_its_report_and_says_where(tmp_path: Path) -> None:
     names = {path.name for path in (tmp_path / "runs").iterdir()}
     assert names == {
         "report.html", "curves.png", "table.csv", "runs.csv", "curves.csv", "epochs.csv", "validation.csv",
-        "results.json", "config.json", "runs",
+        "results.json", "config.json", "runs", ".report.json",
     }  # fmt: skip
     config = json.loads((tmp_path / "runs" / "config.json").read_text())
     assert config["settings"]["methods"] == ["sgd", "path-sgd"]
@@ -288,7 +288,7 @@ def test_a_full_disk_keeps_the_runs_and_the_way_to_go_on_is_named(
         f"Finished runs are kept; then continue with: pathspace train --resume --output {tmp_path}"
     )
     assert list(tmp_path.glob("runs/*/result.json"))
-    assert not list(tmp_path.glob(".*"))
+    assert [path.name for path in tmp_path.glob(".*")] == [".report.json"]
     assert call("train", "--resume", "--output", str(tmp_path)).exit_code == 0
 
 

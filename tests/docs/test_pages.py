@@ -187,14 +187,7 @@ def test_commands_on_a_page_are_understood(line, tmp_path, monkeypatch):
         assert isinstance(result.exception, Begun), result.output
 
 
-@pytest.fixture
-def _no_pictures(monkeypatch):
-    """Pictures take a second each; the tests of the reports draw them."""
-    for where in ("report.files.draw", "report.files.draw_claim", "long_memory.report.draw"):
-        monkeypatch.setattr(f"pathspace.experiments.{where}", lambda *_: (b"", "<svg></svg>"))
-
-
-@pytest.mark.usefixtures("_no_pictures")
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("line", executed())
 def test_commands_on_a_page_run(line, tmp_path, monkeypatch, request):
     from pathspace.cli import app

@@ -1,7 +1,7 @@
 import gzip
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +12,7 @@ import pytest
 from pathspace.experiments.engine import run
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.monitor import Monitor
+from pathspace.experiments.report.document import Report, Section, write_report
 from pathspace.experiments.run import RunConfig
 from pathspace.experiments.runner import Runner
 from pathspace.experiments.settings import Settings, settings_from
@@ -151,3 +152,8 @@ def tiny_corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setitem(corpora.CHARACTERS, "ptb", replace(characters, digests=digests(*CHARACTER_FILES)))
     monkeypatch.setitem(corpora.WORDS, "ptb", replace(words, digests=digests(*WORD_FILES)))
     return tmp_path
+
+
+def write_sections(sections: Sequence[Section], folder: Path) -> None:
+    """Write the files of some sections as those of a report."""
+    write_report(Report("", sections, {"versions": {}}, {}), folder)

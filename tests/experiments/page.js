@@ -1,4 +1,4 @@
-// Runs the script of a report (standard input) on a table of four rows and two switches, and prints what becomes of them.
+// Runs the script of a report (standard input) on a table of four rows, and prints their order.
 const script = require("fs").readFileSync(0, "utf8");
 
 class Element {
@@ -18,15 +18,7 @@ const body = {
   append(...sorted) { this.rows = sorted; },
 };
 const table = Object.assign(new Element(), { tBodies: [body], tHead: { rows: [{ cells: heads }] } });
-const boxes = ["0", "1"].map(number => Object.assign(new Element(), { checked: true, dataset: { switch: number } }));
-const curves = ["0", "1", "0", "1"].map(number => Object.assign(new Element(), { number }));
-const none = Object.assign(new Element(), { dataset: { all: "" } });
-const card = new Element();
-card.querySelectorAll = selector =>
-  selector.startsWith("input") ? boxes
-    : selector.startsWith("button") ? [none]
-      : curves.filter(curve => selector.includes(`"${curve.number}"`));
-global.document = { querySelectorAll: selector => (selector === "table.sortable" ? [table] : [card]) };
+global.document = { querySelectorAll: () => [table] };
 
 new Function(script)();
 const said = [];
@@ -34,9 +26,4 @@ for (let click = 0; click < 3; click++) {
   heads[1].handlers.click();
   said.push([heads[1].getAttribute("aria-sort"), body.rows.map(row => row.cells[0].textContent), table.classes.has("sorted")]);
 }
-boxes[1].checked = false;
-card.handlers.change();
-said.push(curves.map(curve => curve.classes.has("off")));
-none.handlers.click();
-said.push(curves.map(curve => curve.classes.has("off")));
 console.log(JSON.stringify(said));

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure as Drawing
 from scipy import stats
 from typer.testing import CliRunner
 
@@ -15,9 +16,16 @@ from pathspace.cli import app
 from pathspace.experiments import reproduce
 from pathspace.experiments.compare import Comparison, Row, compare
 from pathspace.experiments.monitor import Monitor
-from pathspace.experiments.report.claim import as_json, best_baseline, claim_sentences, claim_table, standings
-from pathspace.experiments.report.claim_figure import draw_claim
-from pathspace.experiments.report.intervals import t_interval
+from pathspace.experiments.report.claim import (
+    as_json,
+    best_baseline,
+    claim_sentences,
+    claim_table,
+    draw_claim,
+    standings,
+)
+from pathspace.experiments.report.figures import saved
+from pathspace.experiments.report.statistics import t_interval
 from pathspace.experiments.run import RunResult, Validation
 from pathspace.experiments.selection import Choice
 from pathspace.experiments.settings import Settings
@@ -98,7 +106,7 @@ def test_the_table_says_who_is_better(comparison: Comparison) -> None:
     assert cells["Path-SGD"][5] == "-2.00 ± 1.24"
     assert cells["Path-SGD"][2] == "0.1*"
     assert [row.marks for row in table.rows] == [{}, {}, {4: "good", 5: "good"}]
-    text = " ".join(table.notes)
+    text = " ".join(claim_sentences(comparison))
     assert (
         "against SGD (the best baseline): better: Path-SGD; worse: none; no difference shown: balanced"
         in text
@@ -129,7 +137,7 @@ def test_a_run_that_was_lost_or_missed_the_target_leaves_no_mean(comparison: Com
     assert said.endswith(
         "no difference shown: balanced once, then SGD; not compared, a run failed: Path-SGD."
     )
-    assert draw_claim([changed])[0].startswith(b"\x89PNG")
+    assert saved(lambda: draw_claim([changed]))[0].startswith(b"\x89PNG")
     json.dumps(as_json(changed), allow_nan=False)
 
 
@@ -164,7 +172,7 @@ def test_without_a_baseline_that_came_through_nothing_is_claimed(comparison: Com
     assert best_baseline(rows[:2]) is None
     assert [standing.against for standing in standings(changed)] == [None] * 3
     table = claim_table(changed)
-    assert "every baseline has a run that failed" in " ".join(table.notes)
+    assert "every baseline has a run that failed" in " ".join(claim_sentences(changed))
     assert "best" not in [row.cells[5] for row in table.rows]
 
 
@@ -235,7 +243,7 @@ def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     monkeypatch.setattr("pathspace.experiments.recipes.files", lambda _: folder.parent)
     # pictures take a second each; test_report draws this one
-    monkeypatch.setattr("pathspace.experiments.report.files.draw", lambda _: (b"", "<svg></svg>"))
+    monkeypatch.setattr("pathspace.experiments.report.comparison.draw_curves", lambda _: Drawing())
     return tmp_path
 
 
@@ -251,7 +259,6 @@ def test_a_recipe_of_parts_gives_one_table_each_one_page_and_one_picture(recipes
     assert (output / "claim.png").read_bytes().startswith(b"\x89PNG")
     page = (output / "report.html").read_text()
     assert page.count('id="figure_1"') == 1  # Matplotlib's
-    assert page.count('class="card curves"') == 2
     for part in ("one", "other"):
         assert (output / part / "report.html").exists()
         with (output / part / "claim.csv").open(newline="") as file:
@@ -266,7 +273,7 @@ def test_a_recipe_of_parts_gives_one_table_each_one_page_and_one_picture(recipes
 def test_parts_that_are_done_are_kept_until_the_whole_is(
     recipes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pathspace.experiments.report.files.draw_claim", lambda _: (b"", "<svg></svg>"))
+    monkeypatch.setattr("pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>"))
     output = recipes / "runs"
     command = ["reproduce", "both", "--workers", "1", *ONE_START, "--output", str(output)]
     assert CliRunner().invoke(app, command).exit_code == 0
@@ -296,7 +303,7 @@ def test_parts_that_are_done_are_kept_until_the_whole_is(
 def test_parts_are_resumed_with_the_settings_that_were_given(
     recipes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pathspace.experiments.report.files.draw_claim", lambda _: (b"", "<svg></svg>"))
+    monkeypatch.setattr("pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>"))
     output, execute = recipes / "runs", reproduce.execute
 
     def stopped(asked: Any, around: Any, **given: Any) -> Any:
@@ -318,7 +325,7 @@ def test_parts_are_resumed_with_the_settings_that_were_given(
 def test_a_part_that_starting_over_had_not_come_to_does_not_stand_in_the_way(
     recipes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pathspace.experiments.report.files.draw_claim", lambda _: (b"", "<svg></svg>"))
+    monkeypatch.setattr("pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>"))
     output, execute = recipes / "runs", reproduce.execute
     command = ["reproduce", "both", "--workers", "1", "--output", str(output)]
     assert CliRunner().invoke(app, [*command, *ONE_START]).exit_code == 0
@@ -366,5 +373,5 @@ def test_one_method_alone_is_compared_with_nothing(comparison: Comparison) -> No
     settings = replace(comparison.settings, methods=("sgd",), baselines=("sgd",))
     alone = replace(comparison, settings=settings, rows=comparison.rows[:1])
     none = replace(alone, settings=replace(settings, baselines=()))
-    assert "no baseline was run" in " ".join(claim_table(none).notes)
-    assert "nothing to compare it with" in " ".join(claim_table(alone).notes)
+    assert "no baseline was run" in " ".join(claim_sentences(none))
+    assert "nothing to compare it with" in " ".join(claim_sentences(alone))

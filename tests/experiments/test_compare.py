@@ -11,7 +11,9 @@ from pathspace.experiments.compare import Row, compare, largest_difference
 from pathspace.experiments.configuration import Configuration
 from pathspace.experiments.jobs import RESULT, Place, run_all
 from pathspace.experiments.monitor import Monitor
-from pathspace.experiments.report import claim_table, conclusion, write_report
+from pathspace.experiments.report.claim import claim_table
+from pathspace.experiments.report.comparison import comparison_report, conclusion
+from pathspace.experiments.report.document import write_report
 from pathspace.experiments.report.table import notes
 from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.runner import Runner
@@ -86,11 +88,12 @@ def test_where_there_is_one_rate_nothing_is_tuned(
     assert len(list((tmp_path / "given").glob("runs/*/result.json"))) == sum(len(r.runs) for r in given.rows)
     assert {(row.learning_rate, row.weight_decay) for row in given.rows} == {(0.05, 0.1)}
     # both reports say that the rates were given, and draw no curve over rates
-    page = write_report(given, tmp_path, title="a test", configuration={"versions": {}}).read_text()
+    report = comparison_report(given, title="a test", configuration={"versions": {}})
+    page = write_report(report, tmp_path).read_text()
     assert "Learning rates were given: 0.05.<" in page
     assert "Learning rates were given: 0.05. Decay: 0.1." in page
     own = replace(given, settings=replace(settings, method_rates={"path-sgd": [0.3]}))
-    assert "Learning rates were given: 0.05; Path-SGD: 0.3." in notes(own, None)
+    assert "Learning rates were given: 0.05; Path-SGD: 0.3." in notes(own)
     assert "Learning rates were given: 0.05; Path-SGD: 0.3. Decay: 0.1." in claim_table(own).notes
     table = claim_table(given)
     assert "failed" not in table.columns

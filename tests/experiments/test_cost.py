@@ -23,6 +23,8 @@ from pathspace.experiments.settings import settings_from
 from pathspace.experiments.studies import cost, run_study
 from pathspace.experiments.tasks import build_task
 
+from .conftest import write_sections
+
 SETTINGS: dict[str, Any] = {
     "task": "adding",
     "task_options": {"length": 6, "train_size": 64, "validation_size": 32, "test_size": 32},
@@ -63,8 +65,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
 
 
 def test_the_study_writes_what_it_prints(comparison: Comparison, tmp_path: Path) -> None:
-    printed = run_study("cost", {"rounds": 3, "steps": 2}, comparison, tmp_path, None)
-    assert len(printed) == 2
+    write_sections(run_study("cost", {"rounds": 3, "steps": 2}, comparison, None), tmp_path)
     costs = json.loads((tmp_path / "cost.json").read_text())["costs"]
     assert [cost["method"] for cost in costs] == ["sgd", "path-sgd"]
     assert (costs[0]["ratio"], costs[0]["lower"], costs[0]["upper"]) == (1.0, 1.0, 1.0)
@@ -92,7 +93,7 @@ def test_a_slow_method_is_seen(
         return optimizer
 
     monkeypatch.setitem(methods.METHODS, "path-sgd", replace(plain, build=slow))
-    run_study("cost", {"rounds": 3, "steps": 2}, comparison, tmp_path, None)
+    write_sections(run_study("cost", {"rounds": 3, "steps": 2}, comparison, None), tmp_path)
     slowed = json.loads((tmp_path / "cost.json").read_text())["costs"][1]
     assert slowed["ratio"] > 2
     # 4 steps an epoch, each of at least the pause
@@ -130,7 +131,7 @@ def test_recurrent_layers_are_those_of_runs(
         return build(model, *others)
 
     monkeypatch.setitem(methods.METHODS, "sgd", replace(methods.METHODS["sgd"], build=noted))
-    run_study("cost", {"rounds": 1, "steps": 1}, comparison, tmp_path, None)
+    run_study("cost", {"rounds": 1, "steps": 1}, comparison, None)
     assert layers == [torch.nn.RNN if plain else pathspace.nn.RNN]
 
 
@@ -167,8 +168,8 @@ def test_runs_on_the_gpus_of_a_cluster_do_not_lose_their_study_here(
     around = execution.Surroundings(
         None, tmp_path, device="cuda", engine="ray", address="10.0.0.1:6379", quiet=True
     )
-    execution._study(recipe, comparison, "", tmp_path, around)
-    assert (tmp_path / "cost.json").exists()
+    (section,) = execution._study(recipe, comparison, "", around)
+    assert {"cost.csv", "cost.json"} == set(section.numbers)
 
 
 @pytest.mark.parametrize("options", [{"rounds": 0}, {"steps": 1.5}])
@@ -176,4 +177,4 @@ def test_impossible_numbers_are_refused(
     comparison: Comparison, tmp_path: Path, options: dict[str, Any]
 ) -> None:
     with pytest.raises(ConfigurationError, match="whole number from 1 on"):
-        run_study("cost", options, comparison, tmp_path, None)
+        run_study("cost", options, comparison, None)

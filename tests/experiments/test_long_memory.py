@@ -32,7 +32,7 @@ from pathspace.experiments.long_memory.report import build_tables
 from pathspace.experiments.long_memory.training import Outcome, Setup, Trainer, train
 from pathspace.experiments.models import ReluRNN
 from pathspace.experiments.recipes import load_recipe
-from pathspace.experiments.report.exact_tests import holm, sign_test
+from pathspace.experiments.report.statistics import holm, sign_test
 from pathspace.experiments.settings import FIRST_TUNING_SEED
 from pathspace.experiments.storage import write_checked
 
@@ -293,7 +293,7 @@ def test_the_command_reports_stops_and_continues(tmp_path: Path, monkeypatch: py
     assert len((folder / "table.csv").read_text().splitlines()) == 1 + 2 * 3
 
     monkeypatch.setattr(
-        "pathspace.experiments.long_memory.report.draw", lambda *_: (b"", "<svg></svg>")
+        "pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>")
     )  # seen above
 
     # broken off: one cell is missing, one was marked so that doing it again would show

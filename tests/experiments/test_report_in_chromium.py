@@ -13,7 +13,8 @@ from pathspace.experiments.compare import Comparison, Row, compare
 from pathspace.experiments.configuration import Configuration
 from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.published import load_published
-from pathspace.experiments.report import conclusion, write_parts, write_report
+from pathspace.experiments.report.comparison import comparison_report, conclusion, parts_report
+from pathspace.experiments.report.document import write_report
 from pathspace.experiments.settings import settings_from
 
 from .conftest import TINY
@@ -48,16 +49,16 @@ def pages(comparison: Comparison, tmp_path_factory: pytest.TempPathFactory) -> d
     """The addresses of the page of a comparison, of a recipe, and of a recipe of two parts."""
     folders = {name: tmp_path_factory.mktemp(name) for name in PAGES}
     configuration = Configuration("compare", TITLE, comparison.settings).as_dict()
-    write_report(comparison, folders["compare"], title=TITLE, configuration=configuration)
-    write_report(
-        comparison,
-        folders["reproduce"],
-        title=TITLE,
-        configuration=configuration,
-        published=load_published("adding"),
-    )
     both = {"adding": comparison, "smnist-784": comparison}
-    write_parts(both, folders["parts"], title=TITLE, configuration=configuration)
+    reports = {
+        "compare": comparison_report(comparison, title=TITLE, configuration=configuration),
+        "reproduce": comparison_report(
+            comparison, title=TITLE, configuration=configuration, published=load_published("adding")
+        ),
+        "parts": parts_report(both, title=TITLE, configuration=configuration),
+    }
+    for name, report in reports.items():
+        write_report(report, folders[name])
     return {name: (folder / "report.html").as_uri() for name, folder in folders.items()}
 
 
@@ -87,36 +88,12 @@ def test_the_conclusion_stands_on_top_of_a_phone(
         assert said == list(conclusion(comparison))
 
 
-def _visible_curves(page: Any) -> list[int]:
-    """Of the first panel: which of its curves are drawn, by their numbers."""
-    return page.evaluate(
-        """[...document.querySelector(".chart").querySelectorAll(".curve")]
-           .filter(curve => getComputedStyle(curve).display !== "none").map(curve => Number(curve.dataset.curve))"""
-    )
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_the_error_over_epochs_is_shown_and_each_curve_can_be_switched(
-    browser: Browser, pages: dict[str, str], comparison: Comparison, name: str
-) -> None:
-    page = browser.open(pages[name], PHONE)
-    assert "over epochs" in page.locator(".panels h3").first.inner_text()
-    chart = page.locator(".chart").first.bounding_box()
-    assert chart["x"] >= 0
-    assert chart["x"] + chart["width"] <= PHONE[0]  # all of it is seen at once
-    everything = list(range(len(comparison.rows)))
-    assert _visible_curves(page) == everything
-    page.locator("label", has_text="Path-SGD, rescaled").first.click()
-    off = next(
-        i for i, row in enumerate(comparison.rows) if (row.method, row.start) == ("path-sgd", "rescaled")
-    )
-    assert _visible_curves(page) == [i for i in everything if i != off]
-    page.get_by_role("button", name="none", exact=True).first.click()
-    assert _visible_curves(page) == []
-    page.locator("label", has_text="SGD, balanced").first.click()
-    assert _visible_curves(page) == [0]
-    page.get_by_role("button", name="all", exact=True).first.click()
-    assert _visible_curves(page) == everything
+def test_the_figure_scrolls_on_a_phone_and_fits_a_desk(browser: Browser, pages: dict[str, str]) -> None:
+    for size, fits in ((PHONE, False), (DESK, True)):
+        page = browser.open(pages["compare"], size)
+        figure = page.locator(".figure").first
+        assert figure.locator("svg").count() == 1
+        assert figure.evaluate("box => box.scrollWidth <= box.clientWidth") == fits
 
 
 def test_the_table_scrolls_on_a_phone_and_keeps_the_names_in_sight(
@@ -188,12 +165,11 @@ def test_words_stand_out_from_their_ground(browser: Browser, pages: dict[str, st
     """A contrast of 4.5, as WCAG 2 asks of text."""
     page = browser.open(pages["compare"])
     pairs = page.evaluate(
-        """[...document.querySelectorAll("tbody .pill, p, li, label, .chart text")].map(element => {
+        """[...document.querySelectorAll("tbody .pill, p, li")].map(element => {
              let ground = element;
              const style = getComputedStyle(element), clear = "rgba(0, 0, 0, 0)";
              while (getComputedStyle(ground).backgroundColor === clear) ground = ground.parentElement;
-             return [element instanceof SVGElement ? style.fill : style.color,
-                     getComputedStyle(ground).backgroundColor];
+             return [style.color, getComputedStyle(ground).backgroundColor];
            })"""
     )
     assert min(_contrast(ink, ground) for ink, ground in pairs) >= 4.5

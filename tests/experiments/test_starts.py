@@ -13,7 +13,8 @@ from pathspace.experiments.methods import METHODS
 from pathspace.experiments.models import build_model
 from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.recipes import load_recipe
-from pathspace.experiments.report import build_table, conclusion
+from pathspace.experiments.report.comparison import conclusion
+from pathspace.experiments.report.table import build_table
 from pathspace.experiments.run import RunConfig
 from pathspace.experiments.settings import Settings, settings_from
 from pathspace.experiments.starts import STARTS, move_to_start

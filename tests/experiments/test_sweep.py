@@ -151,7 +151,8 @@ def test_a_sweep_writes_its_page_and_all_numbers(tmp_path: Path) -> None:
     assert f"Report: {folder / 'report.html'}" in result.stdout
     assert "16/16" in result.stderr
     assert {path.name for path in folder.iterdir()} == {
-        "report.html", "sweep.png", "table.csv", "trials.csv", "results.json", "config.json", "runs", "sweep.journal",
+        ".report.json", "report.html", "sweep.png", "table.csv", "trials.csv", "results.json", "config.json", "runs",
+        "sweep.journal",
     }  # fmt: skip
     content = json.loads((folder / "results.json").read_text())
     assert [best["method"] for best in content["best"]] == ["sgd", "path-sgd"]

@@ -15,13 +15,14 @@ from pathspace.cli import app
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.published import load_published
 from pathspace.experiments.recipes import load_recipe, parse_recipe
-from pathspace.experiments.report.table import print_table
+from pathspace.experiments.report.document import print_table, write_report
+from pathspace.experiments.report.figures import saved
 from pathspace.experiments.storage import write_checked
 from pathspace.experiments.symbols.cells import LOOKS, Cell, Score, best, cells, compute, shown, texts
 from pathspace.experiments.symbols.figures import draw_over_time
 from pathspace.experiments.symbols.pairs import pairs_of, pairs_table
 from pathspace.experiments.symbols.protocol import MERGED, ROWS, TEXTS, protocol_from
-from pathspace.experiments.symbols.report import build_table, samples, sizes_table, write_report
+from pathspace.experiments.symbols.report import build_table, report, samples, sizes_table
 
 pytest.importorskip("numba")
 pytest.importorskip("hmmlearn")
@@ -132,8 +133,8 @@ def test_the_command_reports_stops_and_continues(tmp_path: Path, monkeypatch: py
     lines = (folder / "table.csv").read_text().splitlines()
     assert lines[0] == "model,variant,music,anbn,size,seconds"
 
-    for name in ("draw", "draw_over_time"):  # seen above
-        monkeypatch.setattr(f"pathspace.experiments.symbols.report.{name}", lambda *_: (b"", "<svg></svg>"))
+    # the figures were seen above
+    monkeypatch.setattr("pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>"))
 
     # broken off: one cell is missing, one was marked so that doing it again would show
     (folder / "report.html").unlink()
@@ -285,9 +286,9 @@ def test_rows_are_compared_over_draws(tmp_path: Path) -> None:
     assert (own.fewer, own.verdict) == (0, "not decided")
     assert found["PCNN, QDH+RBP", "CNN, QDH+RBP"].fewer == 2
 
-    table, pairs = write_report(
-        protocol, scores, tmp_path, title="t", configuration=CONFIGURATION, published=None
-    )
+    found = report(protocol, scores, title="t", configuration=CONFIGURATION, published=None)
+    write_report(found, tmp_path)
+    table, pairs = (section.table for section in found.sections if section.printed)
     assert table.rows[0].cells == ("baseline", "CTW", "50.0 ± 10.0", "3", "6")
     assert any(note.startswith("Mean ± standard deviation of 3 draws") for note in table.notes)
     assert pairs.rows[2].cells == ("PCNN, QDH+RBP against CTW", "music", "-30.0 ± 0.0", "3 of 3", "fewer")
@@ -460,10 +461,9 @@ def test_merged_networks_are_those_of_two_folds(tmp_path: Path) -> None:
     table = build_table(protocol, [score], None)
     assert table.rows[0].cells[:2] == ("PCNN", "merged")
     assert any("it has learned two texts" in note for note in table.notes)
-    written = write_report(
-        protocol, [score], tmp_path, title="t", configuration=CONFIGURATION, published=None
-    )
-    assert written == [table]
+    found = report(protocol, [score], title="t", configuration=CONFIGURATION, published=None)
+    write_report(found, tmp_path)
+    assert [section.table for section in found.sections if section.printed] == [table]
     assert "PCNN, merged, 3 units" in (tmp_path / "report.html").read_text()
     assert [heading for heading, _ in samples(protocol, [score])] == [
         "music: the generator",
@@ -476,11 +476,11 @@ def test_the_page_has_all_sizes_over_time_and_what_the_best_one_writes() -> None
     scores = [compute(cell, protocol) for cell in cells(protocol)]
     # the clock may not have told anything yet at the first look
     early = [replace(score, curve=tuple((k, 0.0, bits) for k, _, bits in score.curve)) for score in scores]
-    assert draw_over_time(protocol, early) is not None
-    drawn = draw_over_time(protocol, scores)
-    assert drawn is not None
-    assert drawn[1].startswith("<svg")
-    assert draw_over_time(protocol, [score for score in scores if score.cell.row == "CTW"]) is None
+    for some in (early, scores):
+        assert saved(lambda some=some: draw_over_time(protocol, some))[1].startswith("<svg")
+    without = [score for score in scores if score.cell.row == "CTW"]
+    one = replace(protocol, rows=("CTW",))
+    assert report(one, without, title="", configuration={}, published=None).sections[-1].figure is None
     assert [row.cells[:3] for row in sizes_table(protocol, scores).rows] == [
         ("anbn", "CTW", "2"), ("anbn", "CTW", "3"), ("anbn", "PCNN, DH+FB", "3"), ("anbn", "PCNN, DH+FB", "4"),
     ]  # fmt: skip

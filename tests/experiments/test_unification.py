@@ -15,11 +15,12 @@ from pathspace.experiments.engine import run
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.recipes import load_recipe
+from pathspace.experiments.report.figures import saved
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.studies import run_study
 from pathspace.experiments.studies.unification import MEASURES, USES, _draw, entries
 
-from .conftest import TINY
+from .conftest import TINY, write_sections
 
 METHODS_HERE = ["sgd", "path-norm", "batch-norm", "path-sgd"]
 
@@ -78,9 +79,10 @@ def test_cells_have_the_errors_of_each_start_at_its_own_rate(comparison: Compari
 
 
 def test_the_study_writes_what_it_prints(comparison: Comparison, tmp_path: Path) -> None:
-    table, note = run_study("unification", {}, comparison, tmp_path, None)
-    assert table.row_count == len(METHODS_HERE) + len(USES)
-    assert "D: paths" in note
+    (section,) = run_study("unification", {}, comparison, None)
+    write_sections([section], tmp_path)
+    assert len(section.table.rows) == len(METHODS_HERE)
+    assert "D: paths" in section.table.notes[0]
     cells = json.loads((tmp_path / "unification.json").read_text())["cells"]
     with (tmp_path / "unification.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
@@ -92,7 +94,7 @@ def test_the_study_writes_what_it_prints(comparison: Comparison, tmp_path: Path)
 
 def test_where_all_methods_diverged_there_is_an_empty_picture(comparison: Comparison) -> None:
     diverged = [replace(entry, errors=dict.fromkeys(entry.errors)) for entry in entries(comparison)]
-    assert _draw(comparison, diverged).startswith(b"\x89PNG")
+    assert saved(lambda: _draw(comparison, diverged))[0].startswith(b"\x89PNG")
 
 
 def test_curves_that_were_not_compared_are_not_called_the_same(comparison: Comparison) -> None:
@@ -105,9 +107,9 @@ def test_a_comparison_of_other_methods_has_no_table(
     tiny_settings: Callable[..., Any], tmp_path: Path
 ) -> None:
     other = compare(tiny_settings(methods=["adam"], epochs=1), tmp_path / "runs", Monitor())
-    (sentence,) = run_study("unification", {}, other, tmp_path, None)
-    assert "arranges the methods sgd, path-norm" in str(sentence)
-    assert not (tmp_path / "unification.json").exists()
+    (section,) = run_study("unification", {}, other, None)
+    assert "arranges the methods sgd, path-norm" in section.table.notes[0]
+    assert not section.numbers
 
 
 def test_the_measures_of_data_alone_are_always_damped(

@@ -154,7 +154,7 @@ def test_the_command_reports_and_continues(tmp_path: Path, monkeypatch: pytest.M
     assert len((folder / "looks.csv").read_text().splitlines()) == 1 + 4 * 3
     assert not list((folder / "networks").iterdir())
     monkeypatch.setattr(
-        "pathspace.experiments.xor.report.draw", lambda *_: (b"", "<svg></svg>")
+        "pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>")
     )  # seen above
     (folder / "report.html").unlink()
     (folder / "cells" / "ours-5.json").unlink()

@@ -1,8 +1,6 @@
 """Folders that hold what a command did not write, and commands that meet in one folder."""
 
 import json
-import os
-import re
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,7 +24,7 @@ TINY = [
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     # The pictures take most of the time, and are checked elsewhere.
-    monkeypatch.setattr("pathspace.experiments.report.files.draw", lambda _comparison: (b"", "<svg></svg>"))
+    monkeypatch.setattr("pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>"))
     return tmp_path
 
 
@@ -77,31 +75,32 @@ def test_fresh_writes_beside_files_of_another_kind(here: Path) -> None:
 
 
 def test_fresh_leaves_nothing_of_an_earlier_report_beside_the_new_one(here: Path) -> None:
-    (here / "mine").mkdir()
-    (here / "mine" / "pairs.csv").write_text("mine")
+    folder = here / "mine"
+    folder.mkdir()
+    for name in ("pairs.csv", "notes"):
+        (folder / name).write_text("mine")
     call(*TINY, "--output", "mine", "--fresh")
-    assert (here / "mine" / "pairs.csv").read_text() == "mine"  # of no command of ours
-    of_other_settings = ("claim.csv", "claim.png", "pairs.csv", "cost.csv", "cost.json", "unification.png")
-    page = (here / "mine" / "report.html").stat().st_mtime
-    for name in (*of_other_settings, "notes"):
-        (here / "mine" / name).write_text("earlier")
-        os.utime(here / "mine" / name, (page - 1, page - 1))
-    (here / "mine" / "xor.png").write_text("later")  # than the page, the last file of a report
+    known = set(json.loads((folder / folders.FILES).read_text()))
+    assert {"report.html", "results.json", "curves.png", "runs.csv"} < known
+    assert {path.name for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")} == {
+        *known, "config.json", "pairs.csv", "notes",
+    }  # fmt: skip
+    # a command of another kind had written these
+    (folder / "claim.csv").write_text("earlier")
+    (folder / folders.FILES).write_text(json.dumps([*known, "claim.csv", "../outside"]))
+    (here / "outside").write_text("mine")
     call(*TINY, "--output", "mine", "--fresh")
-    assert (here / "mine" / "notes").exists()
-    assert (here / "mine" / "xor.png").read_text() == "later"
-    assert not {path.name for path in (here / "mine").iterdir()} & {*of_other_settings}
+    assert not (folder / "claim.csv").exists()
+    assert [(folder / name).read_text() for name in ("pairs.csv", "notes")] == ["mine", "mine"]
+    assert (here / "outside").read_text() == "mine"
 
 
-def test_every_file_of_a_report_is_known_to_be_one() -> None:
-    written = set()
-    for file in Path(folders.__file__).parent.rglob("*.py"):
-        text = file.read_text()
-        written |= {
-            *re.findall(r'output / "([\w-]+\.\w+)"', text),
-            *re.findall(r'^[A-Z_, ]+ = .*?"([\w-]+\.png)"', text, re.M),
-        }
-    assert {"curves.png", "cost.csv"} < written <= {*folders.REPORT}
+@pytest.mark.parametrize("damaged", ["", "[", "5", "[5]", "{}"])
+def test_a_damaged_list_of_files_is_no_obstacle(here: Path, damaged: str) -> None:
+    call(*TINY, "--output", "mine")
+    (here / "mine" / folders.FILES).write_text(damaged)
+    call(*TINY, "--output", "mine", "--fresh")
+    assert "runs.csv" in json.loads((here / "mine" / folders.FILES).read_text())
 
 
 def test_finished_runs_of_other_settings_are_refused_and_the_default_folder_counts_up(here: Path) -> None:

@@ -10,8 +10,9 @@ from pathspace.experiments import invariance
 from pathspace.experiments.compare import Comparison
 from pathspace.experiments.configuration import Configuration
 from pathspace.experiments.errors import ConfigurationError, unknown_name
-from pathspace.experiments.execution import Surroundings, execute, print_results
+from pathspace.experiments.execution import Surroundings, execute
 from pathspace.experiments.layers import Layer
+from pathspace.experiments.report.document import print_report
 from pathspace.experiments.settings import OF_A_TABLE, refuse_unused, settings_from
 from pathspace.experiments.terminal import output_console, print_json
 from pathspace.progress import shown
@@ -23,7 +24,7 @@ def run_compare(options: Layer, around: Surroundings) -> Comparison:
     """Do what `pathspace compare` was asked for; see there."""
     asked = Configuration("compare", COMPARE_TITLE, settings_from(options))
     done = execute(asked, around, given=bool(options[1]))
-    print_results([done], around)
+    print_report(done.report, done.folder, as_json=around.as_json)
     return done.comparison
 
 
@@ -58,7 +59,7 @@ def run_train(
         )
     asked = Configuration("train", f"One run of {method} from the {start} start", settings, seed=seed)
     done = execute(asked, around, given=given or bool(values))
-    print_results([done], around)
+    print_report(done.report, done.folder, as_json=around.as_json)
     return done.comparison
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 
 from pathspace.experiments import configuration as configurations
 from pathspace.experiments import folders
@@ -19,21 +19,12 @@ from pathspace.experiments.devices import chosen_device
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.folders import PAGE
 from pathspace.experiments.monitor import Shown
-from pathspace.experiments.published import Published, load_published
+from pathspace.experiments.published import load_published
 from pathspace.experiments.recipes import Recipe
-from pathspace.experiments.report import (
-    build_table,
-    claim_table,
-    conclusion,
-    pairs_of,
-    pairs_table,
-    print_table,
-    write_report,
-)
-from pathspace.experiments.report.files import as_json
+from pathspace.experiments.report.comparison import comparison_report
+from pathspace.experiments.report.document import Report, Section, write_report
 from pathspace.experiments.runner import Runner
 from pathspace.experiments.studies import run_study
-from pathspace.experiments.terminal import output_console, print_json, print_line
 
 
 @dataclass(frozen=True)
@@ -82,12 +73,11 @@ class Surroundings(folders.Wanted):
 
 @dataclass(frozen=True)
 class Done:
-    """A comparison, what it was asked for, the folder of its report, and what a study of it found."""
+    """A comparison, its report, and the folder of both."""
 
     comparison: Comparison
-    configuration: Configuration
+    report: Report
     folder: Path
-    found: Sequence[RenderableType] = ()
 
 
 def execute(
@@ -96,20 +86,15 @@ def execute(
     """Do all runs, and the study of a recipe that has one, and write the report."""
     with begun(asked, around, given=given) as (configuration, output):
         comparison = _runs(configuration, output, around)
-        found = (
-            _study(studied, comparison, configuration.size, output, around)
-            if studied and studied.study
-            else []
-        )
-        # last: without it the same command goes on here
-        write_report(
+        report = comparison_report(
             comparison,
-            output,
             title=configuration.title,
             configuration=configuration.as_dict(),
-            published=_published(configuration),
+            published=load_published(configuration.recipe) if configuration.recipe else None,
+            more=_study(studied, comparison, configuration.size, around) if studied and studied.study else (),
         )
-    return Done(comparison, configuration, output, found)
+        write_report(report, output)  # last: without it the same command goes on here
+    return Done(comparison, report, output)
 
 
 @contextmanager
@@ -175,14 +160,12 @@ def _runs(configuration: Configuration, output: Path, around: Surroundings) -> C
         )
 
 
-def _study(
-    recipe: Recipe, comparison: Comparison, size: str, output: Path, around: Surroundings
-) -> list[RenderableType]:
+def _study(recipe: Recipe, comparison: Comparison, size: str, around: Surroundings) -> list[Section]:
     if around.run_device != "cpu":  # which this machine may lack: the runs may have been a cluster's
         Console(stderr=True).print("The study computes on the processor.", highlight=False)
     name = recipe.study["name"]
     with Console(stderr=True, quiet=around.quiet).status(f"Studying the {name}"):
-        return run_study(name, recipe.study_options(size), comparison, output, around.data_dir)
+        return run_study(name, recipe.study_options(size), comparison, around.data_dir)
 
 
 def _settle(
@@ -219,31 +202,3 @@ def other_settings(output: Path, command: Sequence[str], *, unfinished: bool) ->
         f"The folder {str(output)!r} holds unfinished runs with other settings: continue those by "
         f"`{shlex.join(words)}`, give another --output, or start over with --fresh."
     )
-
-
-def _published(configuration: Configuration) -> Published | None:
-    return load_published(configuration.recipe) if configuration.recipe else None
-
-
-def print_results(done: Sequence[Done], around: Surroundings) -> None:
-    """Print the results: as JSON, one object or the list of the parts; or as a table and the place of the page."""
-    if around.as_json:
-        values = [
-            as_json(each.comparison, each.configuration.as_dict(), _published(each.configuration))
-            for each in done
-        ]
-        print_json(values[0] if len(values) == 1 else values)
-        return
-    for each in done:
-        comparison, published = each.comparison, _published(each.configuration)
-        claims = comparison.settings.baselines and comparison.choices
-        console = output_console(150 if claims else 120)
-        if claims:
-            print_table(claim_table(comparison), console, published)
-        else:
-            print_table(build_table(comparison, published), console, published)
-            for sentence in conclusion(comparison):
-                console.print(sentence, highlight=False, markup=False)
-        if pairs := pairs_of(comparison, published):
-            print_table(pairs_table(comparison, pairs), console)
-        print_line(console, f"Report: {each.folder / PAGE}")

@@ -20,13 +20,7 @@ from pathspace.files import clear_leftovers, locked
 
 FILE = "config.json"
 PAGE = "report.html"  # written last: without it the same command goes on
-REPORT = (
-    "claim.csv", "claim.png", "cost.csv", "cost.json", "curves.csv", "curves.png", "epochs.csv", "long-memory.png",
-    "looks.csv", "pairs.csv", "results.json", "runs.csv", "second-term.csv", "second-term.json", "second-term.png",
-    "sweep.png", "symbols.png", "table.csv", "trials.csv", "unification.csv", "unification.json", "unification.png",
-    "validation.csv", "validation.png", "xor.png",
-)  # fmt: skip
-"""Besides the page: some are of some reports alone, and would seem to be those of the next one in the same folder."""
+FILES = ".report.json"  # the names of the files of the last report
 COMMANDS = ("compare", "train", "reproduce", "sweep")
 
 
@@ -174,16 +168,14 @@ def _check_own(folder: Path) -> None:
 
 
 def clear_report(folder: Path) -> None:
-    """Remove the report of an earlier command: its page, which was written last, and what is not newer than that.
-
-    What is newer, or in a folder that is not ours, may be somebody's own.
-    """
-    page = folder / PAGE
-    until = page.stat().st_mtime_ns if page.is_file() and is_own(folder) else 0
-    remove_file(page)
-    for file in (folder / name for name in REPORT):
-        if file.is_file() and file.stat().st_mtime_ns <= until:
-            remove_file(file)
+    """Remove the files of the last report in a folder, the page first: without it a report is unfinished."""
+    remove_file(folder / PAGE)
+    try:
+        names = [Path(name).name for name in json.loads((folder / FILES).read_text(encoding="utf-8"))]
+    except (OSError, TypeError, ValueError):  # no report, or a list that somebody has changed
+        return
+    for name in (*names, FILES):
+        remove_file(folder / name)
 
 
 def say_finished(folder: Path) -> None:

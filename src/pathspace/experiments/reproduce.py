@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
-from rich.console import Console
-
 from pathspace.experiments import configuration as configurations
 from pathspace.experiments import folders
 from pathspace.experiments.compare import Comparison, check_task_of
@@ -19,15 +17,15 @@ from pathspace.experiments.execution import (
     execute,
     holds_results,
     other_settings,
-    print_results,
 )
 from pathspace.experiments.folders import PAGE
 from pathspace.experiments.layers import Layer
 from pathspace.experiments.recipes import ENGINES, Recipe, load_recipe
-from pathspace.experiments.report import write_parts
+from pathspace.experiments.report.comparison import parts_report
+from pathspace.experiments.report.document import print_report, write_report
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.storage import write_json
-from pathspace.experiments.terminal import output_console, print_line
+from pathspace.experiments.terminal import output_console, print_json, print_line
 
 
 def run_reproduce(name: str, size: str, options: Layer, around: Surroundings) -> dict[str, Comparison]:
@@ -43,10 +41,7 @@ def run_reproduce(name: str, size: str, options: Layer, around: Surroundings) ->
     if recipe.parts:
         return _reproduce_parts(recipe, size, options, around)
     done = execute(_asked(recipe, size, options), around, given=bool(size or options[1]), studied=recipe)
-    print_results([done], around)
-    console = Console(stderr=True) if around.as_json else output_console()
-    for part in done.found:
-        console.print(part, highlight=False)
+    print_report(done.report, done.folder, as_json=around.as_json)
     return {name: done.comparison}
 
 
@@ -92,11 +87,12 @@ def _reproduce_parts(
             )
             done[part] = execute(configuration, here, given=True)
             if not around.as_json:
-                print_results([done[part]], here)
+                print_report(done[part].report, output / part)
         comparisons = {part: each.comparison for part, each in done.items()}
-        page = write_parts(comparisons, output, title=recipe.title, configuration=content)
+        page = write_report(parts_report(comparisons, title=recipe.title, configuration=content), output)
     if around.as_json:
-        print_results(list(done.values()), around)
+        results = [each.report.results for each in done.values()]
+        print_json(results[0] if len(results) == 1 else results)
     else:
         print_line(output_console(), f"All parts: {page}")
     return comparisons

@@ -38,34 +38,34 @@ def write_bytes(path: Path, content: bytes) -> None:
     write_atomically(path, lambda file: file.write(content))
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write `text` to `path` in UTF-8, atomically."""
-    write_bytes(path, text.encode())
-
-
 def finite(value: float | None) -> float | None:
     """Return a number for JSON, which has no word for one that is not finite: None stands for it."""
     return value if value is not None and math.isfinite(value) else None
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write `value` to `path` as strict JSON, atomically.
+def as_json(value: Any) -> bytes:
+    """Return `value` as strict JSON.
 
     Raises:
         ValueError: `value` holds a number that is not finite: JSON has no word for it.
     """
-    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+    return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
 
 
-def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Write a table to `path` as CSV, atomically, with empty cells for what is missing or not finite."""
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` to `path` as `as_json` returns it, atomically."""
+    write_bytes(path, as_json(value))
+
+
+def as_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
+    """Return a table as CSV, with empty cells for what is missing or not finite."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
     for row in rows:
         # results that were read back no longer say which of the numbers that are not finite it was
         writer.writerow([finite(v) if isinstance(v, float) else v for v in row])
-    write_text(path, text.getvalue())
+    return text.getvalue().encode()
 
 
 def write_checked(path: Path, values: Mapping[str, Any]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pathspace.experiments.folders import PAGE
 from pathspace.experiments.long_memory.cells import (
     Result,
     Setting,
@@ -16,10 +15,9 @@ from pathspace.experiments.long_memory.cells import (
 )
 from pathspace.experiments.long_memory.comparison import Row, chosen_rates, compared
 from pathspace.experiments.long_memory.protocol import protocol_from
-from pathspace.experiments.long_memory.report import as_json, build_tables, write_report
-from pathspace.experiments.report.table import print_table
+from pathspace.experiments.long_memory.report import report
+from pathspace.experiments.report.document import print_report, write_report
 from pathspace.experiments.stored_cells import all_results, begun_table
-from pathspace.experiments.terminal import output_console, print_json, print_line
 
 if TYPE_CHECKING:
     from pathspace.experiments.execution import Surroundings
@@ -55,14 +53,9 @@ def reproduce(recipe: Recipe, size: str, options: Layer, around: Surroundings) -
             tuning = do(tuning_cells(protocol, setting))
             reported = do(reported_cells(protocol, setting, chosen_rates(protocol, tuning)))
             rows[setting] = compared(protocol, setting, tuning, reported)
-        write_report(protocol, rows, output, title=recipe.title, configuration=configuration)
-    if around.as_json:
-        print_json(as_json(protocol, rows, configuration))
-    else:
-        console = output_console(140)
-        for table in build_tables(protocol, rows):
-            print_table(table, console)
-        print_line(console, f"Report: {output / PAGE}")
+        found = report(protocol, rows, title=recipe.title, configuration=configuration)
+        write_report(found, output)
+    print_report(found, output, as_json=around.as_json)
     return rows
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathspace.experiments.long_memory.cells import Result, Setting, by_rate, chosen_rate
 from pathspace.experiments.long_memory.protocol import Protocol
 from pathspace.experiments.long_memory.training import Outcome
-from pathspace.experiments.report.exact_tests import LEVEL, holm, sign_test
+from pathspace.experiments.report.statistics import LEVEL, holm, sign_test
 
 
 @dataclass(frozen=True)

@@ -9,41 +9,39 @@ from pathspace.experiments.long_memory.cells import Setting
 from pathspace.experiments.long_memory.comparison import Row, learned
 from pathspace.experiments.long_memory.methods import METHODS
 from pathspace.experiments.long_memory.protocol import Protocol
-from pathspace.experiments.report.log_axis import set_rate_axis
-from pathspace.experiments.report.saved_figure import own_style, saved
+from pathspace.experiments.report.figures import set_rate_axis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 COLOURS = {"muon": "#0072b2", "muon-hidden": "#cc79a7", "soap": "#d55e00", "adamw": "#009e73"}
 CONTROLS = ("#000000", "#7f7f7f", "#cc79a7", "#e69f00", "#56b4e9")
 LINES = {"path": "-", "balanced once": (0, (4, 1.5)), "the weights": (0, (1, 1.5)), "control": "-"}
 
 
-def draw(protocol: Protocol, rows: Mapping[Setting, Sequence[Row]]) -> tuple[bytes, str]:
-    """Draw a line of two panels for each setting; as PNG and as an SVG element."""
+def draw(protocol: Protocol, rows: Mapping[Setting, Sequence[Row]]) -> Figure:
+    """Draw a line of two panels for each setting."""
     from matplotlib.figure import Figure
 
-    with own_style():
-        figure = Figure(figsize=(12, 0.6 + 3.4 * len(rows)), layout="constrained")
-        axes = figure.subplots(len(rows), 2, squeeze=False)
-        for (setting, found), (left, right) in zip(rows.items(), axes, strict=True):
-            most = protocol.steps_per_length * setting.length
-            for row in found:
-                style = _style(protocol, row.method)
-                _curve(left, row, most, style)
-                rates = list(row.tuning)
-                shares = [learned(outcomes) / len(outcomes) for outcomes in row.tuning.values()]
-                right.plot(rates, shares, marker="o", markersize=3, **style)
-            left.set_title(f"{setting.problem}, T = {setting.length}, H = {setting.hidden}")
-            left.set(xlabel="step", ylabel="reported runs that have learned it", xlim=(0, most))
-            set_rate_axis(right, {rate for row in found for rate in row.tuning})
-            right.set(xlabel="learning rate", ylabel="tuning runs that learned it")
-            for axis in (left, right):
-                axis.set_ylim(-0.03, 1.03)
-                axis.grid(alpha=0.25)
-        figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
-        return saved(figure)
+    figure = Figure(figsize=(12, 0.6 + 3.4 * len(rows)), layout="constrained")
+    axes = figure.subplots(len(rows), 2, squeeze=False)
+    for (setting, found), (left, right) in zip(rows.items(), axes, strict=True):
+        most = protocol.steps_per_length * setting.length
+        for row in found:
+            style = _style(protocol, row.method)
+            _curve(left, row, most, style)
+            shares = [learned(outcomes) / len(outcomes) for outcomes in row.tuning.values()]
+            right.plot(list(row.tuning), shares, marker="o", markersize=3, **style)
+        left.set_title(f"{setting.problem}, T = {setting.length}, H = {setting.hidden}")
+        left.set(xlabel="step", ylabel="reported runs that have learned it", xlim=(0, most))
+        set_rate_axis(right, {rate for row in found for rate in row.tuning})
+        right.set(xlabel="learning rate", ylabel="tuning runs that learned it")
+        for axis in (left, right):
+            axis.set_ylim(-0.03, 1.03)
+            axis.grid(alpha=0.25)
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside right upper")
+    return figure
 
 
 def _curve(axis: Axes, row: Row, most: int, style: dict[str, Any]) -> None:

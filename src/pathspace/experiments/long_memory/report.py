@@ -1,11 +1,11 @@
-"""The comparison in words, its picture, and its files."""
+"""The report of the comparison: a table in words for each setting, and one figure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from pathspace.experiments.long_memory.cells import Setting
@@ -13,11 +13,9 @@ from pathspace.experiments.long_memory.comparison import Row, learned, rates_lea
 from pathspace.experiments.long_memory.figure import draw
 from pathspace.experiments.long_memory.methods import METHODS
 from pathspace.experiments.long_memory.protocol import Protocol
-from pathspace.experiments.report.page import Section, write_page
-from pathspace.experiments.report.table import NOTHING, Table, TableRow
-from pathspace.experiments.storage import finite, write_bytes, write_csv, write_json
+from pathspace.experiments.report.document import NOTHING, Figure, Lines, Report, Section, Table, TableRow
+from pathspace.experiments.storage import finite
 
-FIGURE = "long-memory.png"
 COLUMNS = (
     "metric", "method", "tuning runs", "window", "p", "rate", "learned it", "p", "median steps", "p", "diverged",
 )  # fmt: skip
@@ -137,28 +135,27 @@ def _row_json(row: Row) -> dict[str, Any]:
     }
 
 
-def write_report(
+def report(
     protocol: Protocol,
     rows: Mapping[Setting, Sequence[Row]],
-    output: Path,
     *,
     title: str,
     configuration: dict[str, Any],
-) -> list[Table]:
-    """Write `long-memory.png`, `table.csv`, `results.json` and `report.html`; returns the tables."""
+) -> Report:
+    """Return the report of all settings; their tables are one CSV file."""
     tables = build_tables(protocol, rows)
-    png, svg = draw(protocol, rows)
-    named = ("p of the window", "p of what learned it", "p of the steps")
-    names = iter(named)
+    names = iter(("p of the window", "p of what learned it", "p of the steps"))
     columns = ("problem", "T", "H", *(next(names) if c == "p" else c for c in COLUMNS))
     lines = [
         (*asdict(setting).values(), *row.cells)
         for setting, table in zip(rows, tables, strict=True)
         for row in table.rows
     ]
-    write_bytes(output / FIGURE, png)
-    write_csv(output / "table.csv", columns, lines)
-    write_json(output / "results.json", as_json(protocol, rows, configuration))
-    sections = [Section(table.title, table, svg if table is tables[0] else "") for table in tables]
-    write_page(output, title, sections, configuration)
-    return tables
+    first, *others = tables
+    figure = Figure("long-memory.png", partial(draw, protocol, rows))
+    numbers = {"table.csv": Lines(columns, lines)}
+    sections = [
+        Section(first.title, first, figure=figure, numbers=numbers),
+        *(Section(table.title, table) for table in others),
+    ]
+    return Report(title, sections, configuration, as_json(protocol, rows, configuration))

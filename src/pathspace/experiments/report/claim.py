@@ -1,4 +1,4 @@
-"""Who wins: every method against the best baseline, with intervals; the second table of a report.
+"""Who wins: every method against the best baseline, with intervals, as a table and as a figure.
 
 The best baseline of a start is the one of the least mean validation error over the reported seeds: choosing it by test
 errors would favour it. Differences are paired: a seed gives the same first weights and the same batches to all.
@@ -9,23 +9,34 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from pathspace.experiments.compare import Comparison, Row
 from pathspace.experiments.methods import METHODS
-from pathspace.experiments.report.intervals import Interval, t_interval
+from pathspace.experiments.report.document import NOTHING, Table, TableRow
+from pathspace.experiments.report.statistics import Interval, t_interval
 from pathspace.experiments.report.table import (
-    NOTHING,
-    Table,
-    TableRow,
     count,
     devices_note,
+    digits_of,
     early_end,
     given_rates,
     own_grids,
+    rescaled_by,
 )
 from pathspace.experiments.run import RunResult
 from pathspace.experiments.selection import Choice
-from pathspace.experiments.storage import finite
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+STYLES: tuple[dict[str, Any], ...] = (
+    {"color": "#1f5fa8", "marker": "o"},
+    {"color": "#b3400e", "marker": "D", "markerfacecolor": "white"},
+    {"color": "#55752f", "marker": "s", "markerfacecolor": "white"},
+)
+WIDE = 20  # errors further apart than this factor are drawn on a logarithmic axis
 
 
 @dataclass(frozen=True)
@@ -59,9 +70,7 @@ class Standing:
         """`"better"`, `"worse"`, `"failed"`, or nothing where the interval of the difference holds 0."""
         if self.failure:
             return "failed"
-        if self.difference is None or self.difference.low <= 0 <= self.difference.high:
-            return ""
-        return "better" if self.difference.high < 0 else "worse"
+        return {-1: "better", 0: "", 1: "worse"}[self.difference.sign if self.difference else 0]
 
     @property
     def failure(self) -> str:
@@ -131,7 +140,7 @@ def _errors(runs: Sequence[RunResult]) -> list[float | None]:
 
 
 def _interval(values: Sequence[float | None]) -> Interval | None:
-    """The interval of the mean; None as soon as one value is missing: a mean of the others would flatter."""
+    """Return the interval of the mean; None as soon as one value is missing: a mean of the others would flatter."""
     there = [value for value in values if value is not None]
     return t_interval(there) if there and len(there) == len(values) else None
 
@@ -155,7 +164,7 @@ def claim_table(comparison: Comparison) -> Table:
     for method in comparison.settings.methods:
         for standing in found:
             if standing.row.method == method:
-                rows.append(_words(comparison, standing))
+                rows.append(_row(comparison, standing))
     return Table(comparison.task_description, tuple(columns), tuple(rows), tuple(_notes(comparison, found)))
 
 
@@ -168,44 +177,35 @@ def claim_sentences(comparison: Comparison) -> list[str]:
     ]
 
 
-def _words(comparison: Comparison, standing: Standing) -> TableRow:
-    row, choice, metric = standing.row, standing.choice, comparison.metric
+def _row(comparison: Comparison, standing: Standing) -> TableRow:
+    row, choice = standing.row, standing.choice
     baselines = comparison.settings.baselines
+    digits = digits_of(comparison.metric)
     cells = [
         METHODS[row.method].label,
         row.start,
         f"{row.learning_rate:g}{'*' if choice.at_edge else ''}",
         f"{row.weight_decay:g}",
-        standing.failure or interval_label(standing.error, metric),
+        standing.failure or _words(standing.error, digits),
         "best"
         if standing.against is None and row.method in baselines and not standing.failure
-        else interval_label(standing.difference, metric, sign="+"),
+        else _words(standing.difference, digits, sign="+"),
         *([f"{choice.failed}/{choice.tried}"] if choice.tried else []),
-        _plain(standing.milliseconds, ".2f"),
+        _words(standing.milliseconds, ".2f"),
     ]
     if comparison.settings.target_error:
         reached = f"{standing.reached} of {len(row.runs)}"
         cells += [
-            reached if standing.steps is None else _plain(standing.steps, ".0f"),
-            _plain(standing.seconds, ".1f"),
+            reached if standing.steps is None else _words(standing.steps, ".0f"),
+            _words(standing.seconds, ".1f"),
         ]
     mark = {"better": "good", "worse": "bad", "failed": "bad"}.get(standing.verdict)
     begins = row.start == comparison.settings.starts[0]
     return TableRow(tuple(cells), {4: mark, 5: mark} if mark else {}, begins)
 
 
-def interval_label(interval: Interval | None, metric: str, sign: str = "") -> str:
-    """Print a mean and half its interval, with the decimals that suit the metric."""
-    decimals = {"%": ".2f", "bits": ".3f", "perplexity": ".1f"}
-    digits = next((format for unit, format in decimals.items() if unit in metric), ".2e")
-    return _plain(interval, digits, sign)
-
-
-def _plain(interval: Interval | None, digits: str, sign: str = "") -> str:
-    if interval is None:
-        return NOTHING
-    mean = f"{interval.mean:{sign}{digits}}"
-    return mean if math.isinf(interval.half) else f"{mean} ± {interval.half:{digits}}"
+def _words(interval: Interval | None, digits: str, sign: str = "") -> str:
+    return NOTHING if interval is None else interval.words(digits, sign)
 
 
 def _notes(comparison: Comparison, found: Sequence[Standing]) -> list[str]:
@@ -232,16 +232,9 @@ def _notes(comparison: Comparison, found: Sequence[Standing]) -> list[str]:
         notes.append(f"{given_rates(settings)} Decay: {settings.weight_decays[0]:g}.")
     notes += [
         "A run failed if it diverged, or ended with no less validation loss than it began with.",
-        *claim_sentences(comparison),
     ]
     if "rescaled" in settings.starts:
-        factor, k = settings.rescale_factor, settings.rescale_exponent
-        span = (
-            f"any factor from 1/{factor:g} to {factor:g}"
-            if factor
-            else f"a power of two from 2^-{k} to 2^{k}"
-        )
-        notes.append(f"Rescaled: every unit of the balanced start times {span}; the same function.")
+        notes.append(rescaled_by(settings))
     same = [METHODS[name].label for name, apart in comparison.differences.items() if apart == 0.0]
     if same:
         seeds = settings.verified_seeds
@@ -313,4 +306,49 @@ def as_json(comparison: Comparison) -> list[dict[str, object]]:
 
 
 def _ends(interval: Interval | None) -> list[float | None] | None:
-    return None if interval is None else [finite(v) for v in (interval.mean, interval.low, interval.high)]
+    return None if interval is None else interval.as_list()
+
+
+def draw_claim(parts: Sequence[Comparison]) -> Figure:
+    """Draw test errors with their intervals, one panel for each comparison."""
+    from matplotlib.figure import Figure
+
+    most = max(len(part.settings.methods) for part in parts)
+    figure = Figure(figsize=(2.2 + 4.2 * len(parts), 1.3 + 0.33 * most), layout="constrained")
+    axes = figure.subplots(1, len(parts), squeeze=False)[0]
+    for axis, part in zip(axes, parts, strict=True):
+        _panel(axis, part)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure
+
+
+def _panel(axis: Axes, comparison: Comparison) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    methods, starts = comparison.settings.methods, comparison.settings.starts
+    found = standings(comparison)
+    values = []
+    for number, start in enumerate(starts):
+        style = STYLES[number % len(STYLES)]
+        here = [standing for standing in found if standing.row.start == start]
+        shift = 0.28 * (number - (len(starts) - 1) / 2)
+        axis.plot([], [], linestyle="", markersize=5, label=f"{start} start", **style)
+        for standing in here:
+            height = methods.index(standing.row.method) + shift
+            if standing.error is None:
+                axis.text(0.99, height, standing.failure, transform=axis.get_yaxis_transform(), ha="right", va="center",
+                          color=style["color"], fontsize=7)  # fmt: skip
+                continue
+            mean, half = standing.error.mean, standing.error.half
+            values.append(mean)
+            axis.errorbar(mean, height, xerr=half if math.isfinite(half) else 0.0, markersize=5, **style)
+    if values and min(values) > 0 and max(values) > WIDE * min(values):
+        axis.set_xscale("log")
+        axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.xaxis.set_minor_formatter(NullFormatter())
+    axis.set_yticks(range(len(methods)), [METHODS[name].label for name in methods])
+    axis.set_ylim(len(methods) - 0.5, -0.5)
+    axis.set_xlabel(f"test {comparison.metric}, mean and 95 % interval")
+    axis.set_title(comparison.task_description.split(" (")[0], fontsize=9)
+    axis.grid(alpha=0.25, axis="x")

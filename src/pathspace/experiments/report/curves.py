@@ -1,7 +1,8 @@
-"""Curves for the eye: losses averaged over windows, errors over epochs, and limits that diverging runs do not set.
+"""The figure of a comparison: loss curves, errors over epochs, and the choices of learning rates.
 
-Errors are of three kinds: on the training batches of an epoch, each before its step, and after it on the validation
-and on the test split.
+From a single start all methods share the panels, else each method has a column of its own. Losses are averaged over
+windows. Errors are of three kinds: on the training batches of an epoch, each before its step, and after it on the
+validation and on the test split. Diverging runs do not set the limits of an axis.
 """
 
 from __future__ import annotations
@@ -13,14 +14,164 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pathspace.experiments.compare import Comparison, Row
-from pathspace.experiments.report.log_axis import set_log_axis
+from pathspace.experiments.methods import METHODS
+from pathspace.experiments.report.figures import COLOURS, set_log_axis, set_rate_axis
+from pathspace.experiments.report.table import start_label
 from pathspace.experiments.run import RunResult
+from pathspace.experiments.selection import Choice
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 WINDOWS = 60  # points per curve: single batches are too noisy to read
 KINDS = ("training", "validation", "test")
+# The first start is drawn wide and pale, the others thin and dark on top of it: where two curves are one,
+# both show.
+FIRST = {"color": "#8ab6e6", "linewidth": 5.0}
+OTHERS = (
+    {"color": "#b3400e", "linewidth": 1.6, "linestyle": (0, (3, 1.5))},
+    {"color": "#55752f", "linewidth": 1.4, "linestyle": (0, (1, 1))},
+    {"color": "#6a4c93", "linewidth": 1.4, "linestyle": (0, (5, 1, 1, 1))},
+    {"color": "#8c6d31", "linewidth": 1.4, "linestyle": (0, (7, 2))},
+)
+Panels = dict[str, "Axes"]
+"""Axes by what they show: `"losses"`, `"rates"`, and the kinds of errors."""
+
+
+def draw_curves(comparison: Comparison) -> Figure:
+    """Draw the figure of a comparison."""
+    from matplotlib.figure import Figure
+
+    # A figure of its own, not pyplot's: no window, and no state that outlives the call.
+    figure = Figure(layout="constrained")
+    if len(comparison.settings.starts) == 1 and len(comparison.settings.methods) > 1:
+        _draw_methods(figure, comparison)
+    else:
+        _draw_starts(figure, comparison)
+    return figure
+
+
+def _draw_methods(figure: Figure, comparison: Comparison) -> None:
+    """Draw one line per method, solid for those that are invariant."""
+    kinds = kinds_of_error(comparison)
+    above = ["losses"] * 4 + ["rates"] * 2 if comparison.tuning else ["losses"] * 6
+    # six columns: one to three kinds share them
+    below = [kind for kind in kinds for _ in range(6 // len(kinds))]
+    figure.set_size_inches(12.0, 7.6)
+    mosaic: Any = [above, below]
+    axes: Panels = figure.subplot_mosaic(mosaic)
+    (start,) = comparison.settings.starts
+    for number, row in enumerate(comparison.rows):
+        invariant = METHODS[row.method].invariant
+        style = {
+            "color": COLOURS[number % len(COLOURS)],
+            "linewidth": 2.0 if invariant else 1.4,
+            "linestyle": "-" if invariant else (0, (4, 1.5)),
+        }
+        _draw_row(axes, comparison, row, label=METHODS[row.method].label, **style)
+        if comparison.tuning:
+            _draw_rates(axes["rates"], comparison.choices[row.method, start], number, **style)
+    rates = [rate for choice in comparison.choices.values() for rate in choice.scores]
+    _name_axes(axes, rates, most=6)
+    _scale([axes], comparison)
+    figure.legend(*axes["losses"].get_legend_handles_labels(), loc="outside right upper")
+
+
+def _draw_starts(figure: Figure, comparison: Comparison) -> None:
+    """Draw a column for each method, and in it one line per start."""
+    methods = comparison.settings.methods
+    names = ["losses", *kinds_of_error(comparison), *(["rates"] if comparison.tuning else [])]
+    figure.set_size_inches(1.2 + 2.9 * len(methods), 0.9 + 2.6 * len(names))
+    grid = figure.subplots(len(names), len(methods), sharey="row", squeeze=False)
+    columns = [dict(zip(names, column, strict=True)) for column in grid.T]
+    for name, axes in zip(methods, columns, strict=True):
+        rows = [row for row in comparison.rows if row.method == name]
+        for number, row in enumerate(rows):
+            label = start_label(comparison, row)
+            style = _style_of_start(comparison, label)
+            _draw_row(axes, comparison, row, label=label, zorder=2 + number, **style)
+        for number, start in enumerate(comparison.settings.starts if comparison.tuning else ()):
+            style = _style_of_start(comparison, start)
+            _draw_rates(axes["rates"], comparison.choices[name, start], number, **style)
+        _name_axes(axes, comparison.settings.rates_of(name), most=4)
+        title = axes["losses"]
+        title.set_title(METHODS[name].label, fontweight="bold", fontsize=10, pad=18)
+        said = _verdict(rows, comparison.differences.get(name))
+        title.text(0.5, 1.02, said, transform=title.transAxes, ha="center", va="bottom")
+    _scale(columns, comparison)
+    entries = {}
+    for axes in columns:
+        handles, labels = axes["losses"].get_legend_handles_labels()
+        entries |= dict(zip(labels, handles, strict=True))
+    figure.legend(list(entries.values()), list(entries), loc="outside lower center", ncols=4)
+
+
+def _style_of_start(comparison: Comparison, label: str) -> dict[str, Any]:
+    """Return how a start is drawn, the same in every panel: of some methods only it has a rate of its own."""
+    labels = [*comparison.settings.starts, *(start_label(comparison, row) for row in comparison.rows)]
+    number = list(dict.fromkeys(labels)).index(label)
+    return FIRST if number == 0 else OTHERS[(number - 1) % len(OTHERS)]
+
+
+def _verdict(rows: Sequence[Row], largest: float | None) -> str:
+    if largest is None:
+        return ""
+    if largest == 0.0:
+        return "every start: one curve, difference 0.0"
+    if math.isinf(largest):
+        names = dict.fromkeys(row.start for row in rows if row.diverged)
+        return f"diverged from the {' and the '.join(names)} start"
+    return f"the curves differ by up to {largest:.2g}"
+
+
+def _draw_row(axes: Panels, comparison: Comparison, row: Row, *, label: str, **style: Any) -> None:
+    draw_losses(axes["losses"], row.runs, label=label, **style)
+    for kind in kinds_of_error(comparison):
+        draw_errors(axes[kind], row, steps_per_epoch(comparison), kind, **style)
+
+
+def _draw_rates(axis: Axes, choice: Choice, number: int, **style: Any) -> None:
+    rates, errors = zip(*sorted(choice.scores.items()), strict=True)
+    shown = [error if math.isfinite(error) else math.nan for error in errors]
+    axis.plot(rates, shown, marker="o", markersize=3, zorder=2 + number, **style)
+    lost = [rate for rate, error in zip(rates, errors, strict=True) if not math.isfinite(error)]
+    # At the upper edge, the first one above: a rate that diverged has no error to be drawn at.
+    height = [0.98 - 0.025 * number] * len(lost)
+    axis.plot(lost, height, "x", markersize=5, color=style["color"], transform=axis.get_xaxis_transform())
+    if not choice.all_diverged:
+        chosen = choice.learning_rate, choice.scores[choice.learning_rate]
+        axis.plot(*chosen, "o", markersize=8 + 3 * number, color=style["color"], fillstyle="none")
+
+
+def _name_axes(axes: Panels, rates: Sequence[float], *, most: int) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    for name, axis in axes.items():
+        axis.grid(alpha=0.25, which="both")
+        if name == "losses":
+            axis.set_xlabel("step")
+        elif name == "rates":
+            set_rate_axis(axis, rates, most=most)
+            axis.set_xlabel("learning rate (ring: chosen; cross: diverged)")
+        else:
+            axis.set_xlabel("epoch (dot: test)" if name == "validation" else "epoch")
+            axis.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+
+
+def _scale(columns: Sequence[Panels], comparison: Comparison) -> None:
+    """Name and scale the vertical axes, which all columns share: no more than ten times the worst start is shown."""
+    for name, axis in columns[0].items():
+        split = "validation" if name == "rates" else name
+        axis.set_ylabel("training loss" if name == "losses" else f"{split} {comparison.metric}")
+        if name == "losses" or comparison.metric != "error, %":  # which spans decades
+            for axes in columns:
+                set_log_axis(axes[name])
+        # Diverging runs pass through enormous values.
+        lines = [line.get_ydata() for axes in columns for line in axes[name].lines]
+        begin = max((float(line[0]) for line in map(np.asarray, lines) if len(line) > 1), default=math.inf)
+        if name != "rates" and axis.get_ylim()[1] > 10 * begin:
+            axis.set_ylim(top=10 * begin)
 
 
 def draw_losses(axis: Axes, runs: Sequence[RunResult], **style: Any) -> None:
@@ -58,44 +209,36 @@ def errors_of(run: RunResult, kind: str) -> list[tuple[int, float]]:
     return [(step, error) for step, error in entries if error is not None and math.isfinite(error)]
 
 
-def draw_errors(axis: Axes, row: Row, epochs: int, kind: str = "validation", **style: Any) -> None:
+def draw_errors(axis: Axes, row: Row, per_epoch: float, kind: str = "validation", **style: Any) -> None:
     """Draw the mean error over epochs, its band over seeds, and beside validation the mean test error as a dot.
 
     Args:
-        axis: Where.
+        axis: The axes to draw in.
         row: Its runs; errors that a diverged run did not reach are those of the others.
-        epochs: Passes of a whole run.
+        per_epoch: Steps of an epoch.
         kind: A name in `KINDS`.
         style: Of the line.
     """
-    whole = [run.validations[-1].step for run in row.runs if run.diverged_at is None]
-    if not whole:
-        return
     by_step: dict[int, list[float]] = {}
     for run in row.runs:
         for step, error in errors_of(run, kind):
             by_step.setdefault(step, []).append(error)
-    places = [step * epochs / max(whole[0], 1) for step in sorted(by_step)]
+    places = [step / per_epoch for step in sorted(by_step)]
     errors = [by_step[step] for step in sorted(by_step)]
     alone = {"marker": "o", "markersize": 4} if len(places) == 1 else {}  # one epoch makes no line
     axis.plot(places, [math.fsum(column) / len(column) for column in errors], **style, **alone)
     if len(row.runs) > 1:
-        axis.fill_between(
-            places, [min(column) for column in errors], [max(column) for column in errors],
-            color=style["color"], alpha=0.15,
-        )  # fmt: skip
+        least, greatest = list(map(min, errors)), list(map(max, errors))
+        axis.fill_between(places, least, greatest, color=style["color"], alpha=0.15)
     if kind == "validation" and row.mean_test_error is not None:
-        axis.plot(epochs, row.mean_test_error, "o", markersize=4, color=style["color"], zorder=9)
+        axis.plot(max(places), row.mean_test_error, "o", markersize=4, color=style["color"], zorder=9)
 
 
-def name_errors(axis: Axes, comparison: Comparison, kind: str = "validation") -> None:
-    """Name the axis of epochs, and scale the errors."""
-    from matplotlib.ticker import MaxNLocator
-
-    axis.set_xlabel("epoch (dot: test)" if kind == "validation" else "epoch")
-    axis.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
-    if comparison.metric != "error, %":  # perplexities and squared errors span decades
-        set_log_axis(axis)
+def steps_per_epoch(comparison: Comparison) -> float:
+    """Return where the first epoch of a run ended; where none did, the longest run over the epochs asked for."""
+    runs = [run for row in comparison.rows for run in row.runs]
+    ends = [run.epochs[0].step for run in runs if run.epochs]
+    return max(1.0, ends[0] if ends else max(len(run.losses) for run in runs) / comparison.settings.epochs)
 
 
 def averaged(runs: Sequence[RunResult]) -> tuple[np.ndarray, np.ndarray]:
@@ -119,16 +262,3 @@ def averaged(runs: Sequence[RunResult]) -> tuple[np.ndarray, np.ndarray]:
             curve[window] = np.exp(np.mean(np.log(np.maximum(values, np.finfo(float).tiny))))
     steps = np.minimum((np.arange(windows) + 0.5) * width, length)
     return steps, means
-
-
-def limit_losses(axis: Axes, comparison: Comparison) -> None:
-    """Show no more than ten times the loss of the start, where all runs begin."""
-    # Diverging runs pass through enormous values.
-    values = [
-        loss for row in comparison.rows for run in row.runs for loss in averaged([run])[1][0] if run.losses
-    ]
-    begin = [run.losses[0] for row in comparison.rows for run in row.runs if run.losses]
-    finite = [value for value in values if math.isfinite(value)]
-    if begin and finite:
-        low, high = min(finite), min(max(finite), 10 * max(begin))
-        axis.set_ylim(low / 1.3, max(high * 1.3, low * 2))

@@ -10,9 +10,10 @@ from typing import Any, Literal
 from pathspace.experiments.compare import Comparison, Row
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.published import AS_PRINTED, Published
-from pathspace.experiments.report.claim import interval_label, paired_difference
-from pathspace.experiments.report.intervals import Interval
-from pathspace.experiments.report.table import NOTHING, Table, TableRow
+from pathspace.experiments.report.claim import paired_difference
+from pathspace.experiments.report.document import NOTHING, Table, TableRow
+from pathspace.experiments.report.statistics import Interval
+from pathspace.experiments.report.table import digits_of
 from pathspace.experiments.storage import finite
 
 Verdict = Literal["confirmed", "refuted", "not decided"]
@@ -71,9 +72,9 @@ def _that_ran(pairs: Sequence[tuple[str, str]], methods: set[str]) -> list[tuple
 def _verdict(ours: Interval | None, theirs: Decimal | None, *, long: bool) -> Verdict | None:
     if not theirs:
         return None
-    if not long or ours is None or ours.low <= 0 <= ours.high:
+    if not long or ours is None or not ours.sign:
         return "not decided"
-    return "confirmed" if (ours.mean > 0) == (theirs > 0) else "refuted"
+    return "confirmed" if (ours.sign > 0) == (theirs > 0) else "refuted"
 
 
 def pairs_table(comparison: Comparison, pairs: list[Pair]) -> Table:
@@ -82,7 +83,9 @@ def pairs_table(comparison: Comparison, pairs: list[Pair]) -> Table:
         TableRow(
             (
                 f"{METHODS[pair.first.method].label} against {METHODS[pair.second.method].label}",
-                NOTHING if pair.difference is None else _words(pair.difference, comparison.metric),
+                NOTHING
+                if pair.difference is None
+                else pair.difference.words(digits_of(comparison.metric), sign="+"),
                 NOTHING if pair.published is None else f"{pair.published:+}",
                 pair.verdict or NOTHING,
             ),
@@ -94,10 +97,6 @@ def pairs_table(comparison: Comparison, pairs: list[Pair]) -> Table:
         f"interval. Confirmed or refuted: it excludes 0 after at least {100 * SHARE:g} % of the paper's epochs."
     )
     return Table("What the paper compares", ("pair", "difference", "published", "verdict"), rows, (note,))
-
-
-def _words(difference: Interval, metric: str) -> str:
-    return interval_label(difference, metric, sign="+")
 
 
 def as_json(pairs: list[Pair]) -> list[dict[str, Any]]:

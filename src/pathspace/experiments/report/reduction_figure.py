@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from pathspace.experiments.report.saved_figure import as_png, own_style
+from pathspace.experiments.report.figures import saved
 from pathspace.network import Network
 from pathspace.network.program import told
 from pathspace.paths.space.condensation import condensation
@@ -37,8 +37,7 @@ def draw_reduction(network: Network, skeleton: Skeleton, title: str) -> bytes:
     Returns:
         The picture as PNG.
     """
-    with own_style({"text.parse_math": False}):
-        return as_png(reduction_figure(network, skeleton, title))
+    return saved(lambda: reduction_figure(network, skeleton, title))[0]
 
 
 def reduction_figure(network: Network, skeleton: Skeleton, title: str) -> Figure:
@@ -57,11 +56,11 @@ def reduction_figure(network: Network, skeleton: Skeleton, title: str) -> Figure
     axes = figure.add_axes((0.0, below / height, 1.0, 1.0 - (below + TITLE) / height))
     axes.set_axis_off()
     shown = _shortened(title, int(width * CHARACTERS))
-    figure.text(0.15 / width, 1.0 - 0.1 / height, shown, va="top", fontsize=11)
+    figure.text(0.15 / width, 1.0 - 0.1 / height, shown, va="top", fontsize=11, parse_math=False)
     for number, cut in enumerate(cuts):
         y = (below - LINE * (number + 0.5)) / height
         line = _shortened(f"cut at {cut}", int(width * CHARACTERS * 1.2))
-        figure.text(0.5, y, line, ha="center", va="center", fontsize=8, color=CUT)
+        figure.text(0.5, y, line, ha="center", va="center", fontsize=8, color=CUT, parse_math=False)
     places = _places(columns, tallest)
     recurrent = _draw_edges(axes, skeleton, places, last=len(columns) + 1, height=tallest)
     _draw_nodes(axes, columns, places, tallest)

@@ -1,59 +1,33 @@
-"""The table of a comparison as words, for the terminal, the page and CSV alike."""
+"""The table of a comparison in words, and what has to be known in order to trust it."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-
-from rich import box
-from rich.cells import cell_len
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table as RichTable
 
 from pathspace.experiments.compare import Comparison, Row
 from pathspace.experiments.methods import METHODS
-from pathspace.experiments.published import Published, PublishedResult
-from pathspace.experiments.report.ranking import BEST, DIVERGED, LEVEL, WORSE, rank
+from pathspace.experiments.published import Published
+from pathspace.experiments.report.document import NOTHING, Table, TableRow
+from pathspace.experiments.report.statistics import (
+    BEST,
+    DIVERGED,
+    LEVEL_WITH,
+    WORSE,
+    Interval,
+    rank,
+    t_interval,
+)
 from pathspace.experiments.settings import Settings
 from pathspace.experiments.starts import SKELETON_ONES, are_one_function
-from pathspace.experiments.storage import write_csv
 
 # Per cents of some thousand sequences have two decimals; squared errors may be of any size.
 DIGITS = {"error, %": ".2f", "bits per character": ".3f", "perplexity": ".1f"}
-# Columns that hold no numbers.
-WORDS = {"optimizer", "start", "metric", "method", "model", "variant", "pair", "text", "verdict", "reason"}
-REASON = 40  # columns of a sentence, at least
-NOTHING = "–"  # noqa: RUF001 (an en dash marks an empty cell)
 
 
-@dataclass(frozen=True)
-class TableRow:
-    """One row in words.
-
-    Attributes:
-        cells: One for each column.
-        marks: By the number of a cell, what its colour says: `"same"` or `"differs"`, of a curve; `"good"` or `"bad"`,
-            of an error. The two are told apart: a curve that is the same from every start may be a bad one.
-        begins_method: Whether the name of the method is shown.
-    """
-
-    cells: tuple[str, ...]
-    marks: Mapping[int, str] = field(default_factory=dict)
-    begins_method: bool = True
-
-
-@dataclass(frozen=True)
-class Table:
-    """Column titles, rows, and the sentences that belong below them."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[TableRow, ...]
-    notes: tuple[str, ...]
+def digits_of(metric: str) -> str:
+    """Return the format of an error."""
+    return DIGITS.get(metric, ".2e")
 
 
 def build_table(comparison: Comparison, published: Published | None = None) -> Table:
@@ -78,22 +52,21 @@ def build_table(comparison: Comparison, published: Published | None = None) -> T
         for row in comparison.rows
     ]
     marks = _marks(comparison)
+    shown = range(len(columns))
     if len(comparison.settings.starts) == 1:  # nothing to tell apart
         shown = (0, 2, 3, 4)
-        columns, lines = [columns[i] for i in shown], [[line[i] for i in shown] for line in lines]
-        marks = [{shown.index(i): mark for i, mark in row.items() if i in shown} for row in marks]
-    beside = [
-        NOTHING if published is None else _beside(comparison, row, published) for row in comparison.rows
-    ]
-    if any(cell != NOTHING for cell in beside):
-        assert published is not None, "a number stands beside ours"
-        columns.append(_published_title(comparison, published))
-        lines = [[*line, cell] for line, cell in zip(lines, beside, strict=True)]
-    rows = [
-        TableRow(tuple(line), mark, row.start == comparison.settings.starts[0])
-        for line, mark, row in zip(lines, marks, comparison.rows, strict=True)
-    ]
-    return Table(comparison.task_description, tuple(columns), tuple(rows), notes(comparison, published))
+    titles = [columns[place] for place in shown]
+    lines = [[line[place] for place in shown] for line in lines]
+    if published is not None:
+        beside = [_beside(comparison, row, published) for row in comparison.rows]
+        if any(cell != NOTHING for cell in beside):
+            titles.append(_published_title(comparison, published))
+            lines = [[*line, cell] for line, cell in zip(lines, beside, strict=True)]
+    rows = []
+    for row, line, mark in zip(comparison.rows, lines, marks, strict=True):
+        own = {shown.index(place): word for place, word in mark.items() if place in shown}
+        rows.append(TableRow(tuple(line), own, row.start == comparison.settings.starts[0]))
+    return Table(comparison.task_description, tuple(titles), tuple(rows), notes(comparison))
 
 
 def _marks(comparison: Comparison) -> list[dict[int, str]]:
@@ -104,11 +77,11 @@ def _marks(comparison: Comparison) -> list[dict[int, str]]:
             mark[5] = mark[6] = "same" if row.difference == 0.0 else "differs"
     for start in comparison.settings.starts:
         here = [number for number, row in enumerate(comparison.rows) if row.start == start]
-        standings = rank([comparison.rows[number] for number in here])
+        standings = rank([error_interval(comparison.rows[number]) for number in here])
         apart = not {WORSE, DIVERGED}.isdisjoint(standings)
         for number, standing in zip(here, standings, strict=True):
             if apart:  # else nothing is shown to be good or bad
-                marks[number][3] = "good" if standing in (BEST, LEVEL) else "bad"
+                marks[number][3] = "good" if standing in (BEST, LEVEL_WITH) else "bad"
     return marks
 
 
@@ -134,8 +107,14 @@ def error_label(comparison: Comparison, row: Row) -> str:
     mean, deviation = row.mean_test_error, row.test_error_deviation
     if mean is None:
         return NOTHING
-    digits = DIGITS.get(comparison.metric, ".2e")
+    digits = digits_of(comparison.metric)
     return f"{mean:{digits}}" + ("" if deviation is None else f" ± {deviation:{digits}}")
+
+
+def error_interval(row: Row) -> Interval | None:
+    """Return the interval of the mean test error, infinite for one seed; None where a run has no test error."""
+    errors = [run.test_error for run in row.runs if run.test_error is not None]
+    return t_interval(errors) if errors and len(errors) == len(row.runs) else None
 
 
 def difference_label(difference: float | None) -> str:
@@ -154,7 +133,7 @@ def early_end(settings: Settings) -> str:
     return f", or the first with a validation error below {settings.stop_error:g}"
 
 
-def notes(comparison: Comparison, published: Published | None) -> tuple[str, ...]:
+def notes(comparison: Comparison) -> tuple[str, ...]:
     """Say what a reader has to know in order to trust the table."""
     settings = comparison.settings
     over = f"mean ± standard deviation over {settings.seeds} seeds, " if settings.seeds > 1 else ""
@@ -178,8 +157,6 @@ def notes(comparison: Comparison, published: Published | None) -> tuple[str, ...
         )
     sentences += _choices_note(comparison)
     sentences += devices_note(comparison)
-    if published is not None:
-        sentences.append(f"Published: {published.source} {published.setting}")
     return tuple(sentences)
 
 
@@ -216,12 +193,17 @@ def _starts_note(settings: Settings) -> list[str]:
     if any(METHODS[name].normalizes for name in settings.methods):
         sentences.append("Normalizing a network makes it another function, from every start another one.")
     if "rescaled" in settings.starts:
-        factor, k = settings.rescale_factor, settings.rescale_exponent
-        span = f"power of two between 2^-{k} and 2^{k}"
-        if factor:
-            span = f"factor between 1/{factor:g} and {factor:g}"
-        sentences.append(f"Rescaled: each unit's weights times a random {span}.")
+        sentences.append(rescaled_by(settings))
     return sentences
+
+
+def rescaled_by(settings: Settings) -> str:
+    """Say what the rescaled start is."""
+    factor, k = settings.rescale_factor, settings.rescale_exponent
+    span = f"power of two between 2^-{k} and 2^{k}"
+    if factor:
+        span = f"factor between 1/{factor:g} and {factor:g}"
+    return f"Rescaled: the weights of each unit of the balanced start times a random {span}."
 
 
 def _choices_note(comparison: Comparison) -> list[str]:
@@ -289,65 +271,6 @@ def devices_note(comparison: Comparison) -> list[str]:
     if len(devices) > 1:
         sentence += " Between devices rounding differs and seconds cannot be compared."
     return [sentence]
-
-
-def write_table(path: Path, table: Table) -> None:
-    """Write a table to a CSV file, without its title and its notes."""
-    titles = [title.replace("\n", " ") for title in table.columns]
-    write_csv(path, titles, (row.cells for row in table.rows))
-
-
-def print_table(table: Table, console: Console, published: Published | None = None) -> None:
-    """Print a table and its notes to a terminal or a pipe."""
-    colours = {"same": "cyan", "differs": "magenta", "good": "green", "bad": "red"}
-    # Fewer lines than the default box, so that the table fits a narrow terminal.
-    text = RichTable(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for index, title in enumerate(table.columns):
-        text.add_column(
-            title, justify="left" if title in WORDS else "right", no_wrap=not _wraps(index, title)
-        )
-    grouped = not all(row.begins_method for row in table.rows)
-    for row in table.rows:
-        if grouped and row.begins_method and row is not table.rows[0]:
-            text.add_section()
-        name, *cells = row.cells
-        styles = [colours.get(row.marks.get(number, ""), "") for number in range(1, len(row.cells))]
-        shown = [
-            f"[{s}]{escape(cell)}[/]" if s else escape(cell) for cell, s in zip(cells, styles, strict=True)
-        ]
-        text.add_row(name if row.begins_method else "", *shown)
-    least = [_least_width(table, index) for index in range(len(table.columns))]
-    whole = sum(least) + 2 * len(least) + 1  # a blank on either side of each, and the edge
-    if console.width < whole:  # else columns would lose their ends, and names vanish
-        text.width = whole
-        for column, width in zip(text.columns, least, strict=True):
-            column.width = width
-    console.print(text, crop=False)
-    for sentence in table.notes:
-        console.print(sentence, style="dim", highlight=False)
-    if published is not None and any(result.value is not None for result in published.results):
-        console.print(_published_table(published.rows))
-
-
-def _wraps(index: int, title: str) -> bool:
-    return index < 2 or title == "reason"
-
-
-def _least_width(table: Table, index: int) -> int:
-    """Return the width that a column must have: of its longest word if it wraps, or else of its longest line."""
-    title = table.columns[index]
-    texts = [title, *(row.cells[index] for row in table.rows)]
-    parts = [p for text in texts for p in (text.split() if _wraps(index, title) else text.splitlines())]
-    return max([REASON if title == "reason" else 0, *map(cell_len, parts)])
-
-
-def _published_table(results: Sequence[PublishedResult]) -> RichTable:
-    text = RichTable(title="Published", title_justify="left")
-    text.add_column("method")
-    text.add_column("value", justify="right")
-    for result in results:
-        text.add_row(result.label, result.words)
-    return text
 
 
 def _beside(comparison: Comparison, row: Row, published: Published) -> str:

@@ -1,7 +1,7 @@
 """Studies: what a recipe measures besides its comparison.
 
-A study is a module with a function `study(comparison, output, *, data_dir, **options)` that writes its files into
-the folder `output` and returns the sentences and tables to print. A recipe names it in its table `[study]`:
+A study is a module with a function `study(comparison, *, data_dir, **options)` that returns sections for the report
+of the comparison. A recipe names it in its table `[study]`:
 
     [study]
     name = "second-term"
@@ -20,9 +20,8 @@ from pathspace.experiments.errors import unknown_name
 from pathspace.experiments.tasks import check_options
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from pathspace.experiments.compare import Comparison
+    from pathspace.experiments.report.document import Section
 
 # Modules are named, not imported, so that recipes can be listed without loading PyTorch.
 STUDIES = {
@@ -40,22 +39,21 @@ def check_study(name: Any, options: Mapping[str, Any], where: str) -> None:
 
 
 def run_study(
-    name: str, options: Mapping[str, Any], comparison: Comparison, output: Path, data_dir: Path | None
-) -> list[RenderableType]:
+    name: str, options: Mapping[str, Any], comparison: Comparison, data_dir: Path | None
+) -> list[Section]:
     """Do a study.
 
     Args:
         name: A name in `STUDIES`.
         options: What it takes.
         comparison: What the recipe's comparison gave.
-        output: Where it writes its files.
         data_dir: Where tasks look for data sets.
 
     Returns:
-        What to print.
+        Sections for the report.
 
     Raises:
         ConfigurationError: There is no such study, or it cannot be done.
     """
     check_study(name, options, f"the study {name!r}")
-    return import_module(STUDIES[name]).study(comparison, output, data_dir=data_dir, **options)
+    return import_module(STUDIES[name]).study(comparison, data_dir=data_dir, **options)

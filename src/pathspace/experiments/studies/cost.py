@@ -15,11 +15,8 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
-from rich import box
-from rich.table import Table as RichTable
 from torch import nn
 
 from pathspace.experiments.checks import is_whole
@@ -27,13 +24,10 @@ from pathspace.experiments.compare import Comparison
 from pathspace.experiments.engine import initial_state, steps_per_epoch
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import METHODS
+from pathspace.experiments.report.document import Lines, Section, Table, TableRow
 from pathspace.experiments.settings import Settings
-from pathspace.experiments.storage import write_csv, write_json
 from pathspace.experiments.tasks import build_task
 from pathspace.experiments.tasks.task import Task
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 SMALL_RATE = 1e-6  # every copy stays near the start while it is timed
 
@@ -58,18 +52,12 @@ class Cost:
 
 
 def study(
-    comparison: Comparison,
-    output: Path,
-    *,
-    rounds: int = 15,
-    steps: int = 20,
-    data_dir: Path | None = None,
-) -> list[RenderableType]:
+    comparison: Comparison, *, rounds: int = 15, steps: int = 20, data_dir: Path | None = None
+) -> list[Section]:
     """Time the methods of a comparison.
 
     Args:
         comparison: Says which task, model and methods.
-        output: Gets `cost.json` and `cost.csv`.
         rounds: Turns of every method.
         steps: Training steps of a turn.
         data_dir: Where the task looks for its data.
@@ -86,12 +74,12 @@ def study(
     task = build_task(settings.task, settings.task_options, data_dir=data_dir)
     costs = measure(settings, task, rounds, steps)
     values = [asdict(cost) for cost in costs]
-    write_csv(output / "cost.csv", list(values[0]), (list(one.values()) for one in values))
-    write_json(output / "cost.json", {"rounds": rounds, "steps": steps, "costs": values})
-    return [
-        _table(costs),
-        f"Medians over {rounds} rounds of {steps} steps a method, taken in turn; quartiles.",
-    ]
+    numbers = {
+        "cost.csv": Lines(tuple(values[0]), [tuple(one.values()) for one in values]),
+        "cost.json": {"rounds": rounds, "steps": steps, "costs": values},
+    }
+    note = f"Medians over {rounds} rounds of {steps} steps a method, taken in turn; quartiles."
+    return [Section("Cost of an epoch", _table(costs, note), numbers=numbers)]
 
 
 def measure(settings: Settings, task: Task, rounds: int, steps: int) -> list[Cost]:
@@ -142,16 +130,17 @@ def _turn(settings: Settings, task: Task, name: str, steps: int) -> Callable[[],
     return turn
 
 
-def _table(costs: list[Cost]) -> RichTable:
-    text = RichTable(title="Cost of an epoch", title_justify="left", box=box.SIMPLE_HEAD)
-    text.add_column("optimizer")
-    for title in ("seconds", f"beside {METHODS[costs[0].method].label}", "quartiles"):
-        text.add_column(title, justify="right")
-    for cost in costs:
-        text.add_row(
-            METHODS[cost.method].label,
-            f"{cost.seconds:.3f}",
-            f"{cost.ratio:.2f}",
-            f"{cost.lower:.2f} to {cost.upper:.2f}",
+def _table(costs: list[Cost], note: str) -> Table:
+    columns = ("optimizer", "seconds", f"beside {METHODS[costs[0].method].label}", "quartiles")
+    rows = [
+        TableRow(
+            (
+                METHODS[cost.method].label,
+                f"{cost.seconds:.3f}",
+                f"{cost.ratio:.2f}",
+                f"{cost.lower:.2f} to {cost.upper:.2f}",
+            )
         )
-    return text
+        for cost in costs
+    ]
+    return Table("Cost of an epoch", columns, tuple(rows), (note,))

@@ -14,12 +14,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from rich import box
-from rich.table import Table as RichTable
 from torch import nn
 
 import pathspace
@@ -27,12 +26,11 @@ from pathspace.experiments.compare import Comparison
 from pathspace.experiments.engine import run
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.models import build_model
-from pathspace.experiments.report.saved_figure import as_png, own_style
-from pathspace.experiments.storage import write_bytes, write_csv, write_json
+from pathspace.experiments.report.document import Figure, Lines, Section, Table, TableRow
 from pathspace.experiments.tasks import build_task
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from matplotlib.figure import Figure as Drawing
 
 METHODS = {"default": "path-sgd-short", "identity": "irnn-path-sgd-short"}
 RECURRENT = "rnn.weight_hh_l0"
@@ -60,18 +58,16 @@ class Ratio:
 
 def study(
     comparison: Comparison,
-    output: Path,
     *,
     lengths: Sequence[int] = (10, 20, 50, 100),
     hidden: Sequence[int] = (50, 200),
     data_dir: Path | None = None,
-) -> list[RenderableType]:
+) -> list[Section]:
     """Measure the ratios, training every network as Path-SGD was trained in the comparison.
 
     Args:
         comparison: Of a task and a budget, whose learning rates of `path-sgd-short` and `irnn-path-sgd-short` are
             taken; a start whose method is not among its methods is left out.
-        output: Gets `second-term.json`, `second-term.csv` and `second-term.png`.
         lengths: T, each at least 2.
         hidden: H.
         data_dir: Where the task looks for its data.
@@ -87,19 +83,18 @@ def study(
             )
     starts = [start for start, method in METHODS.items() if method in comparison.settings.methods]
     if not starts:
-        return [
-            f"The ratio of the terms was not measured: it needs one of the methods {', '.join(METHODS.values())}."
-        ]
+        needed = f"It was not measured: it needs one of the methods {', '.join(METHODS.values())}."
+        return [Section("Second term", Table("The ratio of the terms", (), (), (needed,)))]
     rows = [row for start in starts for row in measure(comparison, start, lengths, hidden, data_dir)]
     values = [asdict(row) for row in rows]
-    write_csv(output / "second-term.csv", list(values[0]), (list(one.values()) for one in values))
-    write_bytes(output / "second-term.png", _draw(rows))
-    write_json(output / "second-term.json", {"ratios": values})
-    return [
-        *(_table(start, rows) for start in starts),
-        "Before: mean over the seeds. After: training as above, one seed. Not finite: training diverged, or a term "
-        "exceeds float64.",
-    ]
+    numbers = {
+        "second-term.csv": Lines(tuple(values[0]), [tuple(one.values()) for one in values]),
+        "second-term.json": {"ratios": values},
+    }
+    figure = Figure("second-term.png", partial(_draw, rows))
+    sections = [Section(f"Second term, {start} start", _table(start, rows)) for start in starts]
+    sections[-1] = replace(sections[-1], figure=figure, numbers=numbers)
+    return sections
 
 
 def measure(
@@ -167,43 +162,40 @@ def _fresh(name: str, inputs: int, outputs: int, options: dict[str, Any], seed: 
         return build_model(name, inputs, outputs, options)
 
 
-def _table(start: str, rows: Sequence[Ratio]) -> RichTable:
+def _table(start: str, rows: Sequence[Ratio]) -> Table:
     lengths = sorted({row.length for row in rows})
-    text = RichTable(
-        title=f"|kappa2| / |kappa1| of the recurrent matrix, {start} start: before > after training",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-    )
-    text.add_column("H", justify="right")
-    for length in lengths:
-        text.add_column(f"T = {length}", justify="right")
+    lines = []
     for units in sorted({row.hidden for row in rows}):
         cells = {row.length: row for row in rows if (row.start, row.hidden) == (start, units)}
-        text.add_row(f"{units}", *(_cell(cells[length]) for length in lengths))
-    return text
+        lines.append(TableRow((str(units), *(_cell(cells[length]) for length in lengths))))
+    title = f"|kappa2| / |kappa1| of the recurrent matrix, {start} start: before > after training"
+    note = (
+        "Before: mean over the seeds. After: training as above, one seed. Not finite: training diverged, or a term "
+        "exceeds float64."
+    )
+    return Table(title, ("H", *(f"T = {length}" for length in lengths)), tuple(lines), (note,))
 
 
 def _cell(row: Ratio) -> str:
     return " > ".join("not finite" if value is None else f"{value:.2g}" for value in (row.before, row.after))
 
 
-def _draw(rows: Sequence[Ratio]) -> bytes:
+def _draw(rows: Sequence[Ratio]) -> Drawing:
     from matplotlib.figure import Figure
 
     starts = list(dict.fromkeys(row.start for row in rows))
-    with own_style():
-        figure = Figure(figsize=(4.2 * len(starts), 3.4), layout="constrained")
-        axes = figure.subplots(1, len(starts), sharey=True, squeeze=False)[0]
-        for axis, start in zip(axes, starts, strict=True):
-            for number, units in enumerate(sorted({row.hidden for row in rows})):
-                chosen = [row for row in rows if (row.start, row.hidden) == (start, units)]
-                lengths = [row.length for row in chosen]
-                for name, style in (("before", "o--"), ("after", "o-")):
-                    values = [getattr(row, name) for row in chosen]
-                    shown = [math.nan if value is None else value for value in values]
-                    axis.plot(lengths, shown, style, color=f"C{number}", label=f"H = {units}, {name}")
-            axis.set(title=f"{start} start", xlabel="length T", xscale="log", yscale="log")
-            axis.grid(alpha=0.25)
-        axes[0].set_ylabel("|kappa2| / |kappa1|, recurrent matrix")
-        axes[-1].legend(frameon=False)
-        return as_png(figure)
+    figure = Figure(figsize=(4.2 * len(starts), 3.4), layout="constrained")
+    axes = figure.subplots(1, len(starts), sharey=True, squeeze=False)[0]
+    for axis, start in zip(axes, starts, strict=True):
+        for number, units in enumerate(sorted({row.hidden for row in rows})):
+            chosen = [row for row in rows if (row.start, row.hidden) == (start, units)]
+            lengths = [row.length for row in chosen]
+            for name, style in (("before", "o--"), ("after", "o-")):
+                values = [getattr(row, name) for row in chosen]
+                shown = [math.nan if value is None else value for value in values]
+                axis.plot(lengths, shown, style, color=f"C{number}", label=f"H = {units}, {name}")
+        axis.set(title=f"{start} start", xlabel="length T", xscale="log", yscale="log")
+        axis.grid(alpha=0.25)
+    axes[0].set_ylabel("|kappa2| / |kappa1|, recurrent matrix")
+    axes[-1].legend()
+    return figure

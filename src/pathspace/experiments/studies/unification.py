@@ -14,20 +14,19 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from rich import box
-from rich.table import Table as RichTable
+from typing import TYPE_CHECKING, Any
 
 from pathspace.experiments.compare import Comparison
 from pathspace.experiments.methods import METHODS
-from pathspace.experiments.report.saved_figure import as_png, own_style
-from pathspace.experiments.report.table import NOTHING, error_label
-from pathspace.experiments.storage import finite, write_bytes, write_csv, write_json
+from pathspace.experiments.report.document import NOTHING, Figure, Lines, Section, Table, TableRow
+from pathspace.experiments.report.figures import set_log_axis
+from pathspace.experiments.report.table import error_label
+from pathspace.experiments.storage import finite
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from matplotlib.figure import Figure as Drawing
 
 USES = ("normalization", "steepest descent")
 # measure -> the method that normalizes by it, the method that descends along it
@@ -70,42 +69,31 @@ class Entry:
     milliseconds: float
 
 
-def study(comparison: Comparison, output: Path, *, data_dir: Path | None = None) -> list[RenderableType]:
+def study(comparison: Comparison, *, data_dir: Path | None = None) -> list[Section]:
     """Arrange a comparison by measure and use.
 
     Args:
         comparison: With some of the methods in `MEASURES`.
-        output: Gets `unification.json`, `unification.csv` and `unification.png`.
         data_dir: Not needed.
-
-    Returns:
-        The table and a note; a note alone if the comparison has none of the methods.
     """
     del data_dir
     found = entries(comparison)
+    heading = "By measure and use"
     if not found:
         known = ", ".join(name for pair in MEASURES.values() for name in pair if name)
-        return [
-            f"No table by measure and use: it arranges the methods {known}, and none of them was compared."
-        ]
+        why = f"It arranges the methods {known}, and none of them was compared."
+        return [Section(heading, Table("No table by measure and use", (), (), (why,)))]
     starts = comparison.settings.starts
-    write_csv(
-        output / "unification.csv",
-        ("measure", "use", "method", *starts, "difference", "milliseconds"),
-        (
-            (e.measure, e.use, e.method, *(e.errors[start] for start in starts), e.difference, e.milliseconds)
-            for e in found
-        ),
-    )
-    write_json(
-        output / "unification.json", {"metric": comparison.metric, "cells": [asdict(e) for e in found]}
-    )
-    write_bytes(output / "unification.png", _draw(comparison, found))
-    return [
-        _table(comparison, found),
-        "D: paths; M: second moment; C: covariance of what enters a node. Errors: each start at the rate that is best "
-        "from it. Same curve: whether the training losses from all starts agree to the last bit at one rate.",
+    lines = [
+        (e.measure, e.use, e.method, *(e.errors[start] for start in starts), e.difference, e.milliseconds)
+        for e in found
     ]
+    numbers = {
+        "unification.csv": Lines(("measure", "use", "method", *starts, "difference", "milliseconds"), lines),
+        "unification.json": {"metric": comparison.metric, "cells": [asdict(e) for e in found]},
+    }
+    figure = Figure("unification.png", partial(_draw, comparison, found))
+    return [Section(heading, _table(comparison, found), figure=figure, numbers=numbers)]
 
 
 def entries(comparison: Comparison) -> list[Entry]:
@@ -134,62 +122,49 @@ def entries(comparison: Comparison) -> list[Entry]:
     return found
 
 
-def _table(comparison: Comparison, found: Sequence[Entry]) -> RichTable:
+def _table(comparison: Comparison, found: Sequence[Entry]) -> Table:
     starts = comparison.settings.starts
-    text = RichTable(
-        title=f"Test {comparison.metric}, by measure and use", title_justify="left", box=box.SIMPLE_HEAD
-    )
-    text.add_column("measure")
-    text.add_column("method")
-    for title in (*starts, "same curve", "ms a step"):
-        text.add_column(title, justify="right", no_wrap=True)
+    rows = []
     for use in USES:
-        of_use = [entry for entry in found if entry.use == use]
-        if not of_use:
-            continue
-        text.add_section()
-        text.add_row(f"[bold]{use}[/]")
-        for entry in of_use:
+        for number, entry in enumerate(entry for entry in found if entry.use == use):
             same = NOTHING if entry.same_curve is None else ("yes" if entry.same_curve else "no")
-            text.add_row(
+            errors = (entry.labels[start] for start in starts)
+            cells = (
+                use,
                 entry.measure,
                 METHODS[entry.method].label,
-                *(entry.labels[start] for start in starts),
+                *errors,
                 same,
                 f"{entry.milliseconds:.2f}",
             )
-    return text
+            rows.append(TableRow(cells, begins_method=number == 0))
+    note = (
+        "D: paths; M: second moment; C: covariance of what enters a node. Errors: each start at the rate that is best "
+        "from it. Same curve: whether the training losses from all starts agree to the last bit at one rate."
+    )
+    columns = ("use", "measure", "method", *starts, "same curve", "ms a step")
+    return Table(f"Test {comparison.metric}, by measure and use", columns, tuple(rows), (note,))
 
 
-def _draw(comparison: Comparison, found: Sequence[Entry]) -> bytes:
+def _draw(comparison: Comparison, found: Sequence[Entry]) -> Drawing:
     from matplotlib.figure import Figure
-    from matplotlib.ticker import LogLocator, NullFormatter
 
     measures = [measure for measure in MEASURES if any(entry.measure == measure for entry in found)]
-    with own_style():
-        figure = Figure(figsize=(8.4, 3.4), layout="constrained")
-        axes = figure.subplots(1, len(USES), sharey=True, squeeze=False)[0]
-        for axis, use in zip(axes, USES, strict=True):
-            cells = {entry.measure: entry for entry in found if entry.use == use}
-            for number, start in enumerate(comparison.settings.starts):
-                errors = [cells[m].errors[start] if m in cells else None for m in measures]
-                values = [math.nan if error is None else error for error in errors]
-                style = {
-                    "marker": "o" if number == 0 else "x",
-                    "markersize": 11 - 3 * number,
-                    "linestyle": "",
-                }
-                axis.plot(range(len(measures)), values, color=f"C{number}", label=start, **style)
-            axis.set_xticks(
-                range(len(measures)), [m.replace(", ", ",\n").replace(" /", "\n/") for m in measures]
-            )
-            axis.set(title=use, xlabel="measure", xlim=(-0.6, len(measures) - 0.4))
-            if any(error for entry in found for error in entry.errors.values()):  # one is above zero
-                axis.set_yscale("log")
-                axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-                axis.yaxis.set_major_formatter("{x:g}")
-                axis.yaxis.set_minor_formatter(NullFormatter())
-            axis.grid(alpha=0.25, which="both")
-        axes[0].set_ylabel(f"test {comparison.metric}")
-        axes[-1].legend(frameon=False, title="start")
-        return as_png(figure)
+    figure = Figure(figsize=(8.4, 3.4), layout="constrained")
+    axes = figure.subplots(1, len(USES), sharey=True, squeeze=False)[0]
+    names = [measure.replace(", ", ",\n").replace(" /", "\n/") for measure in measures]
+    for axis, use in zip(axes, USES, strict=True):
+        cells = {entry.measure: entry for entry in found if entry.use == use}
+        for number, start in enumerate(comparison.settings.starts):
+            errors = [cells[m].errors[start] if m in cells else None for m in measures]
+            values = [math.nan if error is None else error for error in errors]
+            style: dict[str, Any] = {"marker": "o" if number == 0 else "x", "markersize": 11 - 3 * number}
+            axis.plot(range(len(measures)), values, linestyle="", color=f"C{number}", label=start, **style)
+        axis.set_xticks(range(len(measures)), names)
+        axis.set(title=use, xlabel="measure", xlim=(-0.6, len(measures) - 0.4))
+        axis.grid(alpha=0.25, which="both")
+    if any(error for entry in found for error in entry.errors.values()):  # one is above zero
+        set_log_axis(axes[0])
+    axes[0].set_ylabel(f"test {comparison.metric}")
+    axes[-1].legend(title="start")
+    return figure

@@ -9,19 +9,15 @@ from rich.console import Console
 from pathspace.experiments.configuration import Configuration
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.execution import Surroundings, begun
-from pathspace.experiments.folders import PAGE
 from pathspace.experiments.layers import Layer
 from pathspace.experiments.monitor import Shown
 from pathspace.experiments.recipes import load_recipe, recipe_names
-from pathspace.experiments.report.table import print_table
+from pathspace.experiments.report.document import print_report, write_report
 from pathspace.experiments.settings import OF_A_TABLE, Settings, refuse_unused, settings_from
 from pathspace.experiments.sweep.plan import Plan, plan_from
-from pathspace.experiments.sweep.report import as_json, best_table, failures_table, write_report
+from pathspace.experiments.sweep.report import report
 from pathspace.experiments.sweep.trials import Sweep, sweep
 from pathspace.experiments.tasks import TASKS
-from pathspace.experiments.terminal import output_console, print_json, print_line
-
-FAILURES_SHOWN = 12
 
 
 def run_sweep(
@@ -51,16 +47,9 @@ def run_sweep(
                 runner=around.runner(configuration.settings.threads),
                 device=around.run_device,
             )
-        write_report(found, output, title=configuration.title, configuration=configuration.as_dict())
-    if around.as_json:
-        print_json(as_json(found, configuration.as_dict()))
-        return found
-    console = output_console()
-    print_table(best_table(found), console)
-    lost = failures_table(found, FAILURES_SHOWN)
-    if lost is not None:
-        print_table(lost, output_console(160))
-    print_line(console, f"Report: {output / PAGE}")
+        told = report(found, title=configuration.title, configuration=configuration.as_dict())
+        write_report(told, output)
+    print_report(told, output, as_json=around.as_json)
     return found
 
 

@@ -5,22 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pathspace.experiments.methods import METHODS
-from pathspace.experiments.report.methods_figure import COLOURS
-from pathspace.experiments.report.page import Section, write_page
-from pathspace.experiments.report.saved_figure import own_style, saved
-from pathspace.experiments.report.table import DIGITS, NOTHING, Table, TableRow, count, write_table
-from pathspace.experiments.storage import write_bytes, write_csv, write_json
+from pathspace.experiments.report.document import NOTHING, Figure, Lines, Report, Section, Table, TableRow
+from pathspace.experiments.report.figures import COLOURS
+from pathspace.experiments.report.table import count, digits_of
 from pathspace.experiments.sweep.plan import DECAY, RATE, Plan
 from pathspace.experiments.sweep.trials import Sweep, Trial
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Drawing
 
-FIGURE = "sweep.png"
+FAILURES_SHOWN = 12
 LINES = ("-", "--", ":", "-.")  # of starts
 TITLES = {RATE: "rate", DECAY: "decay"}
 
@@ -105,15 +104,15 @@ def points_table(found: Sweep) -> Table:
     return Table(title, _columns(found), _rows(found, points), ())
 
 
-def failures_table(found: Sweep, most: int | None = None) -> Table | None:
-    """Return the runs that failed or were pruned, with the reasons, `most` of them at most; None if there are none."""
+def failures_table(found: Sweep) -> Table | None:
+    """Return the first runs that failed or were pruned, with the reasons; None if there are none."""
     lost = [trial for trial in found.trials if trial.reason]
     if not lost:
         return None
     columns = ("optimizer", "start", *_titles(found.plan), "seed", "state", "reason")
     rows = [
         (METHODS[t.method].label, t.start, *_values(found.plan, t.point), str(t.seed), t.state, t.reason)
-        for t in lost[:most]
+        for t in lost[:FAILURES_SHOWN]
     ]
     more = len(lost) - len(rows)
     notes = (f"And {more} more, in trials.csv.",) if more else ()
@@ -146,7 +145,7 @@ def _columns(found: Sweep) -> tuple[str, ...]:
 
 
 def _rows(found: Sweep, points: Sequence[Point]) -> tuple[TableRow, ...]:
-    digits, rows, before = DIGITS.get(found.metric, ".2e"), [], ("", "")
+    digits, rows, before = digits_of(found.metric), [], ("", "")
     for point in points:
         error, deviation, loss = point.error, point.deviation, point.loss
         edge = "*" if _at_edge(found.plan, point) else ""
@@ -211,22 +210,19 @@ def _notes(found: Sweep, best: Sequence[Point]) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def write_report(found: Sweep, output: Path, *, title: str, configuration: dict[str, Any]) -> Path:
-    """Write `report.html`, `sweep.png`, `table.csv`, `trials.csv` and `results.json`; returns the page."""
-    best, everything, lost = best_table(found), points_table(found), failures_table(found)
-    png, svg = draw(found)
-    write_bytes(output / FIGURE, png)
-    write_table(output / "table.csv", best)
+def report(found: Sweep, *, title: str, configuration: dict[str, Any]) -> Report:
+    """Return the report: the best points, all points, and what failed."""
     names = [dimension.name for dimension in found.plan.search]
     columns = ("method", "start", *names, "seed", "state", "validation_error", "validation_loss", "steps", "seconds",
                "reason")  # fmt: skip
-    write_csv(output / "trials.csv", columns, (_line(trial, names) for trial in found.trials))
-    write_json(output / "results.json", as_json(found, configuration))
-    sections = [Section("Best settings", best, svg)]
+    numbers = {"trials.csv": Lines(columns, [_line(trial, names) for trial in found.trials])}
+    figure = Figure("sweep.png", partial(draw, found))
+    sections = [Section("Best settings", best_table(found), "table.csv", figure, numbers=numbers)]
+    lost = failures_table(found)
     if lost is not None:
         sections.append(Section("Without a result", lost))
-    sections.append(Section("All points", everything))
-    return write_page(output, title, sections, configuration)
+    sections.append(Section("All points", points_table(found), printed=False))
+    return Report(title, sections, configuration, as_json(found, configuration))
 
 
 def _line(trial: Trial, names: Sequence[str]) -> tuple[Any, ...]:
@@ -274,21 +270,16 @@ def as_json(found: Sweep, configuration: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def draw(found: Sweep) -> tuple[bytes, str]:
-    """Draw error and loss over the rate (or what else varies): every run a dot, lines through the best means.
-
-    Returns:
-        The figure as PNG, and as an SVG element to stand in a page.
-    """
+def draw(found: Sweep) -> Drawing:
+    """Draw error and loss over the rate (or what else varies): every run a dot, lines through the best means."""
     from matplotlib.figure import Figure
 
-    with own_style():
-        figure = Figure(figsize=(10.5, 4.2), layout="constrained")
-        points, name = points_of(found), _varied(found)
-        for axis, what in zip(figure.subplots(1, 2), ("error", "loss"), strict=True):
-            _panel(axis, found, points, name, what)
-        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
-        return saved(figure)
+    figure = Figure(figsize=(10.5, 4.2), layout="constrained")
+    points, name = points_of(found), _varied(found)
+    for axis, what in zip(figure.subplots(1, 2), ("error", "loss"), strict=True):
+        _panel(axis, found, points, name, what)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right upper")
+    return figure
 
 
 def _varied(found: Sweep) -> str:

@@ -7,14 +7,12 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.folders import PAGE
 from pathspace.experiments.published import load_published
-from pathspace.experiments.report.table import print_table
+from pathspace.experiments.report.document import print_report, write_report
 from pathspace.experiments.stored_cells import all_results, begun_table
 from pathspace.experiments.symbols.cells import Score, cells, compute
 from pathspace.experiments.symbols.protocol import protocol_from
-from pathspace.experiments.symbols.report import as_json, write_report
-from pathspace.experiments.terminal import output_console, print_json, print_line
+from pathspace.experiments.symbols.report import report
 from pathspace.extras import install
 
 if TYPE_CHECKING:
@@ -52,16 +50,9 @@ def reproduce(recipe: Recipe, size: str, options: Layer, around: Surroundings) -
             told=_told,
         )
         published = load_published(recipe.name)
-        tables = write_report(
-            protocol, scores, output, title=recipe.title, configuration=configuration, published=published
-        )
-    if around.as_json:
-        print_json(as_json(protocol, scores, configuration, published))
-    else:
-        console = output_console()
-        for table in tables:
-            print_table(table, console)
-        print_line(console, f"Report: {output / PAGE}")
+        found = report(protocol, scores, title=recipe.title, configuration=configuration, published=published)
+        write_report(found, output)
+    print_report(found, output, as_json=around.as_json)
     return scores
 
 

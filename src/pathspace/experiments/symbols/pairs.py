@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pathspace.experiments.report.intervals import Interval, t_interval
-from pathspace.experiments.report.table import Table, TableRow
+from pathspace.experiments.report.document import Table, TableRow
+from pathspace.experiments.report.statistics import Interval, t_interval
 from pathspace.experiments.storage import finite
 from pathspace.experiments.symbols.cells import Score, best
 from pathspace.experiments.symbols.protocol import COMPARED, Protocol
@@ -34,9 +34,12 @@ class Pair:
     @property
     def verdict(self) -> Literal["fewer", "more", "not decided"]:
         """What the interval says of the first row's bits."""
-        if self.difference.low <= 0 <= self.difference.high:
-            return "not decided"
-        return "fewer" if self.difference.mean < 0 else "more"
+        verdicts: dict[int, Literal["fewer", "more", "not decided"]] = {
+            -1: "fewer",
+            0: "not decided",
+            1: "more",
+        }
+        return verdicts[self.difference.sign]
 
 
 def pairs_of(protocol: Protocol, scores: Sequence[Score]) -> list[Pair]:
@@ -67,7 +70,7 @@ def pairs_table(protocol: Protocol, pairs: Sequence[Pair]) -> Table:
                 (
                     f"{pair.first} against {pair.second}" if begins else "",
                     pair.text,
-                    f"{pair.difference.mean:+,.1f} ± {pair.difference.half:,.1f}",
+                    pair.difference.words(",.1f", sign="+"),
                     f"{pair.fewer} of {protocol.seeds}",
                     pair.verdict,
                 ),

@@ -1,23 +1,20 @@
-"""The table of symbol sequences in words, its picture, and its files."""
+"""The report of symbol sequences: the table in words, pairs of rows, and all sizes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 from statistics import mean, stdev
 from typing import Any
 
 from pathspace.experiments.published import Published
-from pathspace.experiments.report.page import Section, write_page
-from pathspace.experiments.report.table import NOTHING, Table, TableRow, write_table
-from pathspace.experiments.storage import write_bytes, write_json
+from pathspace.experiments.report.document import NOTHING, Figure, Report, Section, Table, TableRow
 from pathspace.experiments.symbols.cells import Score, best, shown, texts
 from pathspace.experiments.symbols.figures import draw, draw_over_time
 from pathspace.experiments.symbols.pairs import as_json as pairs_as_json
 from pathspace.experiments.symbols.pairs import pairs_of, pairs_table
 from pathspace.experiments.symbols.protocol import BASELINES, MERGED, Protocol
 
-FIGURE, OVER_TIME = "symbols.png", "validation.png"
 BROKEN = "†"
 
 
@@ -204,37 +201,23 @@ def as_json(
     }
 
 
-def write_report(
+def report(
     protocol: Protocol,
     scores: Sequence[Score],
-    output: Path,
     *,
     title: str,
     configuration: dict[str, Any],
     published: Published | None,
-) -> list[Table]:
-    """Write pictures, tables, `results.json` and `report.html`.
-
-    The tables are `table.csv` and, of several draws, `pairs.csv`.
-
-    Returns:
-        The tables that are printed.
-    """
+) -> Report:
+    """Return the report: the table, of several draws pairs of rows, and all sizes."""
     table = build_table(protocol, scores, published)
-    png, svg = draw(protocol, scores, published)
-    sections = [Section("Results", table, svg, samples=samples(protocol, scores))]
-    sizes = sizes_table(protocol, scores)
-    over_time = draw_over_time(protocol, scores)
-    if over_time is not None:
-        write_bytes(output / OVER_TIME, over_time[0])
-    sections.append(Section("All sizes", sizes, over_time[1] if over_time is not None else ""))
-    write_bytes(output / FIGURE, png)
-    write_table(output / "table.csv", table)
-    tables = [table]
+    figure = Figure("symbols.png", partial(draw, protocol, scores, published))
+    sections = [Section("Results", table, "table.csv", figure, samples=samples(protocol, scores))]
     if pairs := pairs_of(protocol, scores):
-        tables.append(pairs_table(protocol, pairs))
-        sections.insert(1, Section(tables[1].title, tables[1]))
-        write_table(output / "pairs.csv", tables[1])
-    write_json(output / "results.json", as_json(protocol, scores, configuration, published))
-    write_page(output, title, sections, configuration)
-    return tables
+        compared = pairs_table(protocol, pairs)
+        sections.append(Section(compared.title, compared, "pairs.csv"))
+    over_time = None
+    if any(score.curve for score in scores):
+        over_time = Figure("validation.png", partial(draw_over_time, protocol, scores))
+    sections.append(Section("All sizes", sizes_table(protocol, scores), figure=over_time, printed=False))
+    return Report(title, sections, configuration, as_json(protocol, scores, configuration, published))

@@ -7,15 +7,13 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.folders import PAGE
 from pathspace.experiments.published import load_published
-from pathspace.experiments.report.table import print_table
+from pathspace.experiments.report.document import print_report, write_report
 from pathspace.experiments.storage import make_folder
 from pathspace.experiments.stored_cells import all_results, begun_table
-from pathspace.experiments.terminal import output_console, print_json, print_line
 from pathspace.experiments.xor.cells import Result, cells, compute
 from pathspace.experiments.xor.protocol import protocol_from
-from pathspace.experiments.xor.report import as_json, write_report
+from pathspace.experiments.xor.report import report
 from pathspace.extras import install
 
 if TYPE_CHECKING:
@@ -55,16 +53,12 @@ def reproduce(recipe: Recipe, size: str, options: Layer, around: Surroundings) -
             told=_told,
         )
         published = load_published(recipe.name)
-        table = write_report(
-            protocol, results, output, title=recipe.title, configuration=configuration, published=published
+        found = report(
+            protocol, results, title=recipe.title, configuration=configuration, published=published
         )
+        write_report(found, output)
         _clear(kept)
-    if around.as_json:
-        print_json(as_json(protocol, results, configuration))
-    else:
-        console = output_console()
-        print_table(table, console, published)
-        print_line(console, f"Report: {output / PAGE}")
+    print_report(found, output, as_json=around.as_json)
     return results
 
 

@@ -1,20 +1,30 @@
-"""The XOR table in words, its picture after the paper's Fig. 3, and its files."""
+"""The report of XOR: the table in words, and a figure after the paper's Fig. 3."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from pathspace.experiments.report.page import Section, write_page
-from pathspace.experiments.report.saved_figure import own_style, saved
-from pathspace.experiments.report.table import NOTHING, Published, Table, TableRow, count, write_table
-from pathspace.experiments.storage import write_bytes, write_csv, write_json
+from pathspace.experiments.published import Published
+from pathspace.experiments.report.document import (
+    NOTHING,
+    Figure,
+    Lines,
+    Report,
+    Section,
+    Table,
+    TableRow,
+    published_section,
+)
+from pathspace.experiments.report.table import count
 from pathspace.experiments.xor.cells import Result, passes_needed
 from pathspace.experiments.xor.protocol import STEPS, Protocol
 
-FIGURE = "xor.png"
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawing
+
 COLUMNS = ("steps", "seed", "learned after", "lines wrong", "on the third text", "seconds")
 
 
@@ -59,25 +69,24 @@ def notes(protocol: Protocol) -> tuple[str, ...]:
     )
 
 
-def draw(protocol: Protocol, results: Sequence[Result]) -> tuple[bytes, str]:
-    """Draw wrong lines over passes, a panel for each kind of steps and a line for each seed; as PNG and as SVG."""
+def draw(protocol: Protocol, results: Sequence[Result]) -> Drawing:
+    """Draw wrong lines over passes, a panel for each kind of steps and a line for each seed."""
     from matplotlib.figure import Figure
 
-    with own_style():
-        figure = Figure(figsize=(0.8 + 3.8 * len(protocol.steps), 3.4), layout="constrained")
-        axes = figure.subplots(1, len(protocol.steps), sharey=True, squeeze=False)[0]
-        for axis, steps in zip(axes, protocol.steps, strict=True):
-            for result in results:
-                if result.cell.steps == steps:
-                    passes = [0, *(look.passes for look in result.looks)]
-                    wrong = [50.0, *(100 * look.wrong for look in result.looks)]  # a start knows nothing
-                    axis.plot(passes, wrong, linewidth=1.2, label=str(result.cell.seed))
-            axis.axhline(100 * protocol.passed, color="black", linewidth=1, linestyle=(0, (3, 2)))
-            axis.set(title=f"{steps} steps", xlabel="pass", ylim=(0, 55), xlim=(0, protocol.passes))
-            axis.grid(alpha=0.25)
-        axes[0].set_ylabel("lines wrong, %")
-        axes[-1].legend(frameon=False, title="seed", fontsize=7)
-        return saved(figure)
+    figure = Figure(figsize=(0.8 + 3.8 * len(protocol.steps), 3.4), layout="constrained")
+    axes = figure.subplots(1, len(protocol.steps), sharey=True, squeeze=False)[0]
+    for axis, steps in zip(axes, protocol.steps, strict=True):
+        for result in results:
+            if result.cell.steps == steps:
+                passes = [0, *(look.passes for look in result.looks)]
+                wrong = [50.0, *(100 * look.wrong for look in result.looks)]  # a start knows nothing
+                axis.plot(passes, wrong, linewidth=1.2, label=str(result.cell.seed))
+        axis.axhline(100 * protocol.passed, color="black", linewidth=1, linestyle=(0, (3, 2)))
+        axis.set(title=f"{steps} steps", xlabel="pass", ylim=(0, 55), xlim=(0, protocol.passes))
+        axis.grid(alpha=0.25)
+    axes[0].set_ylabel("lines wrong, %")
+    axes[-1].legend(title="seed", fontsize=7)
+    return figure
 
 
 def as_json(protocol: Protocol, results: Sequence[Result], configuration: dict[str, Any]) -> dict[str, Any]:
@@ -92,26 +101,23 @@ def as_json(protocol: Protocol, results: Sequence[Result], configuration: dict[s
     }
 
 
-def write_report(
+def report(
     protocol: Protocol,
     results: Sequence[Result],
-    output: Path,
     *,
     title: str,
     configuration: dict[str, Any],
     published: Published | None,
-) -> Table:
-    """Write `xor.png`, `table.csv`, `looks.csv`, `results.json` and `report.html`; returns the table."""
-    table = build_table(protocol, results)
-    png, svg = draw(protocol, results)
-    write_bytes(output / FIGURE, png)
-    write_table(output / "table.csv", table)
+) -> Report:
+    """Return the report of all networks."""
     looks = [
         (result.cell.steps, result.cell.seed, look.passes, look.wrong, look.nats)
         for result in results
         for look in result.looks
     ]
-    write_csv(output / "looks.csv", ("steps", "seed", "passes", "wrong", "nats_a_line"), looks)
-    write_json(output / "results.json", as_json(protocol, results, configuration))
-    write_page(output, title, [Section("Results", table, svg)], configuration, published)
-    return table
+    numbers = {"looks.csv": Lines(("steps", "seed", "passes", "wrong", "nats_a_line"), looks)}
+    figure = Figure("xor.png", partial(draw, protocol, results))
+    sections = [Section("Results", build_table(protocol, results), "table.csv", figure, numbers=numbers)]
+    if published is not None:
+        sections.append(published_section(published))
+    return Report(title, sections, configuration, as_json(protocol, results, configuration))

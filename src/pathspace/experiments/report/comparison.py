@@ -1,0 +1,235 @@
+"""The report of a comparison, and of several that a recipe brings together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from pathspace.experiments.compare import Comparison
+from pathspace.experiments.methods import METHODS
+from pathspace.experiments.published import Published
+from pathspace.experiments.report import claim, pairs
+from pathspace.experiments.report.claim import claim_sentences, claim_table, draw_claim
+from pathspace.experiments.report.curves import draw_curves
+from pathspace.experiments.report.document import Figure, Lines, Report, Section, published_section
+from pathspace.experiments.report.statistics import BEST, DIVERGED, LEVEL_WITH, WORSE, rank
+from pathspace.experiments.report.table import build_table, error_interval, error_label
+from pathspace.experiments.run import RunResult
+from pathspace.experiments.starts import are_one_function
+from pathspace.experiments.storage import finite
+
+CLAIM = "claim.png"
+RUN = ("method", "start", "learning_rate", "weight_decay", "seed")
+STANDINGS = {
+    LEVEL_WITH: "not told apart from it (the 95 % intervals overlap)",
+    WORSE: "worse (the intervals lie apart)",
+    DIVERGED: "diverged",
+}
+
+
+def comparison_report(
+    comparison: Comparison,
+    *,
+    title: str,
+    configuration: Mapping[str, Any],
+    published: Published | None = None,
+    more: Sequence[Section] = (),
+) -> Report:
+    """Return the report of a comparison.
+
+    Args:
+        comparison: The results.
+        title: The headline of the page.
+        configuration: The content of `config.json`.
+        published: The numbers of a paper, if there are any.
+        more: What else was found, as by a study.
+    """
+    claims = claims_something(comparison)
+    sections = [
+        Section(
+            "Results",
+            build_table(comparison, published),
+            "table.csv",
+            Figure("curves.png", partial(draw_curves, comparison)),
+            numbers=_numbers(comparison),
+            printed=not claims,
+        )
+    ]
+    if claims:
+        figure = Figure(CLAIM, partial(draw_claim, [comparison]))
+        won = Section("Against the best baseline", claim_table(comparison), "claim.csv", figure)
+        sections.insert(0, won)
+    if compared := pairs.pairs_of(comparison, published):
+        table = pairs.pairs_table(comparison, compared)
+        sections.append(Section(table.title, table, "pairs.csv"))
+    sections += more
+    if published is not None:
+        sections.append(published_section(published))
+    results = as_json(comparison, configuration, published)
+    return Report(title, sections, configuration, results, conclusion(comparison))
+
+
+def parts_report(parts: Mapping[str, Comparison], *, title: str, configuration: Mapping[str, Any]) -> Report:
+    """Return the report that brings several comparisons together, with one figure.
+
+    Args:
+        parts: The comparisons by name, all with baselines; each has a report of its own.
+        title: The headline of the page.
+        configuration: The content of `config.json`.
+    """
+    sections = []
+    for name, part in parts.items():
+        first = Figure(CLAIM, partial(draw_claim, list(parts.values()))) if not sections else None
+        sections.append(Section(name, claim_table(part), figure=first))
+    found = [f"{name}: {sentence}" for name, part in parts.items() for sentence in conclusion(part)]
+    return Report(title, sections, configuration, None, found)
+
+
+def claims_something(comparison: Comparison) -> bool:
+    """Say whether methods are to beat baselines."""
+    return bool(comparison.settings.baselines and comparison.choices)
+
+
+def conclusion(comparison: Comparison) -> tuple[str, ...]:
+    """Return what was found, in sentences that follow from the table; none for a single run.
+
+    Two questions are kept apart. Same: is the training curve the same from every start, to the last bit? Good: which
+    test errors lie apart from the least one?
+    """
+    same = [name for name, difference in comparison.differences.items() if difference == 0.0]
+    other = [name for name, difference in comparison.differences.items() if difference != 0.0]
+    sentences = []
+    if same:
+        sentences.append(f"The same training curve from every start, to the last bit: {_names(same)}.")
+    if other:
+        of = " of the same function" if are_one_function(comparison.settings.starts) else ""
+        sentences.append(f"Another curve from another start{of}: {_names(other)}.")
+    if claims_something(comparison):
+        return (*sentences, *claim_sentences(comparison))
+    errors = [_errors(comparison, start) for start in comparison.settings.starts]
+    return (*sentences, *filter(None, errors))
+
+
+def _errors(comparison: Comparison, start: str) -> str:
+    methods = dict.fromkeys(row.method for row in comparison.rows if row.start == start)
+    rows = [comparison.own_row(method, start) for method in methods]
+    if len(rows) < 2:
+        return ""
+    standings = rank([error_interval(row) for row in rows])
+    if BEST not in standings:
+        return f"From the {start} start every method has a run that diverged."
+    best = rows[standings.index(BEST)]
+    error = error_label(comparison, best)
+    parts = [f"From the {start} start {METHODS[best.method].label} has the least mean test error, {error}"]
+    for standing, words in STANDINGS.items():
+        names = [row.method for row, one in zip(rows, standings, strict=True) if one == standing]
+        if names:
+            parts.append(f"{words}: {_names(names)}")
+    if comparison.settings.seeds == 1:
+        parts.append("a single seed has no interval and shows no difference")
+    return "; ".join(parts) + "."
+
+
+def _names(methods: Sequence[str]) -> str:
+    return ", ".join(METHODS[name].label for name in methods)
+
+
+def _numbers(comparison: Comparison) -> dict[str, Lines]:
+    """Return the numbers of single runs: `purpose` tells those that chose a rate from those that are reported."""
+    final = [run for row in comparison.rows for run in row.runs]
+    purposes = [*((run, "validation") for run in comparison.tuning), *((run, "result") for run in final)]
+    runs = [
+        "purpose", "test_error", "validation_error", "validation_loss", "diverged_at", "steps", "seconds",
+        "step_seconds",
+    ]  # fmt: skip
+    return {
+        "runs.csv": Lines((*RUN, *runs), [_run_line(run, purpose) for run, purpose in purposes]),
+        "curves.csv": Lines(
+            (*RUN, "step", "training_loss"),
+            ((*_key(run), step, loss) for run in final for step, loss in enumerate(run.losses)),
+        ),
+        "validation.csv": Lines(
+            (*RUN, "step", "validation_loss", "validation_error"),
+            ((*_key(run), v.step, v.loss, v.error) for run in final for v in run.validations),
+        ),
+        "epochs.csv": Lines(
+            (*RUN, "step", "training_error", "test_error"),
+            ((*_key(run), e.step, e.training, e.test) for run in final for e in run.epochs),
+        ),
+    }
+
+
+def _key(run: RunResult) -> tuple[Any, ...]:
+    return tuple(getattr(run.config, name) for name in RUN)
+
+
+def _run_line(run: RunResult, purpose: str) -> tuple[Any, ...]:
+    last = run.validations[-1]
+    step_seconds = "" if run.step_seconds is None else f"{run.step_seconds:.6f}"
+    return (
+        *_key(run), purpose, run.test_error, last.error, last.loss, run.diverged_at, len(run.losses),
+        f"{run.seconds:.4f}", step_seconds,
+    )  # fmt: skip
+
+
+def as_json(
+    comparison: Comparison, configuration: Mapping[str, Any], published: Published | None = None
+) -> dict[str, Any]:
+    """Return a comparison as plain values for JSON, with None for what is missing or not finite."""
+    rows = []
+    for row in comparison.rows:
+        rows.append(
+            {
+                "method": row.method,
+                "label": METHODS[row.method].label,
+                "start": row.start,
+                "learning_rate": row.learning_rate,
+                "weight_decay": row.weight_decay,
+                "rate_chosen_from": row.rate_chosen_from,
+                "test_error_mean": row.mean_test_error,
+                "test_error_deviation": row.test_error_deviation,
+                "test_errors": [run.test_error for run in row.runs],
+                "diverged": row.diverged,
+                "seconds": row.mean_seconds,
+                "devices": sorted({run.device for run in row.runs}),
+                "same_curve": None if row.difference is None else row.difference == 0.0,
+                "largest_difference": finite(row.difference),
+            }
+        )
+    choices = [
+        {
+            "method": method,
+            "start": start,
+            "learning_rate": choice.learning_rate,
+            "weight_decay": choice.weight_decay,
+            "at_edge": choice.at_edge,
+            "all_diverged": choice.all_diverged,
+            "validation_errors": [
+                {"learning_rate": rate, "error": finite(error)} for rate, error in choice.scores.items()
+            ],
+            "pairs": [
+                {"learning_rate": rate, "weight_decay": decay, "error": finite(error)}
+                for (rate, decay), error in choice.pairs.items()
+            ],
+        }
+        for (method, start), choice in comparison.choices.items()
+    ]
+    return {
+        "task": comparison.task_description,
+        "metric": comparison.metric,
+        "conclusion": list(conclusion(comparison)),
+        "rows": rows,
+        "learning_rates": choices,
+        "weights": dict(comparison.weights),
+        "claim": claim.as_json(comparison) if claims_something(comparison) else None,
+        "pairs": pairs.as_json(pairs.pairs_of(comparison, published)),
+        "published": None
+        if published is None
+        else {
+            "source": published.source,
+            "setting": published.setting,
+            "results": [{"label": r.label, "value": r.value, "method": r.method} for r in published.results],
+        },
+        "configuration": configuration,
+    }
