@@ -135,8 +135,8 @@ def test_json_is_all_that_stands_on_standard_output(tmp_path: Path) -> None:
         ),
         (["compare", "--methods", ","], "The option --methods is empty"),
         (["compare", "--task", "chess"], "Unknown task 'chess' in --task: choose from digits, mnist, adding"),
-        (["compare", "--seeds", "0"], "The option --seeds is 0: give a whole number from 1 on"),
-        (["compare", "--set", "seeds=0"], "The setting 'seeds' is 0: give a whole number from 1 on"),
+        (["compare", "--seeds", "0"], "The option --seeds is 0: give 1 or more"),
+        (["compare", "--set", "seeds=0"], "The setting 'seeds' is 0: give 1 or more"),
         (["compare", "--batch-size", "0"], "The option --batch-size is 0"),
         (["train", "--epochs", "0"], "The option --epochs is 0"),
         (
@@ -154,7 +154,7 @@ def test_json_is_all_that_stands_on_standard_output(tmp_path: Path) -> None:
             ["compare", "--learning-rates", "fast"],
             "--learning-rates is 'fast': give numbers separated by commas",
         ),
-        (["compare", "--learning-rates=-1"], "--learning-rates is [-1.0]: give one or more positive numbers"),
+        (["compare", "--learning-rates=-1"], "--learning-rates is [-1.0]: give more than 0 each"),
         (["train", "--lr", "1e300"], "--lr is 1e+300: give a positive number, at most 1e+30"),
         (["compare", "--set", "epoch=3"], "Unknown setting 'epoch' in the command line"),
         (["compare", "--set", "epochs"], "write --set NAME=VALUE"),
@@ -162,7 +162,7 @@ def test_json_is_all_that_stands_on_standard_output(tmp_path: Path) -> None:
         (["compare", "--batch-size", "5000"], "batch size 5000 exceeds the 1197 training sequences"),
         (["compare", "--set", "model_options.hidden=0"], "'hidden' of the model 'relu-rnn' is 0"),
         (["compare", "--set", "schedule=[1]"], "'schedule' is [1]: give a name"),
-        (["compare", "--set", "methods=[[1]]"], "'methods' is [[1]]: give names"),
+        (["compare", "--set", "methods=[[1]]"], "'methods' is [[1]]: give a name each"),
         (["compare", "--seeds", "3000000000"], "--seeds is 3000000000: give at most 1000"),
         (
             ["compare", "--set", "task=characters", "--set", "task_options.dataset=[1]"],

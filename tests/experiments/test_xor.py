@@ -192,9 +192,9 @@ def test_what_a_stopped_command_left_is_begun_anew_or_refused(tmp_path: Path) ->
     network.write_bytes(network.read_bytes()[:-9] + b"\0" * 9)
     with pytest.raises(ConfigurationError, match="delete it and start again"):
         compute(Cell("published", 5), protocol, tmp_path)
-    with pytest.raises(ConfigurationError, match="give whole numbers"):
+    with pytest.raises(ConfigurationError, match="give a whole number each"):
         protocol_from(("a test", {**TINY, "seeds": [[1]]}))
-    with pytest.raises(ConfigurationError, match="Unknown name"):
+    with pytest.raises(ConfigurationError, match="give a name each"):
         protocol_from(("a test", {**TINY, "steps": [["ours"]]}))
 
 
@@ -217,12 +217,13 @@ def test_the_table_counts_what_was_learned() -> None:
     [
         ({"epochs": 3}, "Unknown setting 'epochs' in a test: choose from steps, seeds"),
         ({"steps": ["theirs"]}, "Unknown name 'theirs' in the setting 'steps'"),
-        ({"steps": "ours"}, "'steps' in a test is 'ours': give a list"),
-        ({"seeds": []}, "give at least one, each once"),
-        ({"seeds": [-1]}, "'seeds' has -1"),
-        ({"length": 9}, "'length' has 9: give whole numbers from 10 on"),
-        ({"passes": 0}, "'passes' has 0"),
-        ({"passed": 0}, "'passed' is 0: give a share"),
+        ({"steps": "ours"}, "'steps' is 'ours': give a list"),
+        ({"seeds": []}, "give at least one"),
+        ({"seeds": [1, 1]}, "give each one once"),
+        ({"seeds": [-1]}, r"'seeds' is \[-1\]: give 0 or more each"),
+        ({"length": 9}, "'length' is 9: give 10 or more"),
+        ({"passes": 0}, "'passes' is 0"),
+        ({"passed": 0}, "'passed' is 0: give more than 0"),
     ],
 )
 def test_impossible_settings_are_refused_by_name(change: dict[str, Any], says: str) -> None:

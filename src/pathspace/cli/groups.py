@@ -90,12 +90,12 @@ class SettingOptions:
         Raises:
             ConfigurationError: A value is out of its range, or given twice; says of which option.
         """
-        from pathspace.experiments.layers import parse_settings
-        from pathspace.experiments.settings import check_setting
+        from pathspace.experiments.layers import check_setting, parse_settings
+        from pathspace.experiments.settings import Settings
 
         given = {name: value for name, value in (more | self._by_name()).items() if value is not None}
         for name, value in given.items():
-            check_setting(name, value, f"--{name.replace('_', '-')}")
+            check_setting(Settings, name, value, f"--{name.replace('_', '-')}")
         by_set = parse_settings(self.settings or [])
         if twice := sorted(given.keys() & by_set.keys()):
             option = twice[0].replace("_", "-")

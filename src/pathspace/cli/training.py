@@ -91,7 +91,7 @@ def train(
     """  # noqa: D301 (click wants the character, not the letters)
     with clear_errors("train") as folders:
         from pathspace.experiments.commands import run_train
-        from pathspace.experiments.settings import LARGEST
+        from pathspace.experiments.layers import LARGEST
 
         options = settings.chosen(task=task)
         if learning_rate is not None and not 0 < learning_rate <= LARGEST:

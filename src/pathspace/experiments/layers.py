@@ -1,13 +1,21 @@
-"""Settings in layers: those of a recipe, of one of its sizes, and of the command line, one over the other."""
+"""Settings as pydantic dataclasses: types, bounds and defaults in one place, layers of values, and their errors.
+
+The settings of a recipe, of one of its sizes, and of the command line are laid one over the other. A value that a field
+refuses is told in our words, with the name of the setting and what to give.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import MISSING, asdict, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, fields, is_dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo
+from pydantic_core import PydanticCustomError
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 
@@ -17,38 +25,202 @@ if TYPE_CHECKING:
 Layer = tuple[str, Mapping[str, Any]]
 """Where settings stand, for errors, and the settings."""
 Laid = TypeVar("Laid", bound="DataclassInstance")
+Item = TypeVar("Item")
+
+CONFIG = ConfigDict(strict=True, allow_inf_nan=False)
+FILE = ConfigDict(extra="forbid", allow_inf_nan=False)  # tables within others are dicts there
+WANTED = {
+    "bool_type": "true or false",
+    "finite_number": "a number",
+    "float_type": "a number",
+    "greater_than": "more than {gt:g}",
+    "greater_than_equal": "{ge:g} or more",
+    "int_type": "a whole number",
+    "less_than": "less than {lt:g}",
+    "less_than_equal": "at most {le:g}",
+    "literal_error": "{expected}",
+    "string_type": "a name",
+    "too_short": "at least one",
+    "tuple_type": 'a list, such as [0.01, 0.1] or ["sgd", "adam"]',
+}
+"""By type of pydantic's errors, what to give instead."""
+LARGEST = 10**30  # of a number: float32 ends at 3e38, and some are multiplied
 
 
-def laid_over(protocol: type[Laid], layers: Collection[Layer]) -> Laid:
-    """Return the settings of all layers over the defaults; later ones win.
+def expected(words: str) -> PydanticCustomError:
+    """Return the error of a validator of ours: what to give."""
+    return PydanticCustomError("expected", "{words}", {"words": words})
+
+
+def known(names: Iterable[str], kind: str = "name") -> AfterValidator:
+    """Return a validator that takes these names alone."""
+
+    def check(value: str, info: ValidationInfo) -> str:
+        if value not in names:
+            raise unknown_name(kind, value, names, f"the setting {info.field_name!r}")
+        return value
+
+    return AfterValidator(check)
+
+
+def _each_once(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    if len(set(values)) < len(values):
+        raise expected("each one once")
+    return values
+
+
+Count = Annotated[int, Field(ge=1, le=LARGEST)]
+Natural = Annotated[int, Field(ge=0, le=LARGEST)]
+Positive = Annotated[float, Field(gt=0, le=LARGEST)]
+NotNegative = Annotated[float, Field(ge=0, le=LARGEST)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Some = Annotated[tuple[Item, ...], Field(strict=False)]
+"""A list, which may be empty."""
+Several = Annotated[tuple[Item, ...], Field(strict=False, min_length=1), AfterValidator(_each_once)]
+"""A list of at least one, each one once."""
+
+
+def laid_over(schema: type[Laid], layers: Iterable[Layer]) -> Laid:
+    """Return the settings of all layers over the defaults; later ones win, and tables are merged.
 
     Args:
-        protocol: A dataclass of settings. Those with a tuple as default are lists, and become tuples; those with a
-            factory are tables, and are merged.
+        schema: A pydantic dataclass.
         layers: From the first to the last.
 
     Raises:
-        ConfigurationError: A name is unknown, or a value is no list or no table where it must be.
+        ConfigurationError: A name is unknown, or a value impossible.
     """
-    known = {item.name: item for item in fields(protocol)}
+    names = [item.name for item in fields(schema)]
     values: dict[str, Any] = {}
     for where, layer in layers:
         for name, value in layer.items():
-            if name not in known:
-                raise unknown_name("setting", name, known, where)
-            if known[name].default_factory is not MISSING:
-                if not isinstance(value, Mapping):
-                    raise ConfigurationError(
-                        f"The setting {name!r} in {where} is {value!r}: give a table of texts."
-                    )
-                values[name] = {**values.get(name, {}), **value}
-            elif isinstance(known[name].default, tuple):
-                if not isinstance(value, list | tuple):
-                    raise ConfigurationError(f"The setting {name!r} in {where} is {value!r}: give a list.")
-                values[name] = tuple(value)
-            else:
-                values[name] = value
-    return protocol(**values)
+            if name not in names:
+                raise unknown_name("setting", name, names, where)
+            values[name] = _merged(values.get(name), value)
+    try:
+        return schema(**values)
+    except ValidationError as error:
+        raise _translated(error, schema, values) from None
+
+
+def _merged(under: Any, over: Any) -> Any:
+    if not (isinstance(under, Mapping) and isinstance(over, Mapping)):
+        return over
+    return {**under, **{name: _merged(under.get(name), value) for name, value in over.items()}}
+
+
+def check_setting(schema: type, name: str, value: Any, option: str = "") -> None:
+    """Check one setting by itself.
+
+    Args:
+        schema: A pydantic dataclass.
+        name: Of a setting; others pass.
+        value: Of the setting.
+        option: The option of the command line that it came by; empty where it did not.
+
+    Raises:
+        ConfigurationError: Names the option, or the setting, and what to give.
+    """
+    hint = _hints(schema).get(name)
+    wanted = problem(hint, value) if hint is not None else ""
+    if wanted:
+        raise wrong(name, value, wanted, option)
+
+
+def _wanted(error: Mapping[str, Any]) -> str:
+    if error["type"] == "expected":
+        return error["msg"]
+    wanted = WANTED.get(error["type"], "a table").format(**error.get("ctx", {}))
+    return f"{wanted} each" if error["loc"] and isinstance(error["loc"][-1], int) else wanted
+
+
+def wrong(name: str, value: Any, wanted: str, option: str = "") -> ConfigurationError:
+    """Return the error of a setting, or of the option that it came by."""
+    shown = list(value) if isinstance(value, tuple) else value
+    where = f"option {option}" if option else f"setting {name!r}"
+    return ConfigurationError(f"The {where} is {shown!r}: give {wanted}.")
+
+
+def problem(hint: Any, value: Any) -> str:
+    """Return what to give in the place of a value; empty if it fits the type."""
+    try:
+        _adapter(hint).validate_python(value)
+    except ValidationError as error:
+        return _wanted(error.errors()[0])
+    return ""
+
+
+@cache
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(hint, config=None if is_dataclass(hint) else CONFIG)
+
+
+@cache
+def _hints(schema: type) -> dict[str, Any]:
+    return get_type_hints(schema, include_extras=True)
+
+
+def read(schema: type[Laid], content: Mapping[str, Any], file: str) -> Laid:
+    """Return the content of a file of ours; `file` is its name for errors.
+
+    Raises:
+        ConfigurationError: A key is unknown or missing, or a value impossible.
+    """
+    try:
+        return _adapter(schema).validate_python(content)
+    except ValidationError as error:
+        raise _translated(error, schema, content, file) from None
+
+
+def _translated(error: ValidationError, schema: type, values: Any, file: str = "") -> ConfigurationError:
+    """Return the first error in our words, of a setting or of a key in a file."""
+    first = error.errors()[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, ConfigurationError):
+        return cause
+    hint: Any = schema
+    value: Any = values
+    path: list[str] = []
+    for part in first["loc"]:
+        table = ".".join(path)
+        if isinstance(part, int) and isinstance(value[part], Mapping):
+            hint, value = _entry(hint, ""), value[part]
+            continue
+        if isinstance(part, int) or part == "[key]":  # a list is shown as a whole
+            break
+        if first["type"] == "missing" and part not in value:
+            return _missing(table, part, file)
+        if first["type"] in ("extra_forbidden", "unexpected_keyword_argument") and part == first["loc"][-1]:
+            names = [name for name in _hints(_plain(hint)) if not file or name != "name"]
+            where = f"[{table}] in {file}" if table else file
+            return unknown_name(
+                "key" if file else "option", part, names, where if file else f"the setting {table!r}"
+            )
+        hint, value = _entry(hint, part), value[part]
+        path.append(part)
+    name, wanted = ".".join(path), _wanted(first)
+    if file:
+        return ConfigurationError(f"The key {name!r} in {file} is {value!r}: give {wanted}.")
+    return wrong(name, value, wanted)
+
+
+def _missing(table: str, name: str, file: str) -> ConfigurationError:
+    if file:
+        where = f"[{table}] in {file}" if table else file
+        return ConfigurationError(f"The key {name!r} is missing in {where}: add it.")
+    return ConfigurationError(f"The setting {table!r} lacks {name!r}: say what it takes.")
+
+
+def _entry(hint: Any, name: str) -> Any:
+    """Return the type of an entry of a table, or of the items of a list."""
+    hint = _plain(hint)
+    if get_origin(hint) is tuple:
+        return get_args(hint)[0]
+    return get_args(hint)[1] if get_origin(hint) is Mapping else _hints(hint)[name]
+
+
+def _plain(hint: Any) -> Any:
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
 def parse_settings(assignments: Sequence[str]) -> dict[str, Any]:

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from decimal import Decimal
 from importlib.resources import files
 from typing import Any
 
-from pathspace.experiments.errors import ConfigurationError, unknown_name
+from pydantic.dataclasses import dataclass
+
+from pathspace.experiments.errors import unknown_name
+from pathspace.experiments.layers import FILE, Count, read
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.settings import Settings
 
-KEYS = ("source", "setting", "pairs", "results", "protocol")
-RESULT_KEYS = ("label", "value", "method", "task_options", "model_options")
-PROTOCOL_KEYS = ("train_size", "epochs", "seeds", "task_options")
 NOT_GIVEN = "not given"
 AS_PRINTED = "-published"  # what the names of rules as printed end with
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=FILE)
 class PublishedResult:
     """A number that a paper reports.
 
@@ -35,7 +34,7 @@ class PublishedResult:
     """
 
     label: str
-    value: float | None
+    value: float | None = None
     method: str = ""
     task_options: Mapping[str, Any] = field(default_factory=dict)
     model_options: Mapping[str, Any] = field(default_factory=dict)
@@ -47,7 +46,7 @@ class PublishedResult:
         return NOT_GIVEN if self.value is None else self.printed or f"{self.value:g}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=FILE)
 class PaperProtocol:
     """What a paper trained on, for how long and how often; None where the text does not give it.
 
@@ -58,13 +57,13 @@ class PaperProtocol:
         task_options: It holds where the task has these options.
     """
 
-    train_size: int | None = None
-    epochs: int | None = None
-    seeds: int | None = None
+    train_size: Count | None = None
+    epochs: Count | None = None
+    seeds: Count | None = None
     task_options: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=FILE)
 class Published:
     """What a paper reports for an experiment.
 
@@ -131,69 +130,18 @@ def parse_published(content: dict[str, Any], where: str) -> Published:
 
     A result without a value is a row of the paper whose number its text does not give.
     """
-    _check_keys(content, KEYS, where, optional=("pairs", "protocol"))
-    results = []
-    for entry in _tables(content, "results", where):
-        _check_keys(entry, RESULT_KEYS, where, optional=RESULT_KEYS[1:])
-        value = entry.get("value")
-        if value is None:
-            results.append(PublishedResult(**{**entry, "value": None}))
-            continue
-        if not _is_number(value):
-            raise ConfigurationError(f"The key 'value' in {where} is {value!r}: give a number.")
-        results.append(PublishedResult(**{**entry, "value": float(value), "printed": str(value)}))
-    protocols = [_protocol(entry, where) for entry in _tables(content, "protocol", where)]
-    pairs = _pairs(content.get("pairs", []), where)
-    return Published(content["source"], content["setting"], tuple(results), tuple(protocols), pairs)
-
-
-def _pairs(entries: Any, where: str) -> tuple[tuple[str, str], ...]:
-    if not isinstance(entries, list) or not all(
-        isinstance(pair, list) and len(pair) == 2 for pair in entries
-    ):
-        raise ConfigurationError(
-            f"The key 'pairs' in {where} is {entries!r}: give a list of pairs of methods, [[first, second], ...]."
-        )
-    for name in (name for pair in entries for name in pair):
-        if name not in list(METHODS):
+    results = content.get("results")
+    if isinstance(results, list):
+        results = [
+            {**entry, "printed": str(entry["value"])}
+            if isinstance(entry, dict) and "value" in entry
+            else entry
+            for entry in results
+        ]
+    protocols = {"protocols": content["protocol"]} if "protocol" in content else {}
+    rest = {key: value for key, value in content.items() if key != "protocol"}
+    published = read(Published, {**rest, **protocols, "results": results or []}, where)
+    for name in (name for pair in published.pairs for name in pair):
+        if name not in METHODS:
             raise unknown_name("method", name, METHODS, where)
-    return tuple((first, second) for first, second in entries)
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        return type(value) in (int, float, Decimal) and math.isfinite(value)
-    except OverflowError:
-        return False
-
-
-def _tables(content: Mapping[str, Any], key: str, where: str) -> list[dict[str, Any]]:
-    entries = content.get(key, [])
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise ConfigurationError(f"The key {key!r} in {where} is {entries!r}: give tables [[{key}]].")
-    return entries
-
-
-def _protocol(entry: dict[str, Any], where: str) -> PaperProtocol:
-    _check_keys(entry, PROTOCOL_KEYS, where, optional=PROTOCOL_KEYS)
-    for name in PROTOCOL_KEYS[:3]:
-        value = entry.get(name, 1)
-        if type(value) is not int or value < 1:
-            raise ConfigurationError(
-                f"The key {name!r} in {where} is {value!r}: give a whole number from 1 on."
-            )
-    options = entry.get("task_options", {})
-    if not isinstance(options, dict):
-        raise ConfigurationError(f"The key 'task_options' in {where} is {options!r}: give a table.")
-    return PaperProtocol(**entry)
-
-
-def _check_keys(
-    content: dict[str, Any], known: tuple[str, ...], where: str, optional: tuple[str, ...] = ()
-) -> None:
-    for name in content:
-        if name not in known:
-            raise unknown_name("key", name, known, where)
-    for name in known:
-        if name not in content and name not in optional:
-            raise ConfigurationError(f"The key {name!r} is missing in {where}: add it.")
+    return published

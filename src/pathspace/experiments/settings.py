@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import field
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+from pydantic.dataclasses import dataclass
 
 from pathspace.experiments import models, tasks
-from pathspace.experiments.checks import is_real, is_whole
-from pathspace.experiments.errors import ConfigurationError, unknown_name
-from pathspace.experiments.layers import Layer
+from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.layers import (
+    CONFIG,
+    Count,
+    Layer,
+    Natural,
+    NotNegative,
+    Positive,
+    Several,
+    Share,
+    Some,
+    check_setting,
+    expected,
+    laid_over,
+    wrong,
+)
 from pathspace.experiments.methods import MAIN_METHODS, METHODS, NO_BASIS, method
 from pathspace.experiments.models import RESCALABLE, check_model, options_of
 from pathspace.experiments.run import RunConfig
@@ -20,19 +36,24 @@ from pathspace.experiments.tasks import check_task, preset
 # Final runs use the seeds 0, 1, 2, ...; learning rates are chosen on others, so that no reported run was
 # selected.
 FIRST_TUNING_SEED = 1000
-MOST_SEEDS = FIRST_TUNING_SEED
-LARGEST = 1e30  # of a number: float32 ends at 3e38, and some are multiplied
-MOST_THREADS = 1024  # of far more, a system may give none, and torch ends the process
-TUNINGS = ("grid", "one standard error", "in turn")
-NUMBERS = ("learning_rates", "weight_decays")
-TABLES = ("task_options", "model_options", "method_options", "method_rates")
-LISTS = ("methods", "starts", "baselines", *NUMBERS)
 # Of no use where no rate is chosen for a row of a table, as in a single run and a sweep.
 OF_A_TABLE = ("tuning", "tuning_seeds", "shared_rates", "verified_seeds", "target_error", "baselines")
-_Requirement = tuple[Callable[[Any], bool], str]
 
 
-@dataclass(frozen=True)
+def _zero_or_from_one(value: float) -> float:
+    if 0 < value < 1:
+        raise expected("0, or 1 or more")
+    return value
+
+
+Seeds = Annotated[int, Field(ge=1, le=FIRST_TUNING_SEED)]
+Threads = Annotated[
+    int, Field(ge=1, le=1024)
+]  # of far more, a system may give none, and torch ends the process
+Factor = Annotated[float, Field(ge=0), AfterValidator(_zero_or_from_one)]
+
+
+@dataclass(frozen=True, config=CONFIG)
 class Settings:
     """What is compared, and with which budget; the same for every method.
 
@@ -84,49 +105,47 @@ class Settings:
     task_options: Mapping[str, Any] = field(default_factory=dict)
     model: str = "relu-rnn"
     model_options: Mapping[str, Any] = field(default_factory=dict)
-    method_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    methods: tuple[str, ...] = MAIN_METHODS
-    starts: tuple[str, ...] = ("balanced", "rescaled")
+    method_options: Mapping[str, Any] = field(default_factory=dict)
+    methods: Several[str] = MAIN_METHODS
+    starts: Several[str] = ("balanced", "rescaled")
     shared_rates: bool = True
-    seeds: int = 3
-    tuning_seeds: int = 1
-    learning_rates: tuple[float, ...] = (1e-5, 1e-4, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-    method_rates: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    weight_decays: tuple[float, ...] = (0.0,)
-    tuning: str = "grid"
-    tuning_epochs: int = 0
-    epochs: int = 10
+    seeds: Seeds = 3
+    tuning_seeds: Seeds = 1
+    learning_rates: Several[Positive] = (1e-5, 1e-4, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+    method_rates: Mapping[str, Any] = field(default_factory=dict)
+    weight_decays: Several[NotNegative] = (0.0,)
+    tuning: Literal["grid", "one standard error", "in turn"] = "grid"
+    tuning_epochs: Natural = 0
+    epochs: Count = 10
     schedule: str = "constant"
-    warmup: float = 0.0
-    batch_size: int = 32
-    momentum: float = 0.0
-    clip_norm: float = 0.0
-    clip_step: float = 0.0
-    refresh_every: int = 10
-    damping: float = 0.1
-    rescale_exponent: int = 5
-    rescale_factor: float = 0.0
-    verified_seeds: int = 0
-    validate_every: int = 0
-    baselines: tuple[str, ...] = ()
-    target_error: float = 0.0
-    stop_error: float = 0.0
-    checkpoint_every: int = 200
-    threads: int = 1
+    warmup: Share = 0.0
+    batch_size: Count = 32
+    momentum: Share = 0.0
+    clip_norm: NotNegative = 0.0
+    clip_step: NotNegative = 0.0
+    refresh_every: Count = 10
+    damping: NotNegative = 0.1
+    rescale_exponent: Natural = 5
+    rescale_factor: Factor = 0.0
+    verified_seeds: Annotated[int, Field(ge=0, le=FIRST_TUNING_SEED)] = 0
+    validate_every: Natural = 0
+    baselines: Some[str] = ()
+    target_error: NotNegative = 0.0
+    stop_error: NotNegative = 0.0
+    checkpoint_every: Count = 200
+    threads: Threads = 1
     plain_rnn: bool = False
 
     def __post_init__(self) -> None:
-        for name in REQUIREMENTS:
-            check_setting(name, getattr(self, name))
         check_schedule(self.schedule)
         if not set(self.baselines) <= set(self.methods):
-            raise _wrong("baselines", self.baselines, "some of the methods")
+            raise wrong("baselines", self.baselines, "some of the methods")
         for name in self.methods:
             method(name)
         for name, options in self.method_options.items():
             method(name, "the setting 'method_options'")
             if not isinstance(options, Mapping):
-                raise _wrong("method_options", options, f"a table of model options for {name!r}")
+                raise wrong("method_options", options, f"a table of model options for {name!r}")
         for name in self.method_rates:
             method(name, "the setting 'method_rates'")
             self._check_rates_of(name)
@@ -163,8 +182,8 @@ class Settings:
     def _check_rates_of(self, name: str) -> None:
         rates, wanted = self.method_rates[name], len(self.learning_rates)
         if not isinstance(rates, list | tuple):
-            raise _wrong("method_rates", rates, f"a list of rates for {name!r}")
-        check_setting("learning_rates", tuple(rates), f"method_rates of {name!r}")
+            raise wrong("method_rates", rates, f"a list of rates for {name!r}")
+        check_setting(Settings, "learning_rates", tuple(rates), f"method_rates of {name!r}")
         if name in self.methods and len(rates) != wanted:  # all get the same number of tuning runs
             first = max(0, len(rates) - wanted) // 2
             example = [f"{rate:g}" for rate in rates[first : first + wanted]]
@@ -301,40 +320,24 @@ def settings_from(*layers: Layer) -> Settings:
     Raises:
         ConfigurationError: A name is unknown or a value impossible.
     """
-    known = [item.name for item in fields(Settings)]
-    task = Settings.task
-    for where, layer in layers:
-        for name in layer:
-            if name not in known:
-                raise unknown_name("setting", name, known, where)
+    task: Any = Settings.task
+    for _, layer in layers:
         task = layer.get("task", task)
     if not isinstance(task, str):
         raise ConfigurationError(f"The setting 'task' is {task!r}: give the name of one task.")
-    merged: dict[str, Any] = {"task": task}
+    laid: list[Layer] = []
+    tuning_epochs: Any = 0
     for where, layer in (("the preset", preset(task)), *layers):
-        if "epochs" in layer and _exceeds(merged.get("tuning_epochs", 0), layer["epochs"]):
-            merged["tuning_epochs"] = 0  # of longer runs than these; this layer may name its own
-        for name, value in layer.items():
-            if name in TABLES:
-                if not isinstance(value, Mapping):
-                    raise ConfigurationError(f"The setting {name!r} in {where} is {value!r}: give a table.")
-                merged[name] = _laid(merged.get(name, {}), value)
-            elif name in LISTS:
-                if not isinstance(value, list | tuple):
-                    example = "[0.01, 0.1]" if name in NUMBERS else '["sgd", "adam"]'
-                    raise ConfigurationError(
-                        f"The setting {name!r} in {where} is {value!r}: give a list, such as {example}."
-                    )
-                merged[name] = tuple(value)
-            else:
-                merged[name] = value
-    return Settings(**merged)
+        own = layer
+        if "epochs" in layer and "tuning_epochs" not in layer and _exceeds(tuning_epochs, layer["epochs"]):
+            own = {**layer, "tuning_epochs": 0}  # those were of longer runs
+        tuning_epochs = own.get("tuning_epochs", tuning_epochs)
+        laid.append((where, own))
+    return laid_over(Settings, laid)
 
 
-def _laid(table: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a table with another one laid over it; so are tables within it."""
-    both = {name for name in over if isinstance(over[name], Mapping) and isinstance(table.get(name), Mapping)}
-    return {**table, **over, **{name: {**table[name], **over[name]} for name in both}}
+def _exceeds(value: Any, other: Any) -> bool:
+    return isinstance(value, int) and isinstance(other, int) and value > other
 
 
 def refuse_unused(names: Iterable[str], given: Mapping[str, Any], sentence: str) -> None:
@@ -342,84 +345,3 @@ def refuse_unused(names: Iterable[str], given: Mapping[str, Any], sentence: str)
     for name in names:
         if name in given:
             raise ConfigurationError(sentence.format(name))
-
-
-def _exceeds(value: Any, other: Any) -> bool:
-    return is_whole(value, 0) and is_whole(other, 0) and value > other
-
-
-def check_setting(name: str, value: Any, option: str = "") -> None:
-    """Check one setting by itself.
-
-    Args:
-        name: Of a setting; those without a requirement pass.
-        value: Of the setting.
-        option: The option of the command line that it came by; empty where it did not.
-
-    Raises:
-        ConfigurationError: Names the option, or the setting, and what to give.
-    """
-    for good, expected in REQUIREMENTS.get(name, ()):
-        if not good(value):
-            raise _wrong(name, value, expected, option)
-
-
-def _wrong(name: str, value: Any, expected: str, option: str = "") -> ConfigurationError:
-    shown = list(value) if isinstance(value, tuple) else value
-    where = f"option {option}" if option else f"setting {name!r}"
-    return ConfigurationError(f"The {where} is {shown!r}: give {expected}.")
-
-
-def _whole(least: int) -> _Requirement:
-    return lambda value: is_whole(value, least), f"a whole number from {least} on"
-
-
-def _real(good: Callable[[float], bool], expected: str) -> _Requirement:
-    return lambda value: is_real(value) and good(value), expected
-
-
-def _reals(good: Callable[[float], bool], expected: str) -> _Requirement:
-    return lambda values: len(values) > 0 and all(is_real(one) and good(one) for one in values), expected
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-_NAMES: _Requirement = (lambda names: all(map(_is_text, names))), "names"
-_SOME: _Requirement = (lambda names: len(names) > 0), "at least one"
-_ONCE: _Requirement = (lambda names: len(set(names)) == len(names)), "each one once"
-_FEW: _Requirement = (lambda value: value <= MOST_SEEDS), f"at most {MOST_SEEDS}"
-_HELD: _Requirement = (lambda value: value <= LARGEST), f"at most {LARGEST:g}"
-_ALL_HELD: _Requirement = (lambda values: max(values) <= LARGEST), f"at most {LARGEST:g} each"
-
-# What a setting has to be by itself: checks, each of them after the ones before it, and what to give instead.
-REQUIREMENTS: dict[str, tuple[_Requirement, ...]] = {
-    **dict.fromkeys(("model", "schedule"), ((_is_text, "a name"),)),
-    "tuning": (
-        (_is_text, "a name"),
-        (lambda value: value in TUNINGS, "'grid', 'one standard error' or 'in turn'"),
-    ),
-    **dict.fromkeys(("epochs", "batch_size", "checkpoint_every", "refresh_every"), (_whole(1), _HELD)),
-    "threads": (_whole(1), (lambda value: value <= MOST_THREADS, f"at most {MOST_THREADS}")),
-    **dict.fromkeys(("seeds", "tuning_seeds"), (_whole(1), _FEW)),
-    **dict.fromkeys(("tuning_epochs", "rescale_exponent", "validate_every"), (_whole(0), _HELD)),
-    "verified_seeds": (_whole(0), _FEW),
-    **dict.fromkeys(("momentum", "warmup"), (_real(lambda value: 0 <= value < 1, "one in [0, 1)"),)),
-    **dict.fromkeys(
-        ("clip_norm", "clip_step", "damping", "target_error", "stop_error"),
-        (_real(lambda value: value >= 0, "0 or more"), _HELD),
-    ),
-    "rescale_factor": (_real(lambda value: value == 0 or value >= 1, "0, or 1 or more"),),
-    "learning_rates": (_reals(lambda rate: rate > 0, "one or more positive numbers"), _ONCE, _ALL_HELD),
-    "weight_decays": (
-        _reals(lambda decay: decay >= 0, "one or more numbers, 0 or positive"),
-        _ONCE,
-        _ALL_HELD,
-    ),
-    **dict.fromkeys(
-        ("shared_rates", "plain_rnn"), ((lambda value: isinstance(value, bool), "true or false"),)
-    ),
-    "baselines": (_NAMES,),
-    **dict.fromkeys(("methods", "starts"), (_NAMES, _SOME, _ONCE)),
-}

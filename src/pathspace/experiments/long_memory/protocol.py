@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
-from pathspace.experiments.checks import check_several
-from pathspace.experiments.errors import ConfigurationError, unknown_name
-from pathspace.experiments.layers import Layer, laid_over
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from pathspace.experiments.errors import unknown_name
+from pathspace.experiments.layers import (
+    CONFIG,
+    Count,
+    Layer,
+    NotNegative,
+    Positive,
+    Several,
+    Share,
+    known,
+    laid_over,
+)
 from pathspace.experiments.long_memory.methods import METHODS
 from pathspace.experiments.long_memory.problems import PROBLEMS
-from pathspace.experiments.settings import LARGEST, check_setting
-
-COUNTS = ("tuning_seeds", "seeds", "steps_per_length", "batch_size", "refresh_every", "test_size")
-LISTS = ("problems", "lengths", "hidden", "methods", "learning_rates")
+from pathspace.experiments.settings import Seeds
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CONFIG)
 class Protocol:
     """How the table is made.
 
@@ -39,74 +46,27 @@ class Protocol:
         test_size: Sequences that decide whether a run has learned the problem.
     """
 
-    problems: tuple[str, ...] = ("addition",)
-    lengths: tuple[int, ...] = (100,)
-    hidden: tuple[int, ...] = (64,)
-    methods: tuple[str, ...] = tuple(METHODS)
+    problems: Several[Annotated[str, known(PROBLEMS)]] = ("addition",)
+    lengths: Several[Annotated[int, Field(ge=2)]] = (100,)
+    hidden: Several[Count] = (64,)
+    methods: Several[Annotated[str, known(METHODS)]] = tuple(METHODS)
     reference: str = "path-muon"
-    learning_rates: tuple[float, ...] = (0.0003, 0.001, 0.003, 0.01, 0.03)
-    tuning_seeds: int = 12
-    seeds: int = 40
-    steps_per_length: int = 15
-    batch_size: int = 32
-    warmup: float = 0.05
-    clip_norm: float = 1.0
-    refresh_every: int = 10
-    damping: float = 0.01
-    test_size: int = 2000
+    learning_rates: Several[Positive] = (0.0003, 0.001, 0.003, 0.01, 0.03)
+    tuning_seeds: Seeds = 12
+    seeds: Seeds = 40
+    steps_per_length: Count = 15
+    batch_size: Count = 32
+    warmup: Share = 0.05
+    clip_norm: NotNegative = 1.0
+    refresh_every: Count = 10
+    damping: NotNegative = 0.01
+    test_size: Count = 2000
 
     def __post_init__(self) -> None:
-        _check_names("problems", self.problems, PROBLEMS)
-        _check_names("methods", self.methods, METHODS)
         if self.reference not in self.methods:
-            raise unknown_name("method", str(self.reference), self.methods, "the setting 'reference'")
-        for name in LISTS:
-            check_several(name, getattr(self, name))
-        for name, least in (("lengths", 2), ("hidden", 1)):
-            for value in getattr(self, name):
-                _check_number(name, value, least, whole=True)
-        for rate in self.learning_rates:
-            _check_rate(rate)
-        for name in COUNTS:
-            _check_number(name, getattr(self, name), 1, whole=True)
-        for name in ("seeds", "tuning_seeds"):  # beyond, reported runs have seeds that rates were chosen by
-            check_setting(name, getattr(self, name))
-        for name in ("warmup", "clip_norm", "damping"):
-            _check_number(name, getattr(self, name), 0.0)
-        if self.warmup >= 1:
-            raise ConfigurationError(
-                f"The setting 'warmup' is {self.warmup!r}: give a part of the run, below 1."
-            )
+            raise unknown_name("method", self.reference, self.methods, "the setting 'reference'")
 
 
 def protocol_from(*layers: Layer) -> Protocol:
-    """Lay settings over the defaults; later layers win.
-
-    Args:
-        layers: Pairs of where the settings stand, for errors, and the settings.
-
-    Raises:
-        ConfigurationError: A name is unknown or a value impossible.
-    """
+    """Lay settings over the defaults; see `layers.laid_over`."""
     return laid_over(Protocol, layers)
-
-
-def _check_names(setting: str, names: Iterable[str], known: Iterable[str]) -> None:
-    for name in names:
-        if name not in known:
-            raise unknown_name("name", str(name), [*known], f"the setting {setting!r}")
-
-
-def _check_rate(rate: Any) -> None:
-    _check_number("learning_rates", rate, 0.0)
-    if rate == 0:
-        raise ConfigurationError("The setting 'learning_rates' has 0, by which nothing moves: leave it out.")
-
-
-def _check_number(name: str, value: Any, least: float, *, whole: bool = False) -> None:
-    kind = int if whole else (int, float)
-    if not isinstance(value, kind) or isinstance(value, bool) or not least <= value <= LARGEST:
-        numbers = "whole numbers" if whole else "numbers"
-        raise ConfigurationError(
-            f"The setting {name!r} has {value!r}: give {numbers} from {least:g} on, at most {LARGEST:g}."
-        )

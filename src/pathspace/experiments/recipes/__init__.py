@@ -26,25 +26,22 @@ else.
 
 from __future__ import annotations
 
-import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from importlib import import_module
 from importlib.resources import files
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
-from pathspace.experiments.layers import Layer
+from pathspace.experiments.layers import FILE, Layer, read
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.studies import check_study
 
-KEYS = {
-    "title": str, "paper": str, "distance": str, "settings": dict, "sizes": dict, "study": dict, "parts": list,
-    "engine": str, "measured": dict,
-}  # fmt: skip
 DEFAULT = "default"  # what the one size of a recipe without sizes is called
-NAMES = {str: "string", dict: "table", list: "list"}
 
 # Engines are named, not imported, so that recipes can be listed without loading what they need. Each is a package with
 # `protocol.protocol_from(*layers)`, which checks settings, and `command.reproduce(recipe, size, options, around)`.
@@ -55,7 +52,7 @@ ENGINES = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=FILE)
 class Measured:
     """What is known of one size of a recipe.
 
@@ -65,12 +62,12 @@ class Measured:
         part: How much of it was run; empty for all.
     """
 
-    core_hours: float | None = None
+    core_hours: Annotated[float, Field(gt=0)] | None = None
     page: str = ""
     part: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=FILE)
 class Recipe:
     """An experiment to reproduce.
 
@@ -89,8 +86,8 @@ class Recipe:
 
     name: str
     title: str
-    settings: Mapping[str, Any]
-    sizes: Mapping[str, Mapping[str, Any]]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    sizes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     study: Mapping[str, Any] = field(default_factory=dict)
     parts: tuple[str, ...] = ()
     engine: str = ""
@@ -139,82 +136,51 @@ def load_recipe(name: str) -> Recipe:
 def parse_recipe(name: str, content: Mapping[str, Any]) -> Recipe:
     """Turn the content of a file into a recipe, and check the settings of every size."""
     where = f"recipes/{name}.toml"
-    for key in content:
-        if key not in KEYS:
-            raise unknown_name("key", key, KEYS, where)
-    if "title" not in content:
-        raise ConfigurationError(f"The key 'title' is missing in {where}: add it.")
-    for key, value in content.items():
-        if not isinstance(value, KEYS[key]):
-            raise ConfigurationError(f"The key {key!r} in {where} is {value!r}: give a {NAMES[KEYS[key]]}.")
-    for key in ("sizes", "study"):
-        for size, value in content.get(key, {}).items():
-            if (key, size) != ("study", "name") and not isinstance(value, dict):
-                raise ConfigurationError(f"The key '{key}.{size}' in {where} is {value!r}: give a table.")
-    read = _with_engine if "engine" in content else _whole if "parts" in content else _comparison
-    recipe = read(name, content, where)
-    measured = {
-        size: _measured(size, entry, recipe, where) for size, entry in content.get("measured", {}).items()
-    }
+    recipe = read(Recipe, {**content, "name": name}, where)
+    if recipe.engine:
+        _check_engine(recipe, content, where)
+    elif "parts" in content:
+        recipe = _with_parts(recipe, content, where)
+    else:
+        _check_comparison(recipe, where)
+    for size in recipe.measured:
+        if size not in (recipe.sizes or (DEFAULT,)):
+            raise unknown_name("size", size, recipe.sizes or (DEFAULT,), f"[measured.{size}] in {where}")
     if ("paper" in content) != ("distance" in content):
         raise ConfigurationError(
             f"The keys 'paper' and 'distance' in {where} go together: give both, or none."
         )
-    named = {key: content.get(key, "") for key in ("paper", "distance")}
-    return replace(recipe, **named, measured=measured)
+    return recipe
 
 
-def _measured(size: str, entry: Any, recipe: Recipe, where: str) -> Measured:
-    table = f"[measured.{size}] in {where}"
-    if size not in (recipe.sizes or (DEFAULT,)):
-        raise unknown_name("size", size, recipe.sizes or (DEFAULT,), table)
-    if not isinstance(entry, dict):
-        raise ConfigurationError(f"{table} is {entry!r}: give a table.")
-    known = {"core_hours": (int, float), "page": (str,), "part": (str,)}
-    for key, value in entry.items():
-        if key not in known:
-            raise unknown_name("key", key, known, table)
-        if type(value) not in known[key] or (key == "core_hours" and not 0 < value < math.inf):
-            kind = "a positive number" if key == "core_hours" else "a string"
-            raise ConfigurationError(f"The key {key!r} in {table} is {value!r}: give {kind}.")
-    return Measured(**entry)
-
-
-def _comparison(name: str, content: Mapping[str, Any], where: str) -> Recipe:
-    study = content.get("study", {})
-    recipe = Recipe(name, content["title"], content.get("settings", {}), content.get("sizes", {}), study)
-    if study:
-        for key in study:
+def _check_comparison(recipe: Recipe, where: str) -> None:
+    if recipe.study:
+        for key in recipe.study:
             if key not in ("name", *recipe.sizes):
                 raise unknown_name("key", key, ("name", *recipe.sizes), f"[study] in {where}")
         for size in recipe.sizes:
-            check_study(study.get("name"), recipe.study_options(size), f"[study] in {where}")
+            check_study(recipe.study.get("name"), recipe.study_options(size), f"[study] in {where}")
     for size in recipe.sizes or ("",):
         settings_from(*recipe.layers(size))
-    return recipe
 
 
-def _with_engine(name: str, content: Mapping[str, Any], where: str) -> Recipe:
-    engine = content["engine"]
-    if engine not in ENGINES:
-        raise unknown_name("engine", str(engine), ENGINES, where)
+def _check_engine(recipe: Recipe, content: Mapping[str, Any], where: str) -> None:
+    if recipe.engine not in ENGINES:
+        raise unknown_name("engine", recipe.engine, ENGINES, where)
     for key in ("study", "parts"):
         if key in content:
             raise ConfigurationError(f"The key {key!r} in {where} has no place beside 'engine': remove it.")
-    settings, sizes = content.get("settings", {}), content.get("sizes", {})
-    recipe = Recipe(name, content["title"], settings, sizes, engine=engine)
     for size in recipe.sizes or ("",):
-        import_module(f"{ENGINES[engine]}.protocol").protocol_from(*recipe.layers(size))
-    return recipe
+        import_module(f"{ENGINES[recipe.engine]}.protocol").protocol_from(*recipe.layers(size))
 
 
-def _whole(name: str, content: Mapping[str, Any], where: str) -> Recipe:
+def _with_parts(recipe: Recipe, content: Mapping[str, Any], where: str) -> Recipe:
     for key in ("settings", "sizes", "study"):
         if key in content:
             raise ConfigurationError(
                 f"The key {key!r} in {where} has no place beside 'parts': put it into the parts."
             )
-    parts = [load_recipe(part) for part in content["parts"]]
+    parts = [load_recipe(part) for part in recipe.parts]
     if not parts:
         raise ConfigurationError(f"The key 'parts' in {where} is empty: name at least one recipe.")
     for part in parts:
@@ -223,4 +189,4 @@ def _whole(name: str, content: Mapping[str, Any], where: str) -> Recipe:
                 f"The part {part.name!r} in {where} has no baselines, which its panel of the picture needs: add them."
             )
     sizes = {size: {} for size in parts[0].sizes if all(size in part.sizes for part in parts)}
-    return Recipe(name, content["title"], {}, sizes, parts=tuple(part.name for part in parts))
+    return replace(recipe, sizes=sizes)

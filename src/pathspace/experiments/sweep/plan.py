@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
-from pathspace.experiments.layers import plain_values, read_value
+from pathspace.experiments.layers import LARGEST, check_setting, plain_values, read_value
 from pathspace.experiments.run import RunConfig
-from pathspace.experiments.settings import FIRST_TUNING_SEED, LARGEST, Settings, check_setting, settings_from
+from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings, settings_from
 
 SAMPLERS = ("grid", "random", "tpe")
 PRUNERS = ("none", "median")
@@ -215,9 +215,9 @@ def _check_values(dimension: Dimension) -> None:
     """Refuse a value that is wrong by itself, so that every run with it would fail."""
     values, option = dimension.values or (dimension.low, dimension.high), f"--search {dimension.name}"
     if dimension.name in GRIDS:
-        check_setting(GRIDS[dimension.name], values, option)
+        check_setting(Settings, GRIDS[dimension.name], values, option)
     for value in values:
-        check_setting(dimension.name, value, option)
+        check_setting(Settings, dimension.name, value, option)
 
 
 def _check_corners(settings: Settings, plan: Plan) -> None:

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import field, replace
+from typing import Annotated, NotRequired
 
-from pathspace.experiments.checks import check_whole, is_real
-from pathspace.experiments.errors import ConfigurationError, unknown_name
-from pathspace.experiments.layers import Layer, laid_over
+from pydantic import AfterValidator, ConfigDict, Field, with_config
+from pydantic.dataclasses import dataclass
+from typing_extensions import TypedDict
+
+from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.layers import (
+    CONFIG,
+    Count,
+    Layer,
+    Natural,
+    NotNegative,
+    Positive,
+    Several,
+    expected,
+    known,
+    laid_over,
+    wrong,
+)
 
 TEXTS = ("alphabet", "music", "anbn")
 # Not in the paper: the alphabet without capitals after the last digit, as its true code length suggests.
@@ -34,13 +49,34 @@ COMPARED = (
     *((f"PCNN, {rule}", f"{network}, {rule}") for network in NETWORKS[:2] for rule in INVARIANT),
     *((f"PCNN, {rule}", baseline) for baseline in BASELINES for rule in INVARIANT),
 )
-# What it takes, and the least of it (of units, the connectivity); of the priors, any number from 0 on.
-MERGED_OPTIONS = {"units": 1, "restarts": 2, "ensemble": 2, "heat": 0, "passes": 1, "patience": 1}
-PRIORS = ("prior_writing", "prior_transition")
 SEEDS_APART = 1000  # between two draws: more than the networks of one
 
 
-@dataclass(frozen=True)
+def _even(value: int) -> int:
+    if value % 2:  # half of them learn either text
+        raise expected("an even number")
+    return value
+
+
+Text = Annotated[str, known(KNOWN_TEXTS)]
+Even = Annotated[int, Field(ge=2), AfterValidator(_even)]
+
+
+@with_config(ConfigDict(extra="forbid"))
+class Merged(TypedDict):
+    """Options of `pathspace.sequences.PCNN` for the row `MERGED`."""
+
+    units: Count
+    restarts: Even
+    ensemble: Even
+    heat: Natural
+    passes: Count
+    patience: Count
+    prior_writing: NotRequired[NotNegative]
+    prior_transition: NotRequired[NotNegative]
+
+
+@dataclass(frozen=True, config=CONFIG)
 class Protocol:
     """How the table is made.
 
@@ -59,90 +95,46 @@ class Protocol:
         states: Sizes of dense hidden Markov model to choose from.
         iterations: Of both hidden Markov models.
         depths: Longest contexts of the context trees to choose from.
-        merged: For each text, what the row `MERGED` takes instead of the above: names in `MERGED_OPTIONS`, `PRIORS`.
+        merged: For each text, what the row `MERGED` takes instead of the above: see `Merged`.
         data_seed: Decides the texts.
         seed: Decides graphs and start values of the networks.
         seeds: How often everything is drawn anew, texts, graphs and start values: `data_seed` and the ones after it,
             with `seed` and the thousands after it. The table has means over them.
     """
 
-    texts: tuple[str, ...] = TEXTS
-    rows: tuple[str, ...] = ROWS
-    lengths: Mapping[str, int] = field(default_factory=dict)
-    units: tuple[int, ...] = (8, 16)
-    connectivity: int = 3
-    passes: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(TEXTS, 100))
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    patience: int = 300
-    restarts: Mapping[str, int] = field(default_factory=dict)
-    heat: int = 0
-    states: tuple[int, ...] = (8, 16)
-    iterations: int = 50
-    depths: tuple[int, ...] = (8, 16)
-    merged: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    data_seed: int = 21
-    seed: int = 1000
-    seeds: int = 1
+    texts: Several[Text] = TEXTS
+    rows: Several[Annotated[str, known((*ROWS, MERGED))]] = ROWS
+    lengths: Mapping[Text, Count] = field(default_factory=dict)
+    units: Several[Count] = (8, 16)
+    connectivity: Count = 3
+    passes: Mapping[Text, Count] = field(default_factory=lambda: dict.fromkeys(TEXTS, 100))
+    seconds: Mapping[Text, Positive] = field(default_factory=dict)
+    patience: Count = 300
+    restarts: Mapping[Text, Count] = field(default_factory=dict)
+    heat: Natural = 0
+    states: Several[Count] = (8, 16)
+    iterations: Count = 50
+    depths: Several[Count] = (8, 16)
+    merged: Mapping[Text, Merged] = field(default_factory=dict)
+    data_seed: Natural = 21
+    seed: Natural = 1000
+    seeds: Count = 1
 
     def __post_init__(self) -> None:
-        check_whole("connectivity", self.connectivity, 1)
-        for name, known in (("texts", KNOWN_TEXTS), ("rows", (*ROWS, MERGED))):
-            _check_names(getattr(self, name), known, name)
-        for name in ("lengths", "passes", "restarts"):
-            _check_names(tuple(getattr(self, name)), KNOWN_TEXTS, name, may_be_empty=name != "passes")
-            for value in getattr(self, name).values():
-                check_whole(name, value, 1)
-        _check_names(tuple(self.seconds), KNOWN_TEXTS, "seconds", may_be_empty=True)
-        for value in self.seconds.values():
-            _check_number("seconds", value)
-        _check_names(tuple(self.merged), KNOWN_TEXTS, "merged", may_be_empty=True)
-        for text in self.merged:
-            self._check_merged(text)
-        for name, least in (("units", self.connectivity), ("states", 1), ("depths", 1)):
-            if not getattr(self, name):
-                raise ConfigurationError(f"The setting {name!r} is empty: give at least one size.")
-            for value in getattr(self, name):
-                check_whole(name, value, least)
-        for name, least in (
-            ("patience", 1),
-            ("heat", 0),
-            ("iterations", 1),
-            ("data_seed", 0),
-            ("seed", 0),
-            ("seeds", 1),
-        ):
-            check_whole(name, getattr(self, name), least)
-        wanted = {"passes": self.passes} | ({"merged": self.merged} if MERGED in self.rows else {})
+        if min(self.units) < self.connectivity:
+            raise wrong("units", self.units, f"whole numbers from {self.connectivity} on")
+        for text, options in self.merged.items():
+            if options["units"] < self.connectivity:
+                least = f"a whole number from {self.connectivity} on"
+                raise wrong(f"merged.{text}.units", options["units"], least)
+            if options["ensemble"] > options["restarts"]:
+                most = f"at most the {options['restarts']} of its restarts"
+                raise wrong(f"merged.{text}.ensemble", options["ensemble"], most)
+        wanted = {"passes": [*self.passes], **({"merged": [*self.merged]} if MERGED in self.rows else {})}
         for name, given in wanted.items():
             missing = [text for text in self.texts if text not in given]
             if missing:
                 raise ConfigurationError(f"The setting {name!r} lacks {missing[0]!r}: say what it takes.")
-
-    def _check_merged(self, text: str) -> None:
-        where, options = f"merged.{text}", self.merged[text]
-        if not isinstance(options, Mapping):
-            raise ConfigurationError(f"The setting {where!r} is {options!r}: give a table.")
-        for name in MERGED_OPTIONS:
-            if name not in options:
-                raise ConfigurationError(f"The setting {where!r} lacks {name!r}: say what it takes.")
-        for name, value in options.items():
-            if name in MERGED_OPTIONS:
-                least = self.connectivity if name == "units" else MERGED_OPTIONS[name]
-                check_whole(f"{where}.{name}", value, least)
-                if name in ("restarts", "ensemble") and value % 2:  # half of them learn either text
-                    raise ConfigurationError(
-                        f"The setting '{where}.{name}' has {value}: give an even number."
-                    )
-            elif name in PRIORS:
-                if value != 0:  # none
-                    _check_number(f"{where}.{name}", value)
-            else:
-                raise unknown_name("option", str(name), (*MERGED_OPTIONS, *PRIORS), f"the setting {where!r}")
-        if options["ensemble"] > options["restarts"]:
-            raise ConfigurationError(
-                f"The setting '{where}.ensemble' has {options['ensemble']}: give at most the {options['restarts']} of "
-                "its restarts."
-            )
 
     def drawn(self, draw: int) -> Protocol:
         """Return the protocol of one draw alone, the first of which is 0."""
@@ -150,29 +142,5 @@ class Protocol:
 
 
 def protocol_from(*layers: Layer) -> Protocol:
-    """Lay settings over the defaults; later layers win, and tables are merged.
-
-    Args:
-        layers: Pairs of where the settings stand, for errors, and the settings.
-
-    Raises:
-        ConfigurationError: A name is unknown or a value impossible.
-    """
+    """Lay settings over the defaults; see `layers.laid_over`."""
     return laid_over(Protocol, layers)
-
-
-def _check_names(
-    names: tuple[str, ...], known: tuple[str, ...], where: str, *, may_be_empty: bool = False
-) -> None:
-    if not names and not may_be_empty:
-        raise ConfigurationError(f"The setting {where!r} is empty: give at least one of {', '.join(known)}.")
-    for name in names:
-        if not isinstance(name, str) or name not in known:
-            raise unknown_name("name", str(name), known, f"the setting {where!r}")
-    if len(set(names)) < len(names):
-        raise ConfigurationError(f"The setting {where!r} is {list(names)!r}: give each one once.")
-
-
-def _check_number(name: str, value: Any) -> None:
-    if not is_real(value) or not value > 0:
-        raise ConfigurationError(f"The setting {name!r} has {value!r}: give positive numbers.")
