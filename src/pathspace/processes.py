@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,7 +29,10 @@ class Processes:
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """Let one of the processes call a function; those that died are replaced."""
         with _sigint_blocked():
-            return self._pool().submit(function, *arguments)
+            try:
+                return self._pool().submit(function, *arguments)
+            except BrokenProcessPool:  # one has died just now
+                return self._pool().submit(function, *arguments)
 
     def kill(self) -> None:
         """End the processes at once, and what they are at."""

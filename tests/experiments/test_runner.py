@@ -275,3 +275,14 @@ def test_another_version_on_a_cluster_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("pathspace.experiments.runner.versions", lambda: {"torch": "1.0"})
     with pytest.raises(ConfigurationError, match=r"has torch 1\.0, and the command 2\.0"):
         runner._there(None, {"torch": "2.0"})  # type: ignore[arg-type]
+
+
+def test_a_process_that_died_while_it_had_nothing_to_do_is_replaced(
+    quick_processes: Runner, pools: list[Any], tiny_config: Configs, tmp_path: Path
+) -> None:
+    for seed in range(2):
+        (ended,) = quick_processes.run([PlacedRun(tiny_config(seed=seed), Place(tmp_path))], Monitor())
+        assert ended.result is not None
+        for process in list(pools[-1]._processes.values()):
+            process.kill()
+            process.join()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 
@@ -25,31 +25,7 @@ if TYPE_CHECKING:
     from pathspace.experiments.recipes import Recipe
 
 FOLDER = "cells"
-
-
-class Cell(Protocol):
-    """What is to be computed."""
-
-    @property
-    def key(self) -> str:
-        """The name of its file, without the ending."""
-        ...
-
-
-class Result(Protocol):
-    """What came out."""
-
-    @property
-    def cell(self) -> Cell:
-        """What was computed."""
-        ...
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        ...
-
-
-ResultT = TypeVar("ResultT", bound=Result)
+T = TypeVar("T")
 
 
 @contextmanager
@@ -206,18 +182,18 @@ class StoredCell:
 
 def all_results(
     wanted: Sequence[Any],
-    compute: Callable[[Any], ResultT],
+    compute: Callable[[Any], T],
     output: Path,
     around: Surroundings,
     *,
-    read: Callable[[Mapping[str, Any]], ResultT],
-    told: Callable[[ResultT], str],
-) -> list[ResultT]:
+    read: Callable[[Mapping[str, Any]], T],
+    told: Callable[[T], str],
+) -> list[T]:
     """Compute all cells that have no file yet.
 
     Args:
-        wanted: The cells, those that take longest first.
-        compute: Computes one; other processes must be able to import it.
+        wanted: The cells, those that take longest first; each has a `key`, which names its file.
+        compute: Computes one; other processes must be able to import it. Results have a method `as_dict`.
         output: The folder of the table.
         around: Who computes, how many cells at a time, and whether progress is shown.
         read: Undoes a result's `as_dict`.
