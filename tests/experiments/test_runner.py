@@ -161,6 +161,7 @@ def test_as_many_runs_as_there_is_room_for_at_a_time_however_threads_are_given(
     assert around.runner(settings.threads).places() == at_a_time
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("command", ["compare", "reproduce adding", "sweep adding"])
 def test_commands_hand_their_runs_to_the_engine_that_is_asked_for(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -179,8 +180,6 @@ def test_commands_hand_their_runs_to_the_engine_that_is_asked_for(
         return Here()
 
     monkeypatch.setattr("pathspace.experiments.execution.Runner", instead)
-    for name in ("report.files.draw", "sweep.report.draw"):
-        monkeypatch.setattr(f"pathspace.experiments.{name}", lambda _: (b"", "<svg></svg>"))
     tiny = [
         word for name in ("train", "validation", "test") for word in ("--set", f"task_options.{name}_size=64")
     ]

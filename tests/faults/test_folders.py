@@ -188,7 +188,7 @@ def test_a_folder_in_the_place_of_the_report_is_kept(here: Path, command: list[s
     [
         ({"momentum": -1}, "The setting 'momentum' is -1: give"),
         ({"epoch": 3}, "Unknown setting 'epoch' in 'settings': choose from"),
-        ({"methods": 3}, "The setting 'methods' in 'settings' is 3: give a list"),
+        ({"methods": 3}, "The setting 'methods' is 3: give a list"),
     ],
 )
 def test_a_mistake_in_a_configuration_is_said_with_its_file(
