@@ -180,6 +180,7 @@ def test_commands_hand_their_runs_to_the_engine_that_is_asked_for(
         return Here()
 
     monkeypatch.setattr("pathspace.experiments.execution.Runner", instead)
+    monkeypatch.setattr("pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>"))
     tiny = [
         word for name in ("train", "validation", "test") for word in ("--set", f"task_options.{name}_size=64")
     ]

@@ -31,15 +31,22 @@ CONFIG = ConfigDict(strict=True, allow_inf_nan=False)
 FILE = ConfigDict(extra="forbid", allow_inf_nan=False)  # tables within others are dicts there
 WANTED = {
     "bool_type": "true or false",
+    "dataclass_type": "a table",
+    "dict_type": "a table",
     "finite_number": "a number",
+    "float_parsing": "a number",
     "float_type": "a number",
     "greater_than": "more than {gt:g}",
     "greater_than_equal": "{ge:g} or more",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
     "int_type": "a whole number",
     "less_than": "less than {lt:g}",
     "less_than_equal": "at most {le:g}",
     "literal_error": "{expected}",
+    "mapping_type": "a table",
     "string_type": "a name",
+    "too_long": "no more than {max_length}",
     "too_short": "at least one",
     "tuple_type": 'a list, such as [0.01, 0.1] or ["sgd", "adam"]',
 }
@@ -130,7 +137,7 @@ def check_setting(schema: type, name: str, value: Any, option: str = "") -> None
 def _wanted(error: Mapping[str, Any]) -> str:
     if error["type"] == "expected":
         return error["msg"]
-    wanted = WANTED.get(error["type"], "a table").format(**error.get("ctx", {}))
+    wanted = WANTED[error["type"]].format(**error.get("ctx", {}))
     return f"{wanted} each" if error["loc"] and isinstance(error["loc"][-1], int) else wanted
 
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import field
 from decimal import Decimal
 from importlib.resources import files
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from pathspace.experiments.errors import unknown_name
@@ -34,7 +35,7 @@ class PublishedResult:
     """
 
     label: str
-    value: float | None = None
+    value: Annotated[float, Field(strict=True)] | None = None
     method: str = ""
     task_options: Mapping[str, Any] = field(default_factory=dict)
     model_options: Mapping[str, Any] = field(default_factory=dict)
@@ -130,18 +131,20 @@ def parse_published(content: dict[str, Any], where: str) -> Published:
 
     A result without a value is a row of the paper whose number its text does not give.
     """
-    results = content.get("results")
-    if isinstance(results, list):
-        results = [
-            {**entry, "printed": str(entry["value"])}
-            if isinstance(entry, dict) and "value" in entry
-            else entry
-            for entry in results
-        ]
-    protocols = {"protocols": content["protocol"]} if "protocol" in content else {}
-    rest = {key: value for key, value in content.items() if key != "protocol"}
-    published = read(Published, {**rest, **protocols, "results": results or []}, where)
+    names = {"protocol": "protocols"}
+    known = {names.get(key, key): value for key, value in content.items()}
+    if isinstance(known.get("results"), list):
+        known["results"] = [_printed(entry) for entry in known["results"]]
+    published = read(Published, known, where)
     for name in (name for pair in published.pairs for name in pair):
         if name not in METHODS:
             raise unknown_name("method", name, METHODS, where)
     return published
+
+
+def _printed(entry: Any) -> Any:
+    """Return a result with its number as a float, and as it is printed."""
+    if not isinstance(entry, dict) or type(entry.get("value")) not in (int, float, Decimal):
+        return entry
+    value = entry["value"]
+    return {**entry, "value": float(value) if isinstance(value, Decimal) else value, "printed": str(value)}

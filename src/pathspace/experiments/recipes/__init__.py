@@ -159,6 +159,10 @@ def _check_comparison(recipe: Recipe, where: str) -> None:
             if key not in ("name", *recipe.sizes):
                 raise unknown_name("key", key, ("name", *recipe.sizes), f"[study] in {where}")
         for size in recipe.sizes:
+            if not isinstance(recipe.study_options(size), Mapping):
+                raise ConfigurationError(
+                    f"The key 'study.{size}' in {where} is {recipe.study[size]!r}: give a table."
+                )
             check_study(recipe.study.get("name"), recipe.study_options(size), f"[study] in {where}")
     for size in recipe.sizes or ("",):
         settings_from(*recipe.layers(size))

@@ -141,7 +141,8 @@ def _draw_rates(axis: Axes, choice: Choice, number: int, **style: Any) -> None:
     axis.plot(lost, height, "x", markersize=5, color=style["color"], transform=axis.get_xaxis_transform())
     if not choice.all_diverged:
         chosen = choice.learning_rate, choice.scores[choice.learning_rate]
-        axis.plot(*chosen, "o", markersize=8 + 3 * number, color=style["color"], fillstyle="none")
+        # rings of several starts at one place are seen all
+        axis.plot(*chosen, "o", markersize=7 + 2 * (number % 4), color=style["color"], fillstyle="none")
 
 
 def _name_axes(axes: Panels, rates: Sequence[float], *, most: int) -> None:
