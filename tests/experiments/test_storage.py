@@ -28,7 +28,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path)
 
 def test_the_new_content_appears_by_a_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "report.html"
-    storage.write_text(path, "old")
+    storage.write_bytes(path, b"old")
     seen = []
     replace = os.replace
 
@@ -37,7 +37,7 @@ def test_the_new_content_appears_by_a_rename(tmp_path: Path, monkeypatch: pytest
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", watched)
-    storage.write_text(path, "new")
+    storage.write_bytes(path, b"new")
     assert seen == [("new", "old")]
     assert path.read_text() == "new"
 
@@ -45,7 +45,7 @@ def test_the_new_content_appears_by_a_rename(tmp_path: Path, monkeypatch: pytest
 def test_files_can_be_read_by_those_whom_the_umask_lets(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
-        storage.write_text(tmp_path / "report.html", "page")
+        storage.write_bytes(tmp_path / "report.html", b"page")
     finally:
         os.umask(before)
     assert (tmp_path / "report.html").stat().st_mode & 0o777 == 0o640

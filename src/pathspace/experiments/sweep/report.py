@@ -88,7 +88,8 @@ def best_points(points: Sequence[Point]) -> list[Point]:
 
 
 def _score(point: Point) -> tuple[float, float]:
-    return tuple(math.inf if value is None else value for value in (point.error, point.loss))  # pyright: ignore[reportReturnType] -- two
+    error, loss = point.error, point.loss
+    return (math.inf if error is None else error, math.inf if loss is None else loss)
 
 
 def best_table(found: Sweep) -> Table:
