@@ -84,7 +84,7 @@ class LastStep(torch.nn.Module):
         return self.out(self.rnn(x)[0][:, -1])
 
 
-@pytest.mark.parametrize(("name", "between", "refresh"), [("PathSGD", 8, 22), ("DDPSGD", 9, 30)])
+@pytest.mark.parametrize(("name", "between", "refresh"), [("PathSGD", 8, 22), ("DDPSGD", 9, 31)])
 def test_a_step_passes_few_files(name, between, refresh):
     """Whoever reads what becomes of a gradient opens these files: with every check, of a step and of a refresh."""
     model, entered = LastStep(), set()

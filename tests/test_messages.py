@@ -86,11 +86,6 @@ def dropped(m, h):
     return m.b(h * (torch.rand(len(h), 1) > HALF)) if m.training else m.b(h)
 
 
-@torch.no_grad()
-def without_gradients(m, h):
-    return m.b(h).relu()
-
-
 def on_data(function):
     made = Layers(function)
     return ps.paths.data_dependent_norm(ps.trace(made, X), X, alpha=HALF)
@@ -297,10 +292,6 @@ MISTAKES = {
     "another way in training": (
         lambda: on_data(dropped),
         r"'linear' where tracing met 'mul'.*on data runs it in evaluation form: trace it in that form \(model.eval",
-    ),
-    "a part without gradients": (
-        lambda: on_data(lambda m, h: m.b(without_gradients(m, h) + m.b(h).relu())),
-        "gradients disabled, as in torch.no_grad and reentrant.*run these parts with gradients",
     ),
     "a step on an empty batch": (
         lambda: stepped("DDPSGD", on=X[:0]),

@@ -510,7 +510,7 @@ def test_kappa_itself_leaves_float32_only_where_it_must():
 
 
 class Single(nn.Module):
-    """A model that only runs in float32."""
+    """A model that says it runs in float32 alone."""
 
     def __init__(self):
         super().__init__()
@@ -522,13 +522,16 @@ class Single(nn.Module):
         return self.b(torch.relu(self.a(x)))
 
 
-def test_model_that_cannot_run_in_float64_is_told():
+def test_steps_of_a_model_for_float32_run_in_float64():
     torch.manual_seed(0)
     model, x = Single(), torch.randn(8, 3)
     network = ps.trace(model, x)
-    ps.rescaling.rescale_(network, torch.full((5,), 2.0**66))
-    with pytest.raises(FloatingPointError, match=r"does not run in float64 .* balance the network"):
-        ps.paths.data_dependent_kappa(network, x)
+    here, factors = ps.paths.data_dependent_kappa(network, x), torch.full((5,), 2.0**66)
+    ps.rescaling.rescale_(network, factors)
+    far = ps.paths.data_dependent_kappa(network, x)
+    assert {value.dtype for value in far.values()} == {torch.float64}
+    back = {name: k * network.edge_factors(name, factors).double() ** 2 for name, k in far.items()}
+    assert_close(back, {name: k.double() for name, k in here.items()}, rtol=1e-4, atol=1e-9)
 
 
 @pytest.mark.parametrize(

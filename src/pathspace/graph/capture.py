@@ -8,13 +8,14 @@ All private names of torch that this needs are in this file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
+import torch._C._functorch as functorch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -27,6 +28,13 @@ _to_functional = torch.__dict__["_to_functional_tensor"]
 _from_functional = torch.__dict__["_from_functional_tensor"]
 _is_functional = torch.__dict__["_is_functional_tensor"]
 _sync = torch.__dict__["_sync"]
+# torch's own vmap
+_add_batch_dim = functorch.__dict__["_add_batch_dim"]
+_batch_dim = functorch.__dict__["maybe_get_bdim"]
+_is_batched = functorch.__dict__["is_batchedtensor"]
+_level = functorch.__dict__["maybe_get_level"]
+_set_fallback_warning = functorch.__dict__["_set_vmap_fallback_warning_enabled"]
+_unwrapped = functorch.__dict__["get_unwrapped"]
 
 
 @dataclass(frozen=True)
@@ -104,6 +112,11 @@ class Capture(TorchDispatchMode):
         self._record(Step(name, function, args, kwargs, result, what))
         return pytree.tree_map_only(Tensor, wrapped, result)
 
+    def behind(self, tensor: Tensor) -> Tensor:
+        """Return what stands behind a tensor of the running model; a view is taken again after a write, as a step."""
+        with torch.no_grad(), self:
+            return plain(tensor)
+
     def live(self, outputs: Iterable[Tensor]) -> list[Step]:
         """The steps on which some tensors depend, and those that were kept whole for a reason of the reader's."""
         needed = {id(t) for t in outputs}
@@ -141,6 +154,120 @@ def plain(tensor: Tensor) -> Tensor:
         return tensor
     _sync(tensor)
     return _from_functional(tensor)
+
+
+def leading(tensor: Tensor) -> tuple[Tensor, bool]:
+    """Return a tensor of ``vmap`` with all its examples, ``[n, ...]``, and True; any other as it is, and False."""
+    if not _is_batched(tensor):
+        return tensor, False
+    values, place = _unwrapped(tensor), _batch_dim(tensor)
+    return (values if place == 0 else values.movedim(place, 0)), True
+
+
+def of_examples(tensor: Tensor, like: Tensor | None = None) -> Tensor:
+    """Return a tensor of ``vmap`` with its examples in the first dimension of what stands behind it.
+
+    Args:
+        tensor: any tensor; one that all examples share is returned as it is.
+        like: one of which they have their own each; given it, they get their own copies of a shared one, too.
+    """
+    if _is_batched(tensor):
+        return tensor if _batch_dim(tensor) == 0 else _add_batch_dim(leading(tensor)[0], 0, _level(tensor))
+    if like is None:
+        return tensor
+    return _add_batch_dim(tensor.expand(len(leading(like)[0]), *tensor.shape), 0, _level(like))
+
+
+def one_by_one(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Inside ``vmap``, call a function for each example by itself; outside it, simply call it.
+
+    Raises:
+        Exception: the function's own.
+    """
+    leaves, form = pytree.tree_flatten((args, kwargs))
+    batched = [t for t in leaves if isinstance(t, Tensor) and _is_batched(t)]
+    if not batched:
+        return function(*args, **kwargs)
+    results = []
+    for i in range(len(leading(batched[0])[0])):
+        one = [leading(t)[0][i] if isinstance(t, Tensor) and _is_batched(t) else t for t in leaves]
+        args, kwargs = pytree.tree_unflatten(one, form)
+        results.append(pytree.tree_flatten(function(*args, **kwargs)))
+    together = [torch.stack(parts) for parts in zip(*(parts for parts, _ in results), strict=True)]
+    level = _level(batched[0])
+    return pytree.tree_unflatten([_add_batch_dim(t, 0, level) for t in together], results[0][1])
+
+
+class OnBatch:
+    """A function without gradients that inside ``vmap`` runs once, on the batch, as a model calls it.
+
+    Where it is not known how the examples lie in an argument, it runs under ``vmap``, or for each example by itself.
+
+    Args:
+        function: what to call.
+        places: by argument that is a tensor, in their order, the dimension of size 1 that stands for the examples.
+        results: likewise for the results.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], places: Sequence[int | None], results: Sequence[int | None]
+    ) -> None:
+        self._function, self._places, self._results = function, places, results
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it on one example or, inside ``vmap``, on all."""
+        leaves, form = pytree.tree_flatten((args, kwargs))
+        tensors = [t for t in leaves if isinstance(t, Tensor)]
+        with torch.no_grad():
+            batched = next((t for t in tensors if _is_batched(t)), None)
+            if batched is None:
+                return self._function(*args, **kwargs)
+            pairs = list(zip(tensors, self._places, strict=True))
+            if all(not _is_batched(t) or _stands_for_examples(t, place) for t, place in pairs):
+                places = iter(self._places)
+                whole = [_joined(t, next(places)) if isinstance(t, Tensor) else t for t in leaves]
+                args, kwargs = pytree.tree_unflatten(whole, form)
+                return self._apart(self._function(*args, **kwargs), batched)
+            args, kwargs = pytree.tree_map_only(Tensor, torch.clone, (args, kwargs))  # it may write into them
+            try:
+                return self._function(*args, **kwargs)
+            except RuntimeError:
+                args, kwargs = pytree.tree_unflatten(leaves, form)
+                return one_by_one(self._function, args, kwargs)
+
+    def _apart(self, result: Any, like: Tensor) -> Any:
+        """The results for each example."""
+        count, places = len(leading(like)[0]), iter(self._results)
+
+        def apart(t: Tensor) -> Tensor:
+            place = next(places)
+            if place is None or t.dim() <= place or t.shape[place] != count:
+                return t
+            return _add_batch_dim(t.unsqueeze(place + 1).movedim(place, 0), 0, _level(like))
+
+        return pytree.tree_map_only(Tensor, apart, result)
+
+
+def _stands_for_examples(tensor: Tensor, place: int | None) -> bool:
+    return place is not None and tensor.dim() > place and tensor.shape[place] == 1
+
+
+def _joined(tensor: Tensor, place: int | None) -> Tensor:
+    """All examples in the place of one, in memory of its own."""
+    values, many = leading(tensor)
+    if not many or place is None:
+        return values.clone()
+    return values.movedim(0, place).flatten(place, place + 1).clone()
+
+
+@contextmanager
+def slow_examples_allowed() -> Iterator[None]:
+    """Let operations that ``vmap`` runs one example after the other do so without a warning."""
+    _set_fallback_warning(False)
+    try:
+        yield
+    finally:
+        _set_fallback_warning(True)
 
 
 class KeepsWhole(TorchFunctionMode):

@@ -21,6 +21,7 @@ from pathspace.metrics.metric import Form, MetricOptions
 from pathspace.metrics.path import Path
 from pathspace.metrics.replicas import any_replica, mean_over_replicas, rank_and_size
 from pathspace.network import Network
+from pathspace.network.call import Arguments
 from pathspace.network.errors import expect_finite
 from pathspace.paths.data.chain_terms import chain_terms
 from pathspace.paths.data.data_dependent import (
@@ -37,7 +38,7 @@ from pathspace.paths.data.data_dependent import (
 from pathspace.paths.data.edge_statistics import Sharing
 from pathspace.paths.data.node_measure import Statistic, check_options
 from pathspace.paths.kernel.safe_type import Surveyed, Values, survey
-from pathspace.replay.arguments import Arguments, first_examples
+from pathspace.replay.arguments import first_examples
 from pathspace.replay.chain import Cell, Chain, chain_of, chain_pass
 from pathspace.replay.latest_batch import LatestBatch
 from pathspace.replay.replay import Replay, replay
@@ -76,9 +77,9 @@ class DataDependent(Path):
 
     The metric needs data: it remembers what the model was last called with while gradients were enabled, by a forward
     pre-hook that only looks (:meth:`close` removes it), or takes the batch that :meth:`observe` is given. A step for
-    which it is due runs the model's code once more on that batch, in evaluation form, on a copy. With several calls for
-    one step, the last one's batch counts. A model inside ``torch.compile`` or ``torch.func`` may not show its batches:
-    use :meth:`observe`.
+    which it is due runs the captured steps of the model on that batch, in evaluation form; the first one traces the
+    model once more for it. With several calls for one step, the last one's batch counts. A model inside
+    ``torch.compile`` or ``torch.func`` may not show its batches: use :meth:`observe`.
 
     Args:
         alpha: share of the data, in [0, 1].

@@ -4,12 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from pathspace.network.attributes import Attributes
 from pathspace.network.program import Program
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Both kinds of arguments of a model at once, ``model(*args, **kwargs)``."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class Retraces(Protocol):
+    """Traces a network's model in the same way and in the form in which it was traced, without an effect on it."""
+
+    def __call__(self, network: Any) -> tuple[Program, Call] | None:
+        """Return the program and the call if that finds the same network, else None."""
+        ...
+
+    def with_data(self, network: Any, interpreter: Callable[[Any], Any], example: Arguments) -> Any:
+        """Return the network that another interpreter finds, which may run the model on data meanwhile."""
+        ...
+
+    def in_evaluation_form(self, network: Any, example: Arguments) -> Any:
+        """Return the network of the evaluation form, or None if it was traced so."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -27,8 +51,7 @@ class Call:
         attributes: plain attributes of modules that the forward pass may have read.
         forwards: the function that each module ran, by its path.
         of_classes: what the forward pass may have read of the modules' classes, with the class that defines it.
-        again: of the network, traces its model in the same way and in the form in which it was traced, without an
-            effect on it; returns the program and the call if that finds the same network, else None.
+        again: traces the model once more.
     """
 
     arguments: Any
@@ -41,15 +64,17 @@ class Call:
     attributes: Attributes = field(default_factory=dict)
     forwards: Mapping[str, Any] = field(default_factory=dict)
     of_classes: Attributes = field(default_factory=dict)
-    again: Callable[[Any], tuple[Program, Call] | None] | None = None
+    again: Retraces | None = None
 
 
 def arguments_in(data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of a call by position and by name.
 
     Args:
-        data: a mapping of names, a tuple or list of arguments, or a single argument.
+        data: a mapping of names, a tuple or list of arguments, a single argument, or :class:`Arguments`.
     """
+    if isinstance(data, Arguments):
+        return data.args, data.kwargs
     if isinstance(data, Mapping):  # a dict, or another as transformers' tokenizers return
         return (), {**data}
     return tuple(data) if isinstance(data, (tuple, list)) else (data,), {}

@@ -72,15 +72,13 @@ def kept_in_copies(model: nn.Module) -> dict[int, Any]:
     return kept
 
 
-def evaluated(model: Model) -> Model:
-    """Put a copy of a model into evaluation form, and return it.
+def expect_evaluation_form(model: nn.Module) -> None:
+    """Refuse an exported program, which has one form, if that is the one for training.
 
     Raises:
-        UntraceableError: if it is an exported program, which has one form, and that is the one for training.
+        UntraceableError: it is.
     """
-    if not is_exported(model):
-        return model.eval()
-    operation = _trains(model)
+    operation = _trains(model) if is_exported(model) else None
     if operation is not None:
         raise UntraceableError(
             operation,
@@ -88,6 +86,17 @@ def evaluated(model: Model) -> Model:
             "quantities on data are those of the evaluation form, and this program was exported in training form",
             "Export model.eval()",
         )
+
+
+def evaluated(model: Model) -> Model:
+    """Put a copy of a model into evaluation form, and return it.
+
+    Raises:
+        UntraceableError: see :func:`expect_evaluation_form`.
+    """
+    if not is_exported(model):
+        return model.eval()
+    expect_evaluation_form(model)
     for module in model.modules():
         module.training = False
     return model

@@ -31,7 +31,7 @@ def same_network(a: Network, b: Network) -> bool:
 
 def same_arguments(a: Program, b: Program) -> bool:
     """Return whether the operations of two programs take the same tensors: running statistics may have gone."""
-    forms = [[(o.arguments, o.shapes) for o in program.operations] for program in (a, b)]
+    forms = [[o.shapes for o in program.operations] for program in (a, b)]
     return forms[0] == forms[1]
 
 
@@ -56,7 +56,7 @@ def _same_form(a: Network, b: Network) -> bool:
 def _form(network: Network) -> tuple[Any, ...]:
     """Return what is equal, part by part, for equal networks."""
     program, call = network.program, network.call
-    operations = [(o.name, o.module, o.kind, o.batch, o.shapes[-1:]) for o in program.operations]
+    operations = [(o.name, o.module, o.kind, o.shapes[-1:]) for o in program.operations]
     biases = {name: edges.bias for name, edges in network.edges.items()}
     of_program = operations, program.cuts, program.by_batch
     of_call = call.batch_dim, set(call.unused), call.constants.keys()

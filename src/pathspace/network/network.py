@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from pathspace.network.call import Call
 from pathspace.network.errors import expect_network, expect_weights
 from pathspace.network.program import Cut, Program, told
+from pathspace.network.returned import Returned
 from pathspace.network.row_blocks import row_blocks
 from pathspace.network.sharded import WHAT_TO_DO
 from pathspace.network.staleness import StalenessCheck
@@ -63,7 +64,7 @@ class Network:
     monomials: Tensor = field(repr=False)
     tape: Tape = field(repr=False)
     nodes: Mapping[int, Tensor] = field(repr=False)
-    returned: Callable[[Any], list[Tensor]] = field(repr=False)
+    returned: Returned = field(repr=False)
     call: Call = field(repr=False)
     program: Program = field(repr=False)
 

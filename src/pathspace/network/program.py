@@ -1,9 +1,4 @@
-"""What a trace remembers of the forward pass itself, so that it can be followed again on real data.
-
-The tape (see ``tape``) is the squared network of one example. Quantities that depend on data, such as the node measure
-of data-dependent path normalization, need the values that the same forward pass takes on a batch: they run the model's
-own code once more and match its operations, one after the other, with those that were traced.
-"""
+"""What a trace remembers of the forward pass itself, beside the squared network."""
 
 from __future__ import annotations
 
@@ -15,27 +10,6 @@ import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
-class Merged:
-    """Examples that a reshape put into one dimension with something else, as ``[before * n * after]``."""
-
-    dim: int
-    before: int
-    after: int
-
-    def apart(self, tensor: Tensor) -> Tensor:
-        """A view of a tensor with the examples in a dimension of their own, ``dim + 1``."""
-        return tensor.unflatten(self.dim, (self.before, -1, self.after))
-
-    def joined(self, tensor: Tensor) -> Tensor:
-        """Likewise, the other way."""
-        return tensor.flatten(self.dim, self.dim + 2)
-
-
-Place = int | Merged | None
-"""Where a tensor has its examples: the dimension that holds them, alone or with something else; None for nowhere."""
-
-
 @dataclass(slots=True)
 class Operation:
     """One traced operation whose result depends on a parameter.
@@ -45,19 +19,15 @@ class Operation:
         module: path of the module it was called in.
         kind: kind of the result (see ``Value``), or ``"outside"`` for the call of a module left outside, ``"cut"`` for
             an operation at which the network is cut.
-        arguments: for every tensor argument where the batch is.
         results: slots of the results on the tape, and of the rows inside bags; for ``"outside"``, of what flows in;
             for ``"cut"``, of every tensor argument, -1 where that is no output of the network.
-        batch: where the batch is in the (first) result.
         shapes: of every tensor argument and of the (first) result, for one example.
     """
 
     name: str
     module: str
     kind: str
-    arguments: tuple[Place, ...]
     results: tuple[int, ...]
-    batch: Place
     shapes: tuple[torch.Size, ...] = ()
 
 

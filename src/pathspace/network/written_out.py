@@ -1,4 +1,4 @@
-"""Functions of torch that hold several operations, written as these, so that a trace and a replay follow them.
+"""Functions of torch that hold several operations, written as these, so that a trace follows them.
 
 Letters: B batch, L queries, S keys, E features, h heads, d features of a head.
 """

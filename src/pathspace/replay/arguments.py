@@ -7,21 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pathspace.network.call import arguments_in, batch_in
+from pathspace.network.call import Arguments, arguments_in, batch_in
 from pathspace.network.errors import UnmatchedForwardError
 from pathspace.network.network import Network
 from pathspace.network.trace.functions import PLAIN, tensors_in
-
-
-@dataclass(frozen=True)
-class Arguments:
-    """Both kinds of arguments of a model at once, ``model(*args, **kwargs)``."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
 
 
 def mapped(
@@ -60,29 +53,77 @@ def examples_in(network: Network, tensors: Sequence[Tensor]) -> int:
     return shape[place]
 
 
-def arguments_of(
-    network: Network, inputs: Any, cast: Callable[[Tensor], Tensor]
-) -> tuple[tuple[Any, ...], dict[str, Any], int]:
-    """The model's arguments in the type that ``cast`` gives them, and the number of examples."""
-    args, kwargs = (inputs.args, inputs.kwargs) if isinstance(inputs, Arguments) else arguments_in(inputs)
-    tensors = tensors_in(args, kwargs)
-    if not tensors:
-        raise ValueError("the inputs hold no tensor: give what the model is called with")
-    if network.call.states:
-        raise UnmatchedForwardError(
-            "the network was traced with a carried hidden state (states=...), which depends on earlier data; "
-            "quantities that depend on data are not defined for it"
-        )
-    count = examples_in(network, tensors)
-    # copies: the model may write into them, and no graph may hold what was made in inference mode
-    return *mapped(lambda t: cast(t.detach()).clone(), args, kwargs), count
+@dataclass(frozen=True)
+class Given:
+    """What a model is called with on data.
+
+    Attributes:
+        call: the arguments, with copies of the tensors.
+        tensors: these copies, in their order.
+        types: what they were before.
+        dims: where each holds the examples; None for what they share.
+        count: the number of examples n.
+    """
+
+    call: Arguments
+    tensors: list[Tensor]
+    types: list[torch.dtype]
+    dims: list[int | None]
+    count: int
+
+    @staticmethod
+    def of(network: Network, inputs: Any, cast: Callable[[Tensor], Tensor]) -> Given:
+        """The arguments of a network's model, with tensors in the type that ``cast`` gives them."""
+        args, kwargs = arguments_in(inputs)
+        tensors = tensors_in(args, kwargs)
+        if not tensors:
+            raise ValueError("the inputs hold no tensor: give what the model is called with")
+        if network.call.states:
+            raise UnmatchedForwardError(
+                "the network was traced with a carried hidden state (states=...), which depends on earlier data; "
+                "quantities that depend on data are not defined for it"
+            )
+        count, types = examples_in(network, tensors), [t.dtype for t in tensors]
+        # copies: no graph may hold what was made in inference mode
+        call = Arguments(*mapped(lambda t: cast(t.detach()).clone(), args, kwargs))
+        tensors = tensors_in(call.args, call.kwargs)
+        dims = [batch_in(t, tensors[0], network.call.batch_dim) for t in tensors]
+        return Given(call, tensors, types, dims, count)
+
+    @property
+    def options(self) -> list[Any]:
+        """The arguments that are no tensors."""
+        leaves = pytree.tree_leaves((self.call.args, self.call.kwargs))
+        return [option for option in leaves if not isinstance(option, Tensor)]
+
+    def example(self) -> list[Tensor]:
+        """The first example, a batch of one."""
+        pairs = zip(self.tensors, self.dims, strict=True)
+        return [t if d is None else t.narrow(d, 0, 1) for t, d in pairs]
+
+    def without_data(self) -> Arguments:
+        """The arguments of one example without values, in their own types."""
+        example = iter(zip(self.example(), self.types, strict=True))
+
+        def empty(_: Tensor) -> Tensor:
+            like, dtype = next(example)
+            return torch.empty(like.shape, dtype=dtype, device="meta")
+
+        return Arguments(*mapped(empty, self.call.args, self.call.kwargs))
+
+    def for_vmap(self) -> tuple[list[Tensor], list[int | None]]:
+        """Tensors of which each example is a batch of one, and where the examples are."""
+        if not any(d is not None for d in self.dims):  # there are none: the batch itself is one
+            return [t.unsqueeze(0) for t in self.tensors], [0] * len(self.tensors)
+        pairs = zip(self.tensors, self.dims, strict=True)
+        return [t if d is None else t.unsqueeze(d + 1) for t, d in pairs], self.dims
 
 
 def misfit(network: Network, inputs: Any) -> str:
     """How the form of inputs differs from that of the example which a network was traced with; empty if it does not."""
     batch = network.call.batch_dim
-    if isinstance(inputs, Arguments):
-        inputs = (*inputs.args, *inputs.kwargs.values())
+    args, kwargs = arguments_in(inputs)
+    inputs = (*args, *kwargs.values())
 
     def form(values: Any) -> list[str]:
         tensors = [t for t in pytree.tree_leaves(values) if isinstance(t, Tensor)]

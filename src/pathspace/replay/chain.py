@@ -2,10 +2,8 @@
 
     z^l_t = W_in h^{l-1}_t + W_rec h^l_{t-1} + b,    h^l_t = relu(z^l_t)
 
-There the whole of what a pass shows is known beforehand. So it is enough to see that the readout takes what the layers
-made, instead of matching operations in general (see ``follower``), and gradients need no graph. ``nn.RNN`` runs in one
-call, and returns all states of its last layer. That is enough: a state tells where its units are open, and z follows
-from the states. Those of the layers below, which it does not return, are computed once more.
+There no step needs a graph: the states follow from what enters, all layers by one call each, and tell where units are
+open; z and gradients follow from the states.
 
 Letters: T time, n examples, D input, H hidden, l layer; h^0_t the input, h^l_{-1} = 0.
 """
@@ -13,18 +11,17 @@ Letters: T time, n examples, D input, H hidden, l layer; h^0_t the input, h^l_{-
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
+from pathspace.graph.program import Program, Ref
 from pathspace.network.network import Network
-from pathspace.network.rules import MOVEMENTS
-from pathspace.network.trace.functions import METADATA, short_name, tensors_in
-from pathspace.replay.replay import evaluation
+from pathspace.replay.beside import Beside
+from pathspace.replay.replay import Batch, captured
 from pathspace.squared.recurrence import Stack
 from pathspace.squared.tape import Instruction, Leaf
 
@@ -188,10 +185,32 @@ def _is_read_at_every_step(
 # -- what a pass of one shows -------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Entering:
+    """The steps of a captured pass up to its recurrent layers, and the places of what enters these, and of h_0."""
+
+    program: Program
+    names: list[str]
+    x: Ref
+    starts: list[Any]
+
+    @staticmethod
+    def of(beside: Beside) -> _Entering | None:
+        """What was captured beside a trace; None if it asks something of its inputs."""
+        seen = beside.seen
+        if seen.questions:
+            return None
+        x, starts = seen.uses[0].args[0], seen.starts
+        program = Program(beside.capture.steps, seen.inputs, seen.constants, [x, *starts])
+        found = _Entering(program, seen.names, program.refer(x), program.refer(starts))
+        program.seal()
+        return found
+
+
 def chain_pass(
     network: Network, chain: Chain, inputs: Any, parameters: Mapping[str, Tensor] | None = None
 ) -> ChainPass | None:
-    """Run a traced model on a batch; None if its pass was not that of the chain, as a replay tells.
+    """Run a traced model on a batch; None if its first states are not zero, or its types differ.
 
     Args:
         network: a traced network that is a chain.
@@ -199,115 +218,27 @@ def chain_pass(
         inputs: what the model is called with, as in :func:`pathspace.replay.replay.replay`, whose errors are raised.
         parameters: values to run with instead of the model's own, by name.
     """
-    with evaluation(network, inputs, parameters=parameters) as form:
-        with ChainWitness(network, chain, form.leaves, form.count) as witness:
-            result = form.model(*form.args, **form.kwargs)
-        return witness.finish(result)
-
-
-class ChainWitness(TorchFunctionMode):
-    """Looks on while a chain runs; entered before the forward pass and left after it.
-
-    Args:
-        network: a traced network that is a chain.
-        chain: what it is.
-        leaves: the parameters, by name.
-        count: the number of examples.
-    """
-
-    def __init__(self, network: Network, chain: Chain, leaves: Mapping[str, Tensor], count: int) -> None:
-        super().__init__()
-        self._network, self._chain, self._leaves, self._count = network, chain, leaves, count
-        self._failed = False
-        self._held: list[tuple[Tensor, int]] = []  # what entered and what layers made, with their versions
-        self._moved: list[Tensor] = []  # what the readout may read, and views of that
-        self._same: tuple[Tensor, ...] = ()  # which of it the chain's reads
-        self._result: Tensor | None = None  # of the readout
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        name = short_name(func)
-        if not self._failed and name not in METADATA and not self._note(name, args, kwargs, result):
-            # what else there is must not touch the chain
-            self._failed = any(t.requires_grad for t in tensors_in(args, kwargs))
-        return result
-
-    def _note(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
-        """Note an operation; False if it is none of the chain's here."""
-        if name == "linear":
-            return not kwargs and self._note_linear(args, result)
-        if name == "rnn_relu":
-            return not kwargs and self._note_states(args, result)
-        if name in MOVEMENTS and args and self._is_moved(args[0]) and isinstance(result, Tensor):
-            self._moved.append(result)
-            return result.requires_grad
-        return False
-
-    def _is_moved(self, tensor: Any) -> bool:
-        return any(tensor is moved for moved in self._moved)
-
-    def _note_linear(self, args: tuple[Any, ...], z: Tensor) -> bool:
-        if not 2 <= len(args) <= 3 or self._result is not None or not z.requires_grad:
-            return False
-        if not self._are(args[1:], [self._chain.readout]):
-            return False
-        if not self._is_moved(args[0]) or not any(map(args[0].is_set_to, self._same)):
-            return False
-        self._result = z
-        return True
-
-    def _are(self, parameters: Sequence[Tensor | None], cells: Sequence[Cell]) -> bool:
-        """Whether an operation takes the parameters of some layers."""
-        expected = [self._leaves[name] for cell in cells for name in cell.parameters]
-        parameters = [p for p in parameters if p is not None]
-        return len(parameters) == len(expected) and all(
-            p is q for p, q in zip(parameters, expected, strict=True)
+    with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
+        batch = Batch.of(network, inputs, parameters=parameters)
+        found = captured(batch, _Entering.of)
+        if found is None or len({leaf.dtype for leaf in batch.leaves.values()}) > 1:
+            return None
+        values = batch.run(found.program, found.names)
+        starts = [values[ref] if isinstance(ref, Ref) else ref for ref in found.starts]
+        x = values[found.x]
+        if x.shape[1] != chain.steps or any(bool(start.any()) for start in starts):
+            return None
+        # cuDNN copies weights that are not in one piece of memory, as these are not, and says so
+        warnings.filterwarnings("ignore", "RNN module weights are not part of", UserWarning)
+        x = x.squeeze(2).transpose(0, 1).detach()  # [T, n, D]
+        return ChainPass(
+            chain, x, list(_states(x, chain.cells, batch.leaves)), batch.leaves, batch.given.count
         )
 
-    def _note_states(self, args: tuple[Any, ...], result: Any) -> bool:
-        chain, place = self._chain, self._chain.time_dim
-        if self._held or len(args) != 9:  # a packed sequence has fewer
-            return False
-        x, start, params, _, layers, dropout, train, bidirectional, batch_first = args
-        if layers != len(chain.cells) or bidirectional or (dropout and train and layers > 1):
-            return False
-        if not self._are(params, chain.cells):
-            return False
-        if x.dim() != 3 or x.requires_grad or bool(batch_first) != (place == 1):
-            return False
-        if x.shape[place] != chain.steps or x.shape[1 - place] != self._count:
-            return False
-        out, last = result
-        if not out.requires_grad or start.requires_grad or bool(start.any()):
-            return False
-        self._held = [(t, t._version) for t in (x, out, last)]
-        self._moved = [out, last]
-        out, last = out.detach(), last.detach()
-        self._same = (out,) if chain.every else (out.select(place, -1), last[-1])
-        return True
 
-    def finish(self, result: Any) -> ChainPass | None:
-        """What was seen, given what the model returned; None if the pass was not that of the chain."""
-        chain, leaves = self._chain, dict[str, Tensor](self._leaves)
-        if self._failed or self._result is None or len({leaf.dtype for leaf in leaves.values()}) > 1:
-            return None
-        returned, changed = self._network.returned(result), any(t._version != v for t, v in self._held)
-        if changed or len(returned) != 1 or returned[0] is not self._result:
-            return None
-        x, states = (t.detach().transpose(0, chain.time_dim) for t, _ in self._held[:2])  # [T, n, units]
-        with torch.no_grad(), warnings.catch_warnings():
-            # cuDNN copies weights that are not in one piece of memory, as these are not, and says so
-            warnings.filterwarnings("ignore", "RNN module weights are not part of", UserWarning)
-            below = _states_below(x, chain.cells, leaves)
-            return ChainPass(chain, x, [*below, states], leaves, self._count)
-
-
-def _states_below(x: Tensor, cells: Sequence[Cell], leaves: Mapping[str, Tensor]) -> Iterator[Tensor]:
-    """The states ``[T, n, H]`` of all recurrent layers but the last."""
-    for cell in cells[:-1]:
+def _states(x: Tensor, cells: Sequence[Cell], leaves: Mapping[str, Tensor]) -> Iterator[Tensor]:
+    """The states ``[T, n, H]`` of all recurrent layers."""
+    for cell in cells:
         start = x.new_zeros(1, x.shape[1], len(leaves[cell.weight]))
         weights = [leaves[name] for name in cell.parameters]
         x = torch.rnn_relu(x, start, weights, bool(cell.biases), 1, 0.0, False, False, False)[0]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from pathspace.network import Network
-from pathspace.replay.arguments import Arguments
+from pathspace.network.call import Arguments
 
 
 class LatestBatch:

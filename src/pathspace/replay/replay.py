@@ -1,29 +1,45 @@
-"""Runs a traced model once more, on real data, and notes where its nodes and its parameters' edges are.
+"""A forward pass of a traced model on data: what its nodes are, and what enters the edges of its parameters.
 
-What runs is a copy of the model in its evaluation form (no dropout, BatchNorm with its running statistics) whose
-parameters share their memory with the model's, unless others are given. It is followed along the traced forward pass
-(see ``follower``).
+The pass is captured once, on one example (see ``beside``): in evaluation form, without dropout, BatchNorm as it was
+traced. Its steps are then run on every batch, all examples at once. Another device, type or form of an example, or
+another answer to a question that the model asks of its inputs, is another pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from itertools import zip_longest
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.utils import _pytree as pytree
 
+from pathspace.graph.program import Program, Ref, Values, on_examples
 from pathspace.network.eager import uncompiled
+from pathspace.network.errors import (
+    MixedExamples,
+    UnmatchedForwardError,
+    UntraceableError,
+    WrongBatchDimension,
+)
+from pathspace.network.exported import expect_evaluation_form
 from pathspace.network.network import Network, current_values
-from pathspace.network.trace.shadow import evaluation_form_of, with_hooks
-from pathspace.replay.arguments import arguments_of, misfit
-from pathspace.replay.follower import Follower
-from pathspace.replay.observed import Key, Node, Use
+from pathspace.network.trace.functions import PLAIN
+from pathspace.network.trace.recorder import Recorder
+from pathspace.network.trace.shadow import evaluation_form_of
+from pathspace.replay.arguments import Given, misfit
+from pathspace.replay.beside import Beside, Example
+from pathspace.replay.observed import Key, Node, Question, Use, UseOf
+from pathspace.replay.special import WAYS
 from pathspace.squared.precision import AtLeast, widened
+
+Found = TypeVar("Found")
+_MOST = 8
+"""How many passes are kept, for batches of other forms and types."""
 
 
 @dataclass
@@ -70,66 +86,15 @@ def replay(
         UnmatchedForwardError: the forward pass is not the traced one, or cannot be followed on data.
         ValueError: the inputs are of another form than the example that the network was traced with.
     """
-    with evaluation(network, inputs, differentiable=differentiable, wide=wide, parameters=parameters) as form:
-        given = pytree.tree_leaves((form.args, form.kwargs))
-        mode = Follower(network, form.leaves, form.count, differentiable, given)
-        for name in mode.outside:
-            module = form.model.get_submodule(name)
-            module.forward = partial(mode.run_outside, with_hooks(module))
-        with mode:
-            returned = network.returned(form.model(*form.args, **form.kwargs))
-        mode.finish(returned)
-    return Replay(mode.nodes, mode.uses, form.leaves, form.count, mode.views)
-
-
-@dataclass
-class Evaluation:
-    """A copy of a model that is ready to run on a batch, in its evaluation form.
-
-    Attributes:
-        model: the copy.
-        args: what it is called with, copied.
-        kwargs: likewise.
-        leaves: its parameters, by name; they share the model's memory.
-        count: the number of examples n.
-    """
-
-    model: nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    leaves: dict[str, Tensor]
-    count: int
-
-
-@contextmanager
-def evaluation(
-    network: Network,
-    inputs: Any,
-    *,
-    differentiable: bool = False,
-    wide: bool = False,
-    parameters: Mapping[str, Tensor] | None = None,
-) -> Iterator[Evaluation]:
-    """The model in evaluation form, while it runs on a batch; arguments and errors are those of :func:`replay`."""
     with torch.inference_mode(False), torch.enable_grad():
-        current_values(network)
-        cast = doubled if wide else widened
-        args, kwargs, count = arguments_of(network, inputs, cast)
-        shadow, leaves = _shadow(network, differentiable, cast, parameters)
-        devices = sorted({p.device.index for p in leaves.values() if p.device.type == "cuda"})
-        # what torch.compile wraps runs as plain Python
-        compiled = any(hasattr(module, "_orig_mod") for module in shadow.modules())
-        with (
-            torch.random.fork_rng(devices=devices),  # the model may draw numbers of its own
-            uncompiled() if compiled else nullcontext(),
-            _in_type(network, leaves),
-        ):
-            try:
-                yield Evaluation(shadow, args, kwargs, leaves, count)
-            except (RuntimeError, TypeError, IndexError) as error:
-                if why := misfit(network, inputs):
-                    raise ValueError(f"{why} ({error})") from error
-                raise
+        batch = Batch.of(network, inputs, differentiable=differentiable, wide=wide, parameters=parameters)
+        found = captured(batch, _Pass.of)
+        values = batch.run(found.program, found.names)
+        if not all(batch.agrees(values, question) for question in found.questions):
+            _passes(network).clear()  # the model would take another way
+            found = captured(batch, _Pass.of)
+            values = batch.run(found.program, found.names)
+        return found.shown(values, batch, differentiable=differentiable)
 
 
 def doubled(tensor: Tensor) -> Tensor:
@@ -137,36 +102,315 @@ def doubled(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-def _shadow(
-    network: Network,
-    differentiable: bool,
-    cast: Callable[[Tensor], Tensor],
-    values: Mapping[str, Tensor] | None,
-) -> tuple[nn.Module, dict[str, Tensor]]:
-    """A copy of the model in evaluation form, on parameters that share the model's memory, and those by name."""
-    leaves: dict[str, Tensor] = {}
-    memo: dict[int, Any] = {}
-    outside = {id(p) for name in network.call.outside for p in network.model.get_submodule(name).parameters()}
-    names = network.names_by_id
-    for parameter in network.model.parameters():
-        inside = id(parameter) in names
-        value = parameter if values is None or not inside else values[names[id(parameter)]]
-        p = cast(value)  # in the graph of a parameter of half precision
-        if not (differentiable and inside and parameter.requires_grad and value is parameter):
-            p = nn.Parameter(p.detach(), requires_grad=id(parameter) not in outside)
-        memo[id(parameter)] = p
-        if inside:
-            leaves[names[id(parameter)]] = p
-    for buffer in network.model.buffers():
-        memo[id(buffer)] = cast(buffer.detach()).clone()
-    shadow = evaluation_form_of(network.model, memo)
-    for path in network.program.by_batch:
-        shadow.get_submodule(path).training = True
-    return shadow, leaves
+@dataclass
+class Batch:
+    """What a pass is run on.
+
+    Attributes:
+        network: the traced network.
+        given: the arguments, and where they have their examples.
+        tensors: parameters and buffers by name.
+        leaves: the network's parameters among them.
+        cast: into the type of the computation.
+        wider: that type, if it is wider than the model's.
+    """
+
+    network: Network
+    given: Given
+    tensors: dict[str, Tensor]
+    leaves: dict[str, Tensor]
+    cast: Callable[[Tensor], Tensor]
+    wider: torch.dtype | None
+
+    @staticmethod
+    def of(
+        network: Network,
+        inputs: Any,
+        *,
+        differentiable: bool = False,
+        wide: bool = False,
+        parameters: Mapping[str, Tensor] | None = None,
+    ) -> Batch:
+        """The batch, with the values of the model; arguments are those of :func:`replay`."""
+        current_values(network)
+        cast = doubled if wide else widened
+        given = Given.of(network, inputs, cast)
+        tensors: dict[str, Tensor] = {}
+        leaves: dict[str, Tensor] = {}
+        for path, parameter in network.model.named_parameters():
+            name = network.names_by_id.get(id(parameter))  # parts may have been wrapped since
+            value = parameter if name is None or parameters is None else parameters[name]
+            p = cast(value)  # in the graph of a parameter of half precision
+            if not (differentiable and name and parameter.requires_grad and value is parameter):
+                p = nn.Parameter(p.detach(), requires_grad=name is not None)
+            tensors[path] = p
+            if name is not None:
+                leaves[name] = p
+        for name, buffer in network.model.named_buffers():
+            tensors[name] = cast(buffer.detach())
+        widest = max((p.dtype for p in leaves.values()), key=lambda dtype: torch.finfo(dtype).bits)
+        as_traced = all(p.dtype == network.parameters[n].dtype for n, p in leaves.items())
+        return Batch(network, given, tensors, leaves, cast, None if as_traced else widest)
+
+    @property
+    def key(self) -> Any:
+        """What one captured pass serves."""
+        call = self.given.call
+        form = pytree.tree_structure((call.args, call.kwargs))
+        shapes = tuple([(t.dtype, t.device, *t.shape) for t in self.given.example()])
+        options = tuple([_plain(option) for option in self.given.options])
+        types = tuple([(p.dtype, p.device) for p in self.leaves.values()])
+        return form, shapes, options, types
+
+    def run(self, program: Program, names: list[str]) -> Values:
+        """Run captured steps on all examples."""
+        tensors = [self.tensor(name) for name in names]
+        given, dims = self.given.for_vmap()
+        with _random_kept(self.leaves):
+            return on_examples(program, [*given, *tensors], [*dims, *[None] * len(tensors)])
+
+    def example(self) -> Example:
+        """What the model is traced beside."""
+        device = next(iter(self.leaves.values())).device
+
+        def answer(beside: Beside, question: Question) -> bool:
+            # on the whole batch, by what was captured so far
+            program = Program(
+                beside.capture.steps, beside.seen.inputs, beside.seen.constants, [question.value]
+            )
+            asked = _Asked(program.refer(question.value), question.made_by, answer=False)
+            return self.answer(self.run(program, beside.seen.names), asked)
+
+        def run(function: Callable[..., Any]) -> Callable[..., Any]:
+            return function if self.wider is None else AtLeast(self.wider).of(function)
+
+        return Example(
+            self.given.example(),
+            lambda name: self.tensor(name).detach(),
+            _outside(self.network),
+            lambda t: self.cast(t.detach().clone().to(device)),
+            run,
+            answer,
+            device,
+        )
+
+    def tensor(self, name: str) -> Tensor:
+        """A parameter, a buffer, or a tensor that is a plain attribute of a module."""
+        if name in self.tensors:
+            return self.tensors[name]
+        path, _, key = name.rpartition(".")  # a plain attribute
+        return self.cast(getattr(self.network.model.get_submodule(path), key))
+
+    def agrees(self, values: Values, question: _Asked) -> bool:
+        """Whether the model's question has the answer by which its steps were captured."""
+        return self.answer(values, question) == question.answer
+
+    def answer(self, values: Values, question: _Asked) -> bool:
+        """The answer of the batch to a question."""
+        value = values[question.value] if isinstance(question.value, Ref) else question.value
+        shown = value.bool()
+        if not (bool(shown.any()) and not bool(shown.all())):
+            return bool(shown.any())
+        if question.made_by in ("any", "all"):
+            return question.made_by == "any"
+        raise UnmatchedForwardError(
+            "the model's code asks something of its inputs that is so for some examples of the batch and not for "
+            "others: make its steps independent of the data, or ask with any() or all()"
+        )
 
 
-def _in_type(network: Network, leaves: dict[str, Tensor]) -> AbstractContextManager[Any]:
-    """Casts and constants of the model fit the copy, if it is in a wider type than the model."""
-    widest = max((p.dtype for p in leaves.values()), key=lambda dtype: torch.finfo(dtype).bits)
-    as_traced = all(p.dtype == network.parameters[n].dtype for n, p in leaves.items())
-    return nullcontext() if as_traced else AtLeast(widest)
+@dataclass(frozen=True)
+class _Asked:
+    """A question of a captured pass."""
+
+    value: Any
+    made_by: str
+    answer: bool
+
+
+@dataclass(frozen=True)
+class _UseOf:
+    """A use of parameters, by places of a program."""
+
+    name: str
+    function: Callable[..., Any]
+    args: Any
+    kwargs: Any
+    weights: list[Any]
+    results: list[Any]
+    stacked: bool
+
+    @staticmethod
+    def of(use: UseOf, refer: Callable[[Any], Any]) -> _UseOf:
+        """A captured use, with places for tensors."""
+        args, kwargs, weights, results = refer((use.args, use.kwargs, use.weights, use.results))
+        return _UseOf(use.name, use.function, args, kwargs, weights, results, use.stacked)
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """A captured pass: its steps, and the places in them of what is looked for."""
+
+    program: Program
+    names: list[str]
+    nodes: dict[Key, Any]
+    uses: list[_UseOf]
+    views: list[Any]
+    questions: list[_Asked]
+
+    @staticmethod
+    def of(beside: Beside) -> _Pass:
+        """What was captured beside a trace."""
+        seen = beside.seen
+        uses = seen.uses
+        own = [*seen.nodes.values(), *(t for u in uses for t in u.results)]
+        others = [(u.args, u.kwargs, u.weights) for u in uses] + [q.value for q in seen.questions]
+        wanted = [*own, *(t for t in pytree.tree_leaves(others) if isinstance(t, Tensor))]
+        program = Program(beside.capture.steps, seen.inputs, seen.constants, wanted, own)
+        refer = program.refer
+        found = _Pass(
+            program,
+            seen.names,
+            {key: refer(t) for key, t in seen.nodes.items()},
+            [_UseOf.of(use, refer) for use in uses],
+            refer([t for t in wanted if id(t) in seen.views]),
+            [_Asked(refer(q.value), q.made_by, q.answer) for q in seen.questions],
+        )
+        program.seal()
+        return found
+
+    def shown(self, values: Values, batch: Batch, *, differentiable: bool) -> Replay:
+        """Nodes and uses on a batch."""
+        nodes = {}
+        for key, ref in self.nodes.items():
+            value = values[ref]
+            if not value.requires_grad:
+                raise UnmatchedForwardError(
+                    "a node of the network has no gradient on data: its values were rounded, or computed without one"
+                )
+            nodes[key] = Node(value if differentiable else value.detach(), get_gradient_edge(value))
+        used = [use for use in self.uses if all(values[ref].requires_grad for ref in use.results)]
+        uses = [self._use(values, use, batch) for use in used]
+        views = {id(values[ref]) for ref in self.views if isinstance(ref, Ref)}
+        return Replay(
+            nodes, uses, batch.leaves, batch.given.count, views | {id(p) for p in batch.leaves.values()}
+        )
+
+    def _use(self, values: Values, use: _UseOf, batch: Batch) -> Use:
+        results = [values[ref] for ref in use.results]
+        weights = [values[ref] for ref in use.weights]
+        kept = {id(w) for w in weights}
+        data: list[Tensor] = []
+
+        def value(ref: Ref) -> Tensor:
+            t = values[ref]
+            if id(t) in kept:
+                return t
+            t = t.detach()
+            if values.differs(ref):
+                data.append(t)
+            return t
+
+        args, kwargs = pytree.tree_map_only(Ref, value, (use.args, use.kwargs))
+        shape = results[0].shape
+        if use.stacked:
+            shape = torch.Size([shape[0], len(results), *shape[1:]])
+        edges = [get_gradient_edge(t) for t in results]
+        function = use.function if batch.wider is None else AtLeast(batch.wider).of(use.function)
+        return Use(use.name, function, args, kwargs, weights, data, edges, shape)
+
+
+def _plain(option: Any) -> Any:
+    """What tells an argument that is no tensor from others."""
+    return repr(option) if isinstance(option, PLAIN) else id(option)
+
+
+def _outside(network: Network) -> nn.Module:
+    """A copy of the model for its modules left outside, in evaluation form; its parameters are not copied."""
+    if not network.call.outside:
+        return network.model
+    shared = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in network.model.parameters()}
+    return evaluation_form_of(network.model, dict(shared))
+
+
+def _passes(network: Network) -> dict[Any, Any]:
+    """The passes that were captured of a network as it is now."""
+    call, passes = network.__dict__.get("_passes", (None, {}))
+    if call is not network.call:  # something was switched in the model
+        passes = {}
+        network.__dict__["_passes"] = network.call, passes
+    return passes
+
+
+def captured(batch: Batch, of: Callable[[Beside], Found]) -> Found:
+    """What is wanted of the captured pass that serves a batch; it is made once."""
+    passes = _passes(batch.network)
+    key = batch.key, of
+    if key not in passes:
+        if len(passes) >= _MOST:
+            passes.clear()
+        passes[key] = of(_capture(batch)), batch.given.options  # which are known by their ids
+    return passes[key][0]
+
+
+def _capture(batch: Batch) -> Beside:
+    """Trace the network's model once more, with an example of the batch beside it."""
+    network, made = batch.network, list[Beside]()
+    assert network.call.again is not None
+    expect_evaluation_form(network.model)
+    beside = batch.example()
+
+    def interpreter(recorder: Recorder) -> Beside:
+        made.append(Beside(recorder, network, beside, WAYS))
+        return made[-1]
+
+    try:
+        with _random_kept(batch.leaves), uncompiled():
+            example = batch.given.without_data()
+            evaluated = network.call.again.in_evaluation_form(network, example)
+            if evaluated is not None:
+                _check_same_names(network, evaluated)
+            other = network.call.again.with_data(network, interpreter, example)
+    except (RuntimeError, TypeError, IndexError) as error:
+        if why := misfit(network, batch.given.call):
+            raise ValueError(f"{why} ({error})") from error
+        raise
+    except (UntraceableError, MixedExamples, WrongBatchDimension) as error:
+        raise UnmatchedForwardError(f"{_ANOTHER_WAY} ({error})") from error
+    _check_same(network, other)
+    made[-1].check_nodes()
+    return made[-1]
+
+
+def _check_same(network: Network, other: Network) -> None:
+    """Refuse a pass that does other operations than the traced one."""
+    _check_same_names(network, other)
+    for traced, now in zip(network.program.operations, other.program.operations, strict=True):
+        sizes = [len(o.shapes) - 1 + len(o.results) for o in (now, traced)]
+        if sizes[0] != sizes[1] or now.results != traced.results:
+            raise UnmatchedForwardError(
+                f"'{now.name}' in '{now.module}' takes and returns {sizes[0]} tensors, and {sizes[1]} when it was "
+                "traced: the number of steps must be the traced one; trace the model with such an input"
+            )
+    if network.program.outputs != other.program.outputs:
+        raise UnmatchedForwardError(f"{_ANOTHER_WAY}: it returns other tensors")
+
+
+def _check_same_names(network: Network, other: Network) -> None:
+    for traced, now in zip_longest(network.program.operations, other.program.operations):
+        if traced is None or now is None or traced.name != now.name:
+            names = [f"'{o.name}'" if o is not None else "the end" for o in (now, traced)]
+            where = f" in '{now.module}'" if now is not None else ""
+            raise UnmatchedForwardError(
+                f"{_ANOTHER_WAY}{where}: {names[0]} where tracing met {names[1]}. What is computed on data runs it "
+                "in evaluation form: trace it in that form (model.eval()), or make its steps independent of the data"
+            )
+
+
+_ANOTHER_WAY = "the model's code takes another way than when it was traced"
+
+
+def _random_kept(leaves: Mapping[str, Tensor]) -> AbstractContextManager[None]:
+    """Leave torch's random state as it is: the model may draw numbers of its own."""
+    devices = sorted({p.device.index for p in leaves.values() if p.device.type == "cuda"})
+    return torch.random.fork_rng(devices=devices)

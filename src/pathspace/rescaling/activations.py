@@ -112,8 +112,7 @@ def _units(network: Network, replayed: Replay, statistic: Statistic, table: Tens
         if len(key) == 1 and key[0] in network.program.nodes:
             labels = network.program.nodes[key[0]].to(table.device)
             sizes = node.value.abs()
-            if node.batch is not None:
-                sizes = sizes.mean(node.batch, True) if statistic == "mean" else sizes.amax(node.batch, True)
+            sizes = sizes.mean(0) if statistic == "mean" else sizes.amax(0)
             note_largest_(table, sizes, labels)
     return table
 

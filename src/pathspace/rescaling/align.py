@@ -254,10 +254,8 @@ def _unit_values(network: Network, examples: Any) -> dict[int, Tensor]:
     for key, node in replay(network, examples, wide=True).nodes.items():
         if len(key) != 1 or key[0] not in network.program.nodes:
             continue
-        labels = network.program.nodes[key[0]].expand(node.shape_of_one()).cpu()
-        batch = 0 if node.batch is None else node.batch
-        values = node.value.detach().cpu().movedim(batch, 0).flatten(1) if node.value.dim() else node.value
-        flat = labels.movedim(batch, 0).reshape(-1)
+        flat = network.program.nodes[key[0]].expand(node.shape_of_one).cpu().reshape(-1)
+        values = node.value.detach().cpu().reshape(len(node.value), -1)
         for label in flat.unique().tolist():
             if 0 < label <= network.num_classes:
                 found.setdefault(label - 1, []).append(values[:, flat == label].reshape(-1))

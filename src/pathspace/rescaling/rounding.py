@@ -36,7 +36,7 @@ from pathspace.network.trace.scales import without_repeats
 from pathspace.network.units import EdgeLabels
 from pathspace.paths.data.data_dependent import data_dependent_kappa, path_share
 from pathspace.paths.data.edge_statistics import Seeded
-from pathspace.paths.data.example_gradients import of_argument
+from pathspace.paths.data.example_gradients import on_batch
 from pathspace.paths.data.signs import sign_seeds
 from pathspace.paths.kernel.kappa import kappa
 from pathspace.replay.observed import Use
@@ -268,7 +268,7 @@ def _rounded_input(
     if ranges is None:
         return None
     # E[(df/dh)^2] through this layer
-    gradient = torch.func.vjp(of_argument(use.function, use.args, use.kwargs, x), x)[1](delta)[0]
+    gradient = torch.func.vjp(on_batch(use, x, use.data), x)[1](delta)[0]
     reaction = entering(use, gradient, _sum_of_squares)
     assert reaction is not None
     labels = _of_dims(network.edges[name].source, ranges.dim())

@@ -347,7 +347,7 @@ def test_optimizers_step_alike(case):
     torch.testing.assert_close(*found, rtol=0.05, atol=5e-3)
 
 
-REFUSED = {
+OF_ALL = {
     "a parameter that was repeated": (
         embedded,
         (5,),
@@ -356,14 +356,22 @@ REFUSED = {
     "a parameter written into a tensor": (
         embedded,
         (5,),
-        lambda m, x: m.c(m.e(x).view(-1, 4).relu().add_(m.p.value[0]).relu()),
+        lambda m, x: m.c(m.e(x).view(-1, 4).clone().add_(m.p.value[0]).relu()),
     ),
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_followed_is_refused(case):
-    make, shape, way = REFUSED[case]
+@pytest.mark.parametrize("case", OF_ALL)
+def test_a_parameter_is_that_of_each_example(case):
+    make, shape, way = OF_ALL[case]
     model, x = Layers(way, **make()), (normal(4, *shape) * 9).long().abs() % 7
-    with pytest.raises(ps.network.UnmatchedForwardError, match="reshape"):
-        ps.paths.data_dependent_kappa(ps.trace(model, x), x)
+    network = ps.trace(model, x)
+    squares = {name: torch.zeros_like(p) for name, p in network.parameters.items()}
+    for output in model(x).flatten():
+        slopes = torch.autograd.grad(
+            output, list(network.parameters.values()), retain_graph=True, materialize_grads=True
+        )
+        for square, slope in zip(squares.values(), slopes, strict=True):
+            square += slope**2 / len(x)
+    found = ps.paths.data_dependent_kappa(network, x, alpha=1.0, estimator="exact")
+    torch.testing.assert_close(found, squares, **TIGHT)

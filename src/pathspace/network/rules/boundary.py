@@ -116,7 +116,7 @@ def _check_write(
 
 
 def _origin(recorder: Recorder, traced: Sequence[Value | None], refusal: UntraceableError) -> Origin:
-    """What enters; noted as an operation, so that a replay on data is cut there too."""
+    """What enters; noted as an operation, so that the pass is known again by it."""
     entering = tuple([v is not None and v.kind == "hidden" for v in traced])
     parameters = {v.name for v in traced if v is not None and v.kind == "parameter"}
     recorder.left |= parameters
@@ -127,9 +127,7 @@ def _origin(recorder: Recorder, traced: Sequence[Value | None], refusal: Untrace
     operation = None
     if not recorder.strict:
         places = tuple([v.slot if v is not None and v.kind == "hidden" else -1 for v in traced])
-        batches = tuple([None if v is None else v.batch for v in traced])
-        batch = next((v.batch for v in traced if v is not None and v.batch is not None), None)
-        operation = Operation(recorder.name, recorder.path, "cut", batches, places, batch)
+        operation = Operation(recorder.name, recorder.path, "cut", places)
         recorder.operations.append(operation)
     return Origin(
         slots, hidden, _here(recorder, entering), operation, refusal, parameters=tuple(sorted(parameters))

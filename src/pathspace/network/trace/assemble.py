@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from pathspace.network.call import Call
 from pathspace.network.network import Network
 from pathspace.network.program import Program
+from pathspace.network.returned import Returned
 from pathspace.network.trace.lattice import Monomial
 from pathspace.network.trace.parameter_uses import written_out
 from pathspace.network.trace.recorder import Recorder
@@ -29,7 +29,7 @@ def assemble(
     parameters: dict[str, nn.Parameter],
     left: set[str],
     outputs: Sequence[Value],
-    returned: Callable[[Any], list[Tensor]],
+    returned: Returned,
     call: Call,
     program: Program,
 ) -> Network:

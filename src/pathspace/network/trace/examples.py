@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pathspace.network.program import Merged, Place
 from pathspace.network.trace.scales import without_repeats
 from pathspace.network.trace.values import Value
 
@@ -69,18 +68,6 @@ class Examples:
         wide = [1] * len(value.shape)
         wide[value.batch] = len(pattern)
         return pattern.reshape(wide).expand(value.shape)
-
-
-def place_of(value: Value | None, count: int) -> Place:
-    """Where a value has so many examples, as a replay on data reads it."""
-    if value is None or value.batch is None:
-        return None
-    if value.examples is None:
-        return value.batch if count in (1, value.shape[value.batch]) else None
-    after = int((value.examples == 0).logical_not().nonzero()[0])
-    before = len(value.examples) // (count * after)
-    regular = torch.arange(count).repeat_interleave(after).repeat(before)
-    return Merged(value.batch, before, after) if torch.equal(value.examples, regular) else None
 
 
 def along(places: Tensor) -> tuple[int, Tensor] | None:

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import NoRule, UntraceableError, WrongBatchDimension
-from pathspace.network.program import Operation, Place
+from pathspace.network.program import Operation
 from pathspace.network.registered import Registration, registration_of
 from pathspace.network.rules import MOVEMENTS, ON_INPUTS, RULED, boundary, root_mean_square
 from pathspace.network.rules.scale_free import COMPARISONS, SIGNS, noise
@@ -31,7 +31,6 @@ from pathspace.network.trace.drawn import (
     in_evaluation_form,
     keeps_zeros,
 )
-from pathspace.network.trace.examples import place_of
 from pathspace.network.trace.finite import ASKS, BEGINS, Given, answer, note_guard, note_not_finite, refused
 from pathspace.network.trace.functions import (
     ARITHMETIC,
@@ -75,6 +74,12 @@ class Interpreter(TorchFunctionMode):
         self.recorder = recorder
         self.paused = False
         self._viewed: dict[int, Any] = {}  # constants that have views
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The model is about to be called with these arguments."""
+
+    def end(self, result: Any) -> None:
+        """It returned these outputs."""
 
     def __torch_function__(
         self,
@@ -168,12 +173,10 @@ class Interpreter(TorchFunctionMode):
         return self._noted(args, kwargs, tensors, traced)
 
     def _noted(self, args: Any, kwargs: Any, tensors: list[Tensor], traced: list[Value | None]) -> Any:
-        """The result of a function by its rule, which is remembered for a replay on data."""
+        """The result of a function by its rule, which is remembered."""
         recorder, name = self.recorder, self.recorder.name
         values = [v for v in traced if v is not None]
-        # now: a rule may rebind its arguments
-        count = recorder.examples.count
-        given = [(place_of(v, count), t.shape) for v, t in zip(traced, tensors, strict=True)]
+        given = [t.shape for t in tensors]  # now: a rule may rebind its arguments
         result = statistic = None
         if any(v.statistic is not None for v in values):
             result = root_mean_square.by_its_root(recorder, args, kwargs)
@@ -262,8 +265,8 @@ class Interpreter(TorchFunctionMode):
                 raise
             return recorder.no_rule("it is called in a way that tracing has no rule for")
 
-    def _note_operation(self, given: list[tuple[Place, torch.Size]], result: Any, args: Any) -> None:
-        """Remember an operation whose result depends on a parameter, for a replay on data."""
+    def _note_operation(self, given: list[torch.Size], result: Any, args: Any) -> None:
+        """Remember an operation whose result depends on a parameter, to know the pass again by."""
         recorder, name = self.recorder, self.recorder.name
         if isinstance(result, Tensor):
             created = [result]
@@ -274,10 +277,8 @@ class Interpreter(TorchFunctionMode):
         if values and values[0].kind not in passed and name not in SIGNS:
             slots, first = tuple([v.slot for v in values]), values[0]
             slots += tuple(recorder.inside[s] for s in slots if s in recorder.inside)
-            batches, shapes = tuple([b for b, _ in given]), (*[s for _, s in given], first.shape)
-            batch = place_of(first, recorder.examples.count)
             recorder.operations.append(
-                Operation(name, recorder.path, first.kind, batches, slots, batch, shapes)
+                Operation(name, recorder.path, first.kind, slots, (*given, first.shape))
             )
 
     def _after_the_end(self, args: Any, kwargs: Any, values: list[Value]) -> Any:
@@ -420,8 +421,8 @@ class Interpreter(TorchFunctionMode):
         entering = [v for v in values if v.kind == "hidden"]
         recorder.roots += [v.slot for v in values]
         recorder.extra_outputs += entering
-        slots, batches = tuple(v.slot for v in entering), tuple(v.batch for v in entering)
-        recorder.operations.append(Operation("outside", recorder.path, "outside", batches, slots, batch))
+        slots = tuple(v.slot for v in entering)
+        recorder.operations.append(Operation("outside", recorder.path, "outside", slots))
         self.paused = True
         try:
             return recorder.as_inputs(forward, args, kwargs, batch, outside=recorder.path)

@@ -125,7 +125,7 @@ def _reached(recorder: Recorder, slots: Iterable[int]) -> list[Origin]:
 
 
 def _note_what_enters(recorder: Recorder, counted: Iterable[Origin]) -> None:
-    """A replay on data shows outputs as they enter a cut; at the others nothing counts."""
+    """Outputs are what enters a cut; at the others nothing counts."""
     counting = {id(origin.operation) for origin in counted}
     for origin in recorder.origins.values():
         operation = origin.operation

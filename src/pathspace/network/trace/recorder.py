@@ -123,6 +123,11 @@ class Recorder:
             self._replaced(value, memory[0] == _memory(tensor)[0])
         return value if value.version == value.memory.version else self._after_writes(tensor, value)
 
+    def known(self, tensor: Any) -> Value | None:
+        """What was last known of a tensor, without a look at what was written since; for whoever only watches."""
+        entry = self._values.get(id(tensor))
+        return None if entry is None else entry[1]
+
     def values_in(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Value]:
         """Those of the tensors among arguments that have one, in their order."""
         return [v for t in tensors_in(args, kwargs) if (v := self.lookup(t)) is not None]

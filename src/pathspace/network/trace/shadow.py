@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils import _pytree as pytree
 
-from pathspace.network.call import arguments_in, batch_in
+from pathspace.network.call import Arguments, arguments_in, batch_in
 from pathspace.network.errors import UntraceableError, WrongBatchDimension
 from pathspace.network.exported import checks_inputs, evaluated, kept_in_copies, remove_guards_
 from pathspace.network.trace.finite import NotFinite, not_finite
@@ -168,12 +168,14 @@ def arguments_for(
     recorder: Recorder, example_input: Any, batch_dim: int | None, size: int, states: frozenset[int | str]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The model's arguments without data, with ``size`` examples, bound to leaves."""
-    if not isinstance(example_input, (dict, tuple, list, Tensor)):
+    if not isinstance(example_input, (dict, tuple, list, Tensor, Arguments)):
         raise ValueError(
             f"example_input is a {type(example_input).__name__}; give a tensor, a tuple of arguments or a dict of them "
             "(a model that takes another structure: wrap it in a module that takes the tensors)"
         )
-    leaves = pytree.tree_leaves(example_input, is_leaf=lambda part: isinstance(part, PackedSequence))
+    args, kwargs = arguments_in(example_input)
+    held = (args, kwargs) if isinstance(example_input, Arguments) else example_input
+    leaves = pytree.tree_leaves(held, is_leaf=lambda part: isinstance(part, PackedSequence))
     for leaf in leaves:  # its tensors would be constants
         held = leaf if isinstance(leaf, PackedSequence) else getattr(leaf, "__dict__", {}).values()
         if not isinstance(leaf, (Tensor, nn.Module, type)) and any(isinstance(v, Tensor) for v in held):
@@ -188,7 +190,6 @@ def arguments_for(
         raise ValueError(
             f"batch_dim={batch_dim}, but the first tensor of the example input has {first.dim()} dimensions"
         )
-    args, kwargs = arguments_in(example_input)
     places = [*range(len(args)), *kwargs]
     if not states.issubset(places):
         raise ValueError(

@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from pathspace.network.attributes import Attributes, forwards, of_classes, present, unchanged, watched
-from pathspace.network.call import Call
+from pathspace.network.call import Arguments, Call
 from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.eager import uncompiled
 from pathspace.network.errors import MixedExamples, UntraceableError, WrongBatchDimension
@@ -136,9 +135,7 @@ def trace(
         batch_dim,
         training={path: module.training for path, module in model.named_modules()},
     )
-    plan = _Plan(
-        model, example_input, names, output, frozenset(states), strict, again=partial(_again, options)
-    )
+    plan = _Plan(model, example_input, names, output, frozenset(states), strict, again=Retrace(options))
     try:
         network = plan.network(batch_dim)
     except UntraceableError as error:
@@ -168,37 +165,62 @@ class _Options:
     training: Mapping[str, bool]
 
 
-def _again(options: _Options, network: Network) -> tuple[Program, Call] | None:
-    """Trace a model once more in the same way; neither it nor any random state changes.
+@dataclass(frozen=True)
+class Retrace:
+    """Traces a model once more in the same way; neither it nor any random state changes."""
 
-    Returns:
-        The program and the call of the new trace, for the network to go on with; None if that is another network.
+    options: _Options
 
-    Raises:
-        Exception: of any kind, the model's own too: it cannot be traced as it is now.
-    """
-    other = _traced_as_before(options, network.model)
-    if not same_network(network, other):
-        return None
-    if same_arguments(network.program, other.program):
-        return network.program, other.call
-    return (other.program, other.call) if same_slots(network.program, other.program) else None
+    def __call__(self, network: Network) -> tuple[Program, Call] | None:
+        """Return the program and the call of a new trace, for the network to go on with; None if that is another one.
 
+        Raises:
+            Exception: of any kind, the model's own too: it cannot be traced as it is now.
+        """
+        with warnings.catch_warnings(), random_states_kept():
+            warnings.simplefilter("ignore")
+            other = self._plan(network).network(self.options.batch_dim)
+        if not same_network(network, other):
+            return None
+        if same_arguments(network.program, other.program):
+            return network.program, other.call
+        return (other.program, other.call) if same_slots(network.program, other.program) else None
 
-def _traced_as_before(options: _Options, model: nn.Module) -> Network:
-    _check_whole(model)
-    plan = _Plan(
-        model,
-        options.example_input,
-        set(options.outside),
-        options.output,
-        options.states,
-        options.strict,
-        training=options.training,
-    )
-    with warnings.catch_warnings(), random_states_kept():
-        warnings.simplefilter("ignore")
-        return plan.network(options.batch_dim)
+    def with_data(
+        self, network: Network, interpreter: Callable[[Recorder], Interpreter], example: Arguments
+    ) -> Network:
+        """Trace an example with another interpreter, which may run the model on data meanwhile."""
+        plan = replace(self._plan(network), interpreter=interpreter, example_input=example)
+        with warnings.catch_warnings(), random_states_kept():
+            warnings.simplefilter("ignore")
+            return plan.of_one(network.call.batch_dim)
+
+    def in_evaluation_form(self, network: Network, example: Arguments) -> Network | None:
+        """Trace an example in evaluation form; None if the network was traced so.
+
+        Raises:
+            Exception: as for a call.
+        """
+        if not any(self.options.training.values()):
+            return None
+        training = dict.fromkeys(self.options.training, False)
+        plan = replace(self._plan(network), example_input=example, training=training)
+        with warnings.catch_warnings(), random_states_kept():
+            warnings.simplefilter("ignore")
+            return plan.of_one(network.call.batch_dim)
+
+    def _plan(self, network: Network) -> _Plan:
+        options = self.options
+        _check_whole(network.model)
+        return _Plan(
+            network.model,
+            options.example_input,
+            set(options.outside),
+            options.output,
+            options.states,
+            options.strict,
+            training=options.training,
+        )
 
 
 def _without_data(example_input: Any) -> Any:
@@ -256,9 +278,8 @@ class _Plan:
     tie_mixed: bool = False
     mixing: list[str] = field(default_factory=list)  # reshapes of which the sizes may decide on unit classes
     training: Mapping[str, bool] | None = None  # of a model that was traced before: its form then
-    again: Callable[[Network], tuple[Program, Call] | None] | None = (
-        None  # traces the model in the same way later
-    )
+    again: Retrace | None = None  # traces the model in the same way later
+    interpreter: Callable[[Recorder], Interpreter] = Interpreter
 
     def network(self, batch_dim: int | str | None) -> Network:
         """The network, with the batch in a given dimension or in any that can be.
@@ -327,7 +348,7 @@ class _Plan:
                 if given is not None:
                     _check_steps(one, given)
                     _check_edges(one.network, given.network)
-                    return _placed(one.network, given.network) if one.examples.doubtful else one.network
+                    return one.network
         except MixedExamples as error:
             raise error.refusal from None
         except WrongBatchDimension as error:
@@ -360,7 +381,11 @@ class _Plan:
         if one.used != two.used:
             raise WrongBatchDimension("the use of parameters, which would depend on the batch size,")
         _check_edges(one.network, two.network)
-        return _placed(one.network, two.network)
+        return one.network
+
+    def of_one(self, batch_dim: int | None) -> Network:
+        """The network by one pass with one example."""
+        return self._of_one(batch_dim).network
 
     def _of_one(self, batch_dim: int | None) -> _Pass:
         """One pass with one example; another, if a reshape made it take a dimension for the batch that is none."""
@@ -385,7 +410,7 @@ class _Plan:
         recorder = Recorder(
             RULES, examples, strict=self.strict, choices=self.choices, tie_mixed=self.tie_mixed
         )
-        interpreter = Interpreter(recorder)
+        interpreter = self.interpreter(recorder)
         if self.training is None:
             shadow, parameters = shadow_of(self.model, recorder)
         else:
@@ -393,6 +418,7 @@ class _Plan:
             put_into_form_(shadow, self.training)
         args, kwargs = arguments_for(recorder, self.example_input, batch_dim, examples.count, self.states)
         observe(shadow, interpreter, self.outside)
+        interpreter.begin(args, kwargs)
         with uncompiled(), torch.no_grad(), interpreter:
             before, kept = dict(shadow.named_parameters()), kept_by(shadow)
             attributes = watched(self.model, self.outside)
@@ -400,6 +426,7 @@ class _Plan:
             result = _run(recorder, shadow, args, kwargs)
             _check_own(recorder, before, shadow)
             picked = result if self.output is None else self.output(result)
+            interpreter.end(picked)
         outputs, places, slots, cuts = outputs_of(recorder, picked, result, shadow, kept)
         owned = {id(p) for name in self.outside for p in self.model.get_submodule(name).parameters()}
         left = {name for name, p in parameters.items() if id(p) in owned} | recorder.left
@@ -511,20 +538,6 @@ def _tensor_at(model: nn.Module, name: str) -> Tensor:
     """Return a buffer, or a tensor that is a plain attribute of a module."""
     path, _, key = name.rpartition(".")
     return getattr(model.get_submodule(path), key)
-
-
-def _placed(one: Network, two: Network) -> Network:
-    """The network of one example, with the places of examples that only a pass with two of them shows."""
-    operations, others = one.program.operations, two.program.operations
-    calls, other_calls = (
-        [(o.name, o.module, len(o.arguments)) for o in some] for some in (operations, others)
-    )
-    if calls != other_calls:
-        return one
-    for a, b in zip(operations, others, strict=True):
-        a.batch = b.batch if a.batch is None else a.batch
-        a.arguments = tuple(y if x is None else x for x, y in zip(a.arguments, b.arguments, strict=True))
-    return one
 
 
 def _no_batch(which: str, used: WrongBatchDimension, needed: str) -> UntraceableError:

@@ -96,7 +96,7 @@ class Origin:
         slots: of all that it was computed from.
         entering: what of it depends on a parameter, and counts as an output if the input leads to one.
         cut: the call that made it; None for a function of such inputs.
-        operation: the same, for a replay on data.
+        operation: the same, as the program has it.
         refusal: what a strict trace says of it.
         parameters: names of the parameters that the call took.
         outside: path of the module left outside that made it; None for anything else.

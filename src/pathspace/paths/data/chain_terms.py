@@ -196,6 +196,7 @@ def _seeded(
             parts.append((entering[layer + 1][:-1], delta[1:], (cell.recurrent,)))
         for x, result, names in parts:
             weights = [leaves[name] for name in names]
-            uses.append(Use("linear", linear, (x, *weights), {}, weights, {id(x): 1}, [], 1, result.shape))
+            x, result = x.transpose(0, 1), result.transpose(0, 1)
+            uses.append(Use("linear", linear, (x, *weights), {}, weights, [x], [], result.shape))
             results.append(result)
     return Seeded(Replay({}, uses, leaves, count, set()), results, pairs)

@@ -333,5 +333,5 @@ def _one_by_one(replayed: Replay, psi: dict[Key, Tensor]) -> Iterator[Seeding]:
             if weight:
                 one = torch.zeros(weights.numel(), dtype=node.value.dtype, device=node.value.device)
                 one[position] = 1
-                seeds = {key: one.reshape(node.shape_of_one()).expand(node.value.shape)}
+                seeds = {key: one.reshape(node.shape_of_one).expand(node.value.shape)}
                 yield Seeded.of(replayed, seeds), weight

@@ -19,7 +19,7 @@ Letters: n examples, h ``[n, P, in]`` and delta ``[n, P, out]`` at P positions o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -27,11 +27,12 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from pathspace.network.errors import UnmatchedForwardError
+from pathspace.network.trace.functions import tensors_in
 from pathspace.paths.data.example_gradients import (
     CONVOLUTIONS,
     Examples,
     UseOf,
-    of_argument,
+    on_batch,
     sequences,
     summed_gradients,
 )
@@ -40,7 +41,7 @@ from pathspace.paths.data.signs import Pairs
 from pathspace.replay.arguments import mapped
 from pathspace.replay.observed import Use
 from pathspace.replay.replay import Replay
-from pathspace.replay.taken_apart import NORMALIZATIONS
+from pathspace.replay.special import NORMALIZATIONS
 
 Sharing = Literal["parameters", "edges"]
 
@@ -51,7 +52,7 @@ CHUNK = 2**19  # elements at a time, of J and of what it is made from: they stay
 _BILINEAR = frozenset(
     ["linear", "matmul", "mm", "mv", "__matmul__", "__rmatmul__", "addmm", "addmv", "embedding"]
     + [*NORMALIZATIONS]
-    + [*("add", "add_", "__add__", "__radd__", "__iadd__", "written")]
+    + [*("add", "add_", "__add__", "__radd__", "__iadd__", "__setitem__")]
     + [*("mul", "mul_", "__mul__", "__rmul__", "__imul__")]
     + [f"conv{t}{d}d" for t in ("", "_transpose") for d in (1, 2, 3)]
 )  # linear in the data and in the parameters, so that squares of edges are the operation on squares
@@ -101,11 +102,11 @@ class Seeded:
             present = next((g for g in parts if g is not None), None)
             if present is None:
                 deltas.append(None)
-            elif len(parts) == 1:
-                deltas.append(present.reshape(use.shape))
-            else:
+            elif len(present.shape) == len(use.shape):
+                deltas.append(present)
+            else:  # the steps of a loop
                 zero = torch.zeros_like(present)
-                deltas.append(torch.stack([zero if g is None else g for g in parts]).reshape(use.shape))
+                deltas.append(torch.stack([zero if g is None else g for g in parts], 1))
         return Seeded(replayed, deltas, pairs, part)
 
 
@@ -231,7 +232,7 @@ def _without_rounding(variance: Tensor, second: Tensor) -> Tensor:
 
 def _used_once(use: Use, weight: Tensor, delta: Tensor) -> tuple[Tensor | None, Tensor] | None:
     """H ``[n, 1, in]`` and delta ``[n, 1, out]`` where J is their outer product; None where it is not."""
-    if weight is use.args[1] and use.name != "linear" and delta.shape[2:].numel() > 1:
+    if weight is use.args[1] and use.name != "linear" and delta.shape[3:].numel() > 1:
         return None  # a convolution: no need to look at what it reads
     layer = sequences(use, weight, delta)
     if layer is None:
@@ -262,7 +263,7 @@ def _chunks(seeded: Seeded, leaf: Tensor, uses: Sequence[UseOf]) -> Iterator[Exa
     total = seeded.count if seeded.pairs is None else len(seeded.pairs.first)
     # what a convolution reads is written out, too
     read = [
-        use.shape[2:].numel() * leaf[0].numel()
+        use.shape[3:].numel() * leaf[0].numel()
         for use, w, _ in uses
         if w is leaf and use.name in CONVOLUTIONS
     ]
@@ -282,7 +283,7 @@ def _of_edges(seeded: Seeded, leaf: Tensor, uses: list[UseOf], statistic: Statis
         if layer is not None:
             value = _edges_of_layer(seeded, *layer, statistic).reshape(weight.shape)
         elif statistic == "second_moment" and use.name in _BILINEAR:
-            value = _squared_operation(use, weight, _only(delta, use.batch, seeded.part)) / seeded.count
+            value = _squared_operation(use, weight, _only(delta, seeded.part)) / seeded.count
         else:
             raise UnmatchedForwardError(
                 f"sharing='edges' with statistic={statistic!r} is not known for '{use.name}'; use sharing='parameters'"
@@ -316,22 +317,24 @@ def _edges_of_layer(seeded: Seeded, h: Tensor | None, delta: Tensor, statistic: 
     return _without_rounding(second - means.square().sum(0), second)
 
 
-def _only(delta: Tensor, batch: int | None, part: Tensor | None) -> Tensor:
+def _only(delta: Tensor, part: Tensor | None) -> Tensor:
     """Delta with zeros at all other examples."""
-    if batch is None or part is None:
+    if part is None:
         return delta
     result = torch.zeros_like(delta)
-    return result.index_copy_(batch, part, delta.index_select(batch, part))
+    return result.index_copy_(0, part, delta.index_select(0, part))
 
 
 def _squared_operation(use: Use, weight: Tensor, delta: Tensor) -> Tensor:
     """Sum over examples and edges of (h delta)^2: the gradient of the operation on squares."""
     # add, addmm and index_add multiply by these
     factors = {name: use.kwargs[name] ** 2 for name in ("alpha", "beta") if name in use.kwargs}
-    arguments = mapped(
-        lambda t: t if t is weight or not t.is_floating_point() else t.detach().square(),
+    squares = {id(t): t.detach().square() for t in tensors_in(use.args, use.kwargs) if t.is_floating_point()}
+    data = [squares.get(id(t), t) for t in use.data]
+    args, kwargs = mapped(
+        lambda t: t if t is weight or use.is_data(t) else squares.get(id(t), t),
         use.args,
         {**use.kwargs, **factors},
     )
-    operation = of_argument(use.function, *arguments, weight)
+    operation = on_batch(replace(use, args=args, kwargs=kwargs), weight, data)
     return torch.func.vjp(operation, weight.detach())[1](delta.square())[0]

@@ -6,14 +6,13 @@ multiplied with, delta ``[n, P, out]`` the gradient at the result of the use, J 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from pathspace.network.trace.functions import tensors_in
 from pathspace.paths.data.signs import Pairs
 from pathspace.replay.arguments import mapped
 from pathspace.replay.observed import Use
@@ -58,26 +57,13 @@ def _of_examples(use: Use, weight: Tensor, delta: Tensor, examples: Examples) ->
     if layer is not None:
         h, d = layer
         return d.sum(1) if h is None else torch.bmm(d.transpose(1, 2), h).reshape(-1, *weight.shape)
-    if use.name in _CHANNEL_NORMS and weight.dim() == 1 and use.batch == 0:
+    if use.name in _CHANNEL_NORMS and weight.dim() == 1:
         J = some(delta, examples)
         if weight is use.args[1]:
             J = J * some(use.args[0], examples)
+        J = J.transpose(1, 2) if J.dim() > 2 else J  # [m, channels, ...]
         return J.flatten(2).sum(2) if J.dim() > 2 else J.clone()
-    if _has_rows(use):
-        return _by_masks(use, weight, delta, examples)
     return _by_operation(use, weight, delta, examples).clone()  # it may be delta itself
-
-
-def _has_rows(use: Use) -> bool:
-    """Whether an argument repeats its parameter for every example, as ``p.expand(len(x), -1)`` does.
-
-    It may only look so, where a dimension is as long as the batch: that costs time, except for convolutions memory.
-    """
-    place = use.batch
-    if place is None or use.name.startswith("conv"):
-        return False
-    dims = len(use.shape) - (use.name == "stack")
-    return any(w.dim() == dims and w.shape[place] == use.shape[place] > 1 for w in use.weights)
 
 
 def of_argument(
@@ -92,40 +78,32 @@ def of_argument(
     return operation
 
 
-def _by_masks(use: Use, weight: Tensor, delta: Tensor, examples: Examples) -> Tensor:
-    """J of any operation that cannot be done on one example alone: its gradient with the others' delta erased."""
-    batch = use.batch
-    assert batch is not None
-    operation = of_argument(use.function, use.args, use.kwargs, weight)
-    back = torch.func.vjp(operation, weight.detach())[1]
-    mask = torch.eye(delta.shape[batch], dtype=delta.dtype, device=delta.device)
-    shape = [-1 if i == batch else 1 for i in range(delta.dim())]
-    return torch.func.vmap(lambda one: back(delta * one.view(shape))[0])(some(mask, examples))
+def on_batch(use: Use, argument: Tensor, data: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
+    """A use on all examples as a function of one of its arguments, with some values in the place of its data."""
+    every = torch.arange(use.shape[0])  # all arguments may be shared
+
+    def operation(value: Tensor) -> Tensor:
+        def one(_: Tensor, value: Tensor, *values: Tensor) -> Tensor:
+            one_of = {id(t): v for t, v in zip(use.data, values, strict=True)} | {id(argument): value}
+            args, kwargs = mapped(lambda t: one_of.get(id(t), t.detach()), use.args, use.kwargs)
+            return use.function(*args, **kwargs)
+
+        place = 0 if use.is_data(argument) else None
+        return torch.func.vmap(one, in_dims=(0, place, *[0] * len(data)))(every, value, *data)
+
+    return operation
 
 
 def _by_operation(use: Use, weight: Tensor, delta: Tensor, examples: Examples) -> Tensor:
     """J of any operation: its own gradient, one example at a time, all at once."""
-    data = [t for t in tensors_in(use.args, use.kwargs) if id(t) in use.batches]
-    batches = [use.batches[id(t)] for t in data]
 
     def one(d: Tensor, *values: Tensor) -> Tensor:
-        ones = zip(data, values, batches, strict=True)
-        one_of = {id(t): value.unsqueeze(batch) for t, value, batch in ones}
+        one_of = {id(t): value for t, value in zip(use.data, values, strict=True)}
         arguments = mapped(lambda t: one_of.get(id(t), t), use.args, use.kwargs)
-        back = torch.func.vjp(of_argument(use.function, *arguments, weight), weight.detach())[1]
-        return back(d if use.batch is None else d.unsqueeze(use.batch))[0]
+        return torch.func.vjp(of_argument(use.function, *arguments, weight), weight.detach())[1](d)[0]
 
-    if use.batch is None:
-        return one(delta).unsqueeze(0)
-    chosen = [some(lead(t, b), examples) for t, b in zip(data, batches, strict=True)]
-    return torch.func.vmap(one)(some(lead(delta, use.batch), examples), *chosen)
-
-
-def lead(tensor: Tensor, batch: int | None) -> Tensor:
-    """The tensor with its examples in the first dimension."""
-    if batch == 0:
-        return tensor
-    return tensor.unsqueeze(0) if batch is None else tensor.movedim(batch, 0)
+    chosen = [some(t, examples) for t in use.data]
+    return torch.func.vmap(one)(some(delta, examples), *chosen)
 
 
 def some(tensor: Tensor, examples: Examples) -> Tensor:
@@ -140,23 +118,23 @@ def sequences(
     if use.kwargs or not isinstance(use.args[0], Tensor):
         return None
     x, matrix = use.args[0], use.args[1]
-    batch = use.batches.get(id(x))
-    if batch != use.batch or not isinstance(matrix, Tensor):
+    if any(x is w for w in use.weights) or not isinstance(matrix, Tensor):
         return None
     is_matrix = weight is matrix
+    d = some(delta, examples)
+    h = some(x, examples) if use.is_data(x) else x.expand(len(d), *x.shape)
     if use.name == "linear" and matrix.dim() == 2:
-        d = some(lead(delta, use.batch), examples)
-        d = d.reshape(d.shape[0], d.shape[1:-1].numel(), matrix.shape[0])
+        d = d.reshape(len(d), d.shape[1:-1].numel(), matrix.shape[0])
         if not is_matrix:  # one number may be the bias of all units
             return (None, d) if weight.shape == matrix.shape[:1] else None
-        h = some(lead(x, batch), examples)
-        return h.reshape(h.shape[0], h.shape[1:-1].numel(), matrix.shape[1]), d
-    if use.name in CONVOLUTIONS and batch == 0 and x.dim() == matrix.dim():
-        d = some(delta, examples).flatten(2).transpose(1, 2)
+        return h.reshape(len(h), h.shape[1:-1].numel(), matrix.shape[1]), d
+    if use.name in CONVOLUTIONS and h.dim() == matrix.dim() + 1:
+        # [n, frames, channels, ...], where all but a few have one frame
+        d = d.flatten(3).transpose(2, 3).flatten(1, 2)
         if not is_matrix:
             return None, d
-        h = _patches(use, some(x, examples))
-        return None if h is None else (h, d)
+        patches = _patches(use, h.flatten(0, 1))
+        return None if patches is None else (patches.reshape(len(h), -1, patches.shape[2]), d)
     return None
 
 

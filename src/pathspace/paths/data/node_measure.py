@@ -57,10 +57,8 @@ def check_options(alpha: float, statistic: str) -> None:
         raise ValueError(f"statistic must be 'second_moment' or 'covariance', got {statistic!r}")
 
 
-def spread_of(z: Tensor, batch: int | None, statistic: Statistic) -> Tensor:
-    """stat_i[z^i] over a dimension, which is kept; of values that all examples share, if there is none."""
-    if batch is None:
-        return z.square() if statistic == "second_moment" else torch.zeros_like(z)
+def spread_of(z: Tensor, batch: int, statistic: Statistic) -> Tensor:
+    """stat_i[z^i] over the dimension of the examples, which is kept."""
     if statistic == "covariance":
         z = z - z.mean(batch, keepdim=True)
     return z.square().mean(batch, keepdim=True)
@@ -78,13 +76,13 @@ def measure(
         if node is None:
             missing.extend([key] if len(key) == 3 and (*key[:2], 0) in replayed.nodes else [])
             return path
-        if len(key) == 1 and node.shape_on_tape() != path.shape:
+        if len(key) == 1 and node.shape_of_one != path.shape:
             raise ValueError(
-                f"the inputs give a node the shape {tuple(node.shape_on_tape())} for one example; it was traced with "
+                f"the inputs give a node the shape {tuple(node.shape_of_one)} for one example; it was traced with "
                 f"{tuple(path.shape)}: use inputs of the traced shape (but for the number of examples), or trace again"
             )
         # gamma_v^2 = alpha stat + (1 - alpha) sum_{u->v} w_uv^2 gamma_u^2
-        stat = spread_of(node.value, node.batch, statistic)
+        stat = spread_of(node.value, 0, statistic)
         nodes[key] = alpha * stat.to(path.dtype).reshape(path.shape) + (1 - alpha) * path
         return nodes[key]
 
@@ -109,8 +107,8 @@ def data_dependent_norm(
         gamma_v^2 = alpha stat_i[z_v^i] + (1 - alpha) sum_{u->v} w_uv^2 gamma_u^2
         gamma^2 = 1 at inputs and at the bias node, gamma_net^2 = sum over the outputs
 
-    It does not change under node-wise rescaling. The model runs once in its evaluation form, on a copy: neither it nor
-    its buffers or the random state change.
+    It does not change under node-wise rescaling. The model's steps run once, in its evaluation form: neither it nor its
+    buffers or the random state change.
 
     Args:
         network: a traced network.

@@ -124,14 +124,7 @@ def sign_seeds(
             seed[pairs.left_out] = 0
     seeds: dict[Key, Tensor] = {}
     for (key, node), signs in zip(nodes.items(), seed.split(sizes, 1), strict=True):
-        signs = signs.to(node.value.dtype)
-        if node.batch is None:
-            seeds[key] = signs.reshape(node.value.shape)
-            continue
-        shape = list(node.value.shape)
-        del shape[node.batch]
-        signs = signs.reshape(-1, *shape)
-        seeds[key] = signs.movedim(0, node.batch) if node.batch else signs
+        seeds[key] = signs.to(node.value.dtype).reshape(node.value.shape)
     return seeds, pairs
 
 

@@ -1,0 +1,473 @@
+"""Captures a forward pass on one example, beside one more trace of the model.
+
+The trace knows of every tensor where it stands in the squared network. So does then whoever runs each function that it
+meets once more, on the values of an example: the captured steps say how the nodes of the network and what enters its
+parameters are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pathspace.graph.capture import Capture, OnBatch, wrapped
+from pathspace.network.errors import UnmatchedForwardError, UntraceableError
+from pathspace.network.network import Network
+from pathspace.network.registered import registration_of
+from pathspace.network.returned import Returned
+from pathspace.network.rules import MOVEMENTS, RULED
+from pathspace.network.trace.drawn import draws_in_training, in_evaluation_form
+from pathspace.network.trace.functions import (
+    CHECKS,
+    METADATA,
+    SHAPED_FACTORIES,
+    by_position,
+    changes,
+    tensors_in,
+)
+from pathspace.network.trace.interpreter import Interpreter
+from pathspace.network.trace.recorder import Recorder
+from pathspace.network.trace.values import Value
+from pathspace.replay.observed import Key, Question, Seen, UseOf
+
+_DETACHES = ("detach", "data.__get__")
+
+
+@dataclass(frozen=True)
+class Called:
+    """A torch function that the model calls.
+
+    Attributes:
+        name: of the operation.
+        func: what is called.
+        args: its arguments, traced.
+        kwargs: likewise.
+        tensors: those among them.
+        given: by the id of each, what was known of it before.
+        runs: how many functions had run on the example before.
+        uses: how many uses of parameters there were before.
+        like: name of the operation that a registered function is like.
+    """
+
+    name: str
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    tensors: list[Tensor]
+    given: dict[int, Value | None]
+    runs: int
+    uses: int
+    like: str = ""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How an operation is run on an example.
+
+    Attributes:
+        run: takes the interpreter, the call, its traced result and the tensors in it, and binds these.
+        always: or only where nodes lie inside.
+    """
+
+    run: Callable[..., None]
+    always: bool
+
+
+@dataclass(frozen=True)
+class Example:
+    """An example to run a model on.
+
+    Attributes:
+        arguments: its tensors, in the order of the model's arguments.
+        tensor: a parameter or buffer of the model by name.
+        model: the model in evaluation form, for modules that are left outside.
+        constant: moves a constant there, in the type of the computation.
+        run: a torch function in the type of the computation.
+        answer: of a question, what the batch answers.
+        device: where it all is.
+    """
+
+    arguments: list[Tensor]
+    tensor: Callable[[str], Tensor]
+    model: torch.nn.Module
+    constant: Callable[[Tensor], Tensor]
+    run: Callable[[Callable[..., Any]], Callable[..., Any]]
+    answer: Callable[..., bool]
+    device: torch.device
+
+
+class Beside(Interpreter):
+    """Interprets torch functions, and runs each on an example, too.
+
+    Args:
+        recorder: of the trace.
+        network: the traced network, whose slots the trace finds again.
+        example: what to run on.
+        ways: how operations with nodes inside, or with something that is held, are run.
+    """
+
+    def __init__(
+        self, recorder: Recorder, network: Network, example: Example, ways: Mapping[str, Way]
+    ) -> None:
+        super().__init__(recorder)
+        self._ways = ways
+        self.seen, self.capture, self.network = Seen(), Capture(), network
+        self._example = example
+        self._counted = {(cut.operation, cut.number) for cut in network.program.cuts if cut.counts}
+        # by the id of a traced tensor, that and the example's
+        self._own: dict[int, tuple[Tensor, Tensor]] = {}
+        self._of_name: dict[str, Tensor] = {}  # parameters and buffers
+        self._runs = 0  # how many functions ran
+        self._run_at: dict[int, int] = {}  # which of them made a tensor, by its id
+        self._detached: set[int] = set()
+        self._passed_over = False  # whether functions that run now stand for another one
+        self._asked: Called | None = None
+        recorder.choices = _Answers(self)  # type: ignore[assignment]
+
+    # -- tensors of the example -------------------------------------------------------------------------------
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The model is about to be called with these arguments."""
+        for tensor, value in zip(tensors_in(args, kwargs), self._example.arguments, strict=True):
+            self._bind(tensor, wrapped(value))
+            self.seen.inputs.append(value)
+
+    def _bind(self, traced: Tensor, own: Tensor) -> Tensor:
+        self._own[id(traced)] = traced, own
+        self._run_at[id(traced)] = self._runs
+        return own
+
+    def own(self, traced: Tensor) -> Tensor:
+        """The example's tensor in the place of a traced one, or of a constant."""
+        if id(traced) in self._own:
+            return self._own[id(traced)][1]
+        value = self.recorder.known(traced)
+        name = self.recorder.own.get(id(traced), "")
+        if value is not None and value.kind in ("parameter", "buffer"):
+            name = value.name
+        if name:
+            return self._bind(traced, self._of_model(name))
+        if traced.is_meta:
+            raise UnmatchedForwardError(
+                f"'{self.recorder.name}' in '{self.recorder.path}' takes a tensor that tracing did not see being made"
+            )
+        constant = self._example.constant(traced)
+        self.seen.constants.append(constant)
+        return self._bind(traced, wrapped(constant))
+
+    def _of_model(self, name: str) -> Tensor:
+        """A parameter or buffer, which is an input of the pass."""
+        if name not in self._of_name:
+            own = self._example.tensor(name)
+            self.seen.inputs.append(own)
+            self.seen.names.append(name)
+            self.seen.views.add(id(own))
+            self._of_name[name] = wrapped(own)
+        return self._of_name[name]
+
+    def owns(self, tree: Any) -> Any:
+        """Arguments with the example's tensors in the place of traced ones, on its device."""
+        device = self._example.device
+        tree = pytree.tree_map_only(Tensor, self.own, tree)
+        return pytree.tree_map_only(torch.device, lambda _: device, tree)
+
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a function on tensors of the example, and capture what it does."""
+        with self.capture.running():
+            return self._example.run(function)(*args, **kwargs)
+
+    def plain(self, own: Tensor) -> Tensor:
+        """What stands behind a tensor of the example as it is now."""
+        return self.capture.behind(own)
+
+    # -- functions --------------------------------------------------------------------------------------------
+
+    def _interpreted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        recorder, name = self.recorder, self.recorder.name
+        if self.paused or name in METADATA or name in CHECKS or name == "device.__get__":
+            return super()._interpreted(args, kwargs)
+        if kwargs and (name in RULED or name in SHAPED_FACTORIES):
+            args, kwargs = by_position(name, args, kwargs)
+        tensors = tensors_in(args, kwargs)
+        given = {id(t): recorder.known(t) for t in tensors}
+        call = Called(name, recorder.func, args, kwargs, tensors, given, self._runs, len(self.seen.uses))
+        self._asked = call
+        registered = registration_of(call.func)
+        if registered is None or registered.like is None:
+            result = super()._interpreted(args, kwargs)
+            self._follow(call, result)
+            return result
+        # the function itself runs, and not the one that it is like
+        before, self._passed_over = self._passed_over, True
+        try:
+            result = super()._interpreted(args, kwargs)
+        finally:
+            self._passed_over = before
+        self._follow(replace(call, like=registered.like), result)
+        return result
+
+    def _follow(self, call: Called, result: Any) -> None:
+        """Run a function that was traced on the example, too."""
+        if self._passed_over:
+            return
+        created = tensors_in((result,), {})
+        if result is None or (changes(call.name) and call.args):
+            created = tensors_in(call.args[:1], {})
+        if not created or all(self._ran_since(t, call.runs) for t in created):
+            return  # nothing is made, or functions inside made it
+        del self.seen.uses[call.uses :]  # of functions inside that came to nothing
+        self._runs += 1
+        if draws_in_training(call.name, call.args, call.kwargs):
+            args, kwargs = in_evaluation_form(call.name, call.args, call.kwargs)
+            call = replace(call, args=args, kwargs=kwargs)
+        for t in call.tensors:  # values that were seen through a write
+            if not any(t is made for made in created):
+                self._note_node(t)
+        self._way(call, created[0])(self, call, result, created)
+        for t in created:
+            self._note_node(t)
+
+    def _way(self, call: Called, created: Tensor) -> Callable[..., None]:
+        """How a function is run on the example."""
+        recorder, value = self.recorder, self.recorder.known(created)
+        slot = -1 if value is None else value.slot
+        origin = recorder.origins.get(slot)
+        if call.name in _DETACHES and value is not None:
+            return Beside._run_detached
+        if origin is not None and origin.cut is not None and slot not in recorder.inside:
+            return Beside._run_cut
+        if call.like:
+            return Beside._run_plainly
+        way = self._ways.get(call.name)
+        if way is not None and (way.always or slot in recorder.inside or slot in recorder.normed):
+            return way.run
+        return Beside._run_plainly
+
+    def _ran_since(self, tensor: Tensor, before: int) -> bool:
+        """Whether a traced tensor was made, or written to, by a function that ran after so many."""
+        return id(tensor) in self._own and self._run_at[id(tensor)] > before
+
+    def _run_plainly(self, call: Called, result: Any, created: list[Tensor]) -> None:
+        self._check_detached(call, created[0])
+        args, kwargs = self.owns((call.args, call.kwargs))
+        if self.slot(created[0]) in self.network.tape.normalizations:  # written by hand: statistics are held
+            held = {id(self.own(t)) for t in call.tensors if not self._is_hidden(call.given[id(t)])}
+            args, kwargs = pytree.tree_map_only(
+                Tensor, lambda t: self.run(Tensor.detach, t) if id(t) in held else t, (args, kwargs)
+            )
+        weights = [self.plain(self.own(t)) for t in call.tensors if self.is_weight(call.given[id(t)])]
+        used = bool(weights) and self._is_hidden(self.recorder.known(created[0]))
+        if not used:
+            self.bind(result, created, self.run(call.func, *args, **kwargs), args)
+            return
+        function = out_of_place(call.func) if changes(call.name) else call.func
+        shown, options = pytree.tree_map_only(Tensor, self.plain, (args, kwargs))
+        made = self.run(function, *args, **kwargs)
+        first = next(t for t in pytree.tree_leaves(made) if isinstance(t, Tensor))
+        name = call.like or call.name
+        self.seen.uses.append(UseOf(name, function, shown, options, weights, [self.plain(first)]))
+        if changes(call.name):
+            made = self.run(Tensor.copy_, args[0], made)
+        self.bind(result, created, made, args)
+
+    def _run_detached(self, call: Called, result: Any, created: list[Tensor]) -> None:
+        """What is returned detached is an output all the same."""
+        del result
+        self.bind_one(created[0], self.own(call.args[0]))
+        if self._is_hidden(call.given[id(call.args[0])]):
+            self._detached.add(id(created[0]))
+
+    def _check_detached(self, call: Called, created: Tensor) -> None:
+        if self._detached.isdisjoint(call.given) or not self._is_hidden(self.recorder.known(created)):
+            return
+        raise UnmatchedForwardError(
+            f"'{call.name}' uses an activation that was detached: the path through it carries values but no gradients, "
+            "so what it adds on data is not known; detach only what the model returns"
+        )
+
+    def _run_cut(self, call: Called, result: Any, created: list[Tensor]) -> None:
+        """What enters is an output, what leaves an input."""
+        if (call.name, self.recorder.calls[call.name] - 1) in self._counted:
+            self._leave(call.tensors, call.given)
+        args, kwargs = self.owns((call.args, call.kwargs))
+        made = self._run_whole(call.name, self._example.run(call.func), args, kwargs, call.tensors, created)
+        if changes(call.name):
+            made = self.run(Tensor.copy_, args[0], made)
+        self.bind(result, created, made, args)
+
+    def _run_whole(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        given: list[Tensor],
+        created: list[Tensor],
+    ) -> Any:
+        """Run a function without a look inside, and without gradients; on a batch, as the model calls it."""
+        places, results = (
+            [None if v is None else v.batch for v in map(self.recorder.known, tensors)]
+            for tensors in (given, created)
+        )
+        with self.capture.running():
+            return self.capture.whole(name, OnBatch(function, places, results), args, kwargs, name)
+
+    def _leave(self, tensors: list[Tensor], given: dict[int, Value | None]) -> None:
+        for t in tensors:
+            value = given[id(t)]
+            if value is not None and self._is_hidden(value):
+                self.leaves_as(value.slot, self.own(t))
+
+    def leaves_as(self, slot: int, own: Tensor) -> None:
+        """An output counts as it leaves the network, after its activation if it has one."""
+        if (slot,) in self.seen.nodes:
+            self.seen.nodes[slot,] = self.plain(own)
+
+    def run_outside(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A module left outside: what enters it is an output, what leaves it an input."""
+        tensors, path = tensors_in(args, kwargs), self.recorder.path
+        self._leave(tensors, {id(t): self.recorder.known(t) for t in tensors})
+        result = super().run_outside(forward, args, kwargs)
+        module = self._example.model.get_submodule(path)
+        held = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
+        state = {name: self._of_model(f"{path}.{name}") for name in held}
+        self._runs += 1
+        args, kwargs = self.owns((args, kwargs))
+
+        def run(state: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return torch.func.functional_call(module, state, args, kwargs)
+
+        created = tensors_in((result,), {})
+        given = [*[torch.empty(0)] * len(state), *tensors]
+        made = self._run_whole("outside", run, (state, args, kwargs), {}, given, created)
+        self.bind(result, created, made, args)
+        return result
+
+    def end(self, result: Any) -> None:
+        """The model returned these outputs."""
+        returned = Returned(None, self.network.returned.places)(result)
+        for slot, tensor in zip(self.network.program.outputs, returned, strict=True):
+            if slot is not None:
+                self.leaves_as(slot, self.own(tensor))
+
+    def check_nodes(self) -> None:
+        """Refuse a pass that did not show all nodes, or showed a weight in the place of one."""
+        wanted = [s for s in self.network.program.nodes if s in self.network.tape.filled]
+        normed = next((s for s in wanted if s in self.recorder.normed), None)
+        if normed is not None:
+            where = next(i.name for i in self.network.tape.instructions if normed in i.outputs)
+            operation, _, module = where.partition(" in ")
+            raise UnmatchedForwardError(
+                f"'{operation}' in {module} makes a weight that enters a cut, and what it adds there is that of no "
+                f"example: leave it to the plain rule with outside=[{module}]"
+            )
+        missing = sum((s,) not in self.seen.nodes for s in wanted)
+        if missing:
+            raise UnmatchedForwardError(f"the forward pass did not show {missing} nodes")
+
+    # -- what they show ---------------------------------------------------------------------------------------
+
+    def bind(self, result: Any, created: list[Tensor], made: Any, args: Any = ()) -> None:
+        """Let traced results stand for those of the example."""
+        owns = [t for t in pytree.tree_leaves(made) if isinstance(t, Tensor)]
+        if result is None:
+            owns = [args[0]]
+        if len(owns) != len(created):
+            raise UnmatchedForwardError(
+                f"'{self.recorder.name}' in '{self.recorder.path}' returns {len(owns)} tensors on data and "
+                f"{len(created)} when it was traced"
+            )
+        for traced, own in zip(created, owns, strict=True):
+            self.bind_one(traced, own)
+
+    def bind_one(self, traced: Tensor, own: Tensor) -> None:
+        """Likewise for one."""
+        self._bind(traced, own)
+        value = self.recorder.known(traced)
+        if value is not None and value.kind == "parameter" and self.recorder.name in MOVEMENTS:
+            self.seen.views.add(id(self.plain(own)))
+
+    def _note_node(self, traced: Tensor) -> None:
+        value = self.recorder.known(traced)
+        if value is not None:
+            self.note_node(value.slot, self.own(traced))
+
+    def note_node(self, slot: int, own: Tensor) -> None:
+        """Remember a node by its first value: a ReLU in place would overwrite it."""
+        if slot in self.network.program.nodes and slot in self.network.tape.filled:
+            self.note_key((slot,), own)
+
+    def note_key(self, key: Key, own: Tensor) -> None:
+        """Likewise, for a node that may be inside a recurrent layer."""
+        if key[0] in self.network.tape.filled:
+            self.seen.nodes.setdefault(key, self.plain(own))
+
+    def slot(self, traced: Tensor) -> int:
+        """Where a traced tensor stands on the tape; -1 for nowhere."""
+        value = self.recorder.known(traced)
+        return -1 if value is None else value.slot
+
+    def is_weight(self, value: Value | None) -> bool:
+        """Whether a value depends on parameters only."""
+        return value is not None and (value.kind == "parameter" or value.slot in self.recorder.normed)
+
+    def _is_hidden(self, value: Value | None) -> bool:
+        hidden = value is not None and value.kind == "hidden"
+        return hidden and not self.is_weight(value)
+
+    def ask(self, refusal: UntraceableError) -> bool:
+        """The answer that the data give to what is asked now."""
+        call = self._asked
+        assert call is not None
+        function = _QUESTIONS.get(call.name)
+        if function is None:
+            raise refusal
+        value = self.plain(self.run(function, *self.owns(call.args)))
+        question = Question(value, self._made_by(value))
+        question.answer = self._example.answer(self, question)
+        self.seen.questions.append(question)
+        return question.answer
+
+    def _made_by(self, value: Tensor) -> str:
+        steps = reversed(self.capture.steps)
+        made = (s for s in steps if any(t is value for t in pytree.tree_leaves(s.result)))
+        return next((s.name for s in made), "")
+
+
+class _Answers:
+    """Answers questions about inputs by the data."""
+
+    def __init__(self, beside: Beside) -> None:
+        self.answer = beside.ask
+
+    def start(self) -> None:
+        """A pass begins."""
+
+
+def out_of_place(function: Callable[..., Any]) -> Callable[..., Tensor]:
+    """A function that writes into its first argument, as one that returns what it would write."""
+
+    def operation(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        x = x.clone()
+        function(x, *args, **kwargs)
+        return x
+
+    return operation
+
+
+def _identity(x: Tensor, *_: Any) -> Tensor:
+    return x
+
+
+_QUESTIONS: dict[str, Callable[..., Tensor]] = {
+    "__bool__": _identity,
+    "is_nonzero": _identity,
+    "__contains__": lambda x, y: (x == y).any(),
+    "equal": lambda x, y: (x == y).all(),
+    "allclose": lambda *args: torch.isclose(*args).all(),
+}

@@ -1,0 +1,298 @@
+"""Operations inside which nodes of the network lie, or which hold something in derivatives.
+
+A normalization is fixed edges to the normalized unit, then one edge gamma and a bias: those of running statistics, or,
+where the layer takes statistics of what enters, those of the data, held. A recurrent layer is a loop; a bag is the rows
+of an embedding, and what is made of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pathspace.graph.capture import leading
+from pathspace.network.errors import UnmatchedForwardError
+from pathspace.replay.beside import Beside, Called, Way
+from pathspace.replay.observed import Key, UseOf
+from pathspace.squared.normalization import Normalization
+
+_EMBEDDING_BAG = (
+    *("offsets", "max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse"),
+    *("per_sample_weights", "include_last_offset", "padding_idx"),
+)
+_CHANNELS = ("input", "running_mean", "running_var", "weight", "bias")
+_NORMALIZATIONS = {
+    "batch_norm": (*_CHANNELS, "training", "momentum", "eps"),
+    "instance_norm": (*_CHANNELS, "use_input_stats", "momentum", "eps"),
+    "layer_norm": ("input", "normalized_shape", "weight", "bias", "eps"),
+    "rms_norm": ("input", "normalized_shape", "weight", "eps"),
+    "group_norm": ("input", "num_groups", "weight", "bias", "eps"),
+}
+NORMALIZATIONS = frozenset(_NORMALIZATIONS)
+_EPS = 1e-5
+
+
+def normalization(beside: Beside, call: Called, result: Any, created: list[Tensor]) -> None:
+    """Fixed edges to the normalized unit, then one edge gamma and a bias."""
+    values = dict(zip(_NORMALIZATIONS[call.name], call.args, strict=False)) | call.kwargs
+    traced = {key: values.get(key) for key in ("weight", "bias")}
+    given = {key: value for key, value in beside.owns(values).items() if value is not None}
+    normal, shape = _normalized(beside, call, given, created[0])
+    weight, bias = given.get("weight"), given.get("bias")
+
+    def affine(x: Tensor, gamma: Tensor | None, beta: Tensor | None) -> Tensor:
+        y = x if gamma is None else x * gamma.reshape(shape)
+        return y if beta is None else y + beta.reshape(shape)
+
+    made = beside.run(affine, normal, weight, bias)
+    weights = [
+        beside.plain(given[key]) for key, t in traced.items()
+        if isinstance(t, Tensor) and beside.is_weight(call.given[id(t)])
+    ]  # fmt: skip
+    if weights:
+        shown = pytree.tree_map_only(Tensor, beside.plain, (normal, weight, bias))
+        beside.seen.uses.append(UseOf(call.name, affine, shown, {}, weights, [beside.plain(made)]))
+    beside.bind(result, created, made)
+
+
+def _normalized(
+    beside: Beside, call: Called, given: dict[str, Any], created: Tensor
+) -> tuple[Tensor, tuple[int, ...]]:
+    """What is normalized, and the shape in which gain and bias stand beside it."""
+    x, mean, var = given["input"], given.get("running_mean"), given.get("running_var")
+    eps = given.get("eps", _EPS)
+    channels = (1, -1) + (1,) * (x.dim() - 2)
+    layer = beside.network.tape.normalizations.get(beside.slot(created))
+    if call.name == "batch_norm" and layer is None and given.get("training"):  # of inputs, or on no path
+        over = tuple(d for d in range(x.dim()) if d != 1)
+        layer = Normalization(tuple(x.shape), over, channels)
+    if layer is not None:
+        normal = _held(
+            beside,
+            layer,
+            x,
+            given.get("eps", None if call.name == "rms_norm" else _EPS),
+            centred=call.name != "rms_norm",
+        )
+        return normal, layer.place
+    if call.name in ("batch_norm", "instance_norm") and mean is not None and var is not None:
+        return beside.run(F.batch_norm, x, mean, var, None, None, False, 0.0, eps), channels
+    bare = {key: value for key, value in given.items() if key not in ("weight", "bias")}
+    shape = tuple(given.get("normalized_shape", ())) or channels
+    return beside.run(call.func, **bare), shape
+
+
+def _held(beside: Beside, layer: Normalization, x: Tensor, eps: float | None, *, centred: bool) -> Tensor:
+    """The normalized values, a fixed affine map of x: its statistics are constants."""
+    shape = layer.shape if 0 not in layer.over else tuple(x.shape)
+    with beside.capture.running():
+        mean, square = beside.capture.whole(
+            "statistics",
+            statistics,
+            (x, shape, layer.over, centred, beside.network.call.batch_dim is not None),
+            {},
+            "",
+        )
+
+    def normalized(x: Tensor, mean: Tensor, square: Tensor) -> Tensor:
+        inverse = (square + (torch.finfo(x.dtype).eps if eps is None else eps)).rsqrt()
+        return ((x.reshape(shape) - mean) * inverse).reshape(x.shape)
+
+    return beside.run(normalized, x, mean, square)
+
+
+def statistics(
+    x: Tensor, shape: tuple[int, ...], over: Sequence[int], centred: bool, batched: bool
+) -> tuple[Tensor, Tensor]:
+    """Mean and mean square of x, held; over all examples too where the first dimension, which holds them, is one."""
+    x = x.detach()
+    if 0 not in over or not batched:
+        parts = x.reshape(shape)
+        mean = parts.mean(tuple(over), keepdim=True) if centred else torch.zeros_like(parts)
+        return mean, (parts - mean).square().mean(tuple(over), keepdim=True)
+    values, many = leading(x)
+    dims = tuple([0] * many + [d + many for d in over])
+    mean = values.mean(dims, keepdim=True) if centred else torch.zeros_like(values)
+    square = (values - mean).square().mean(dims, keepdim=True)
+    return (mean[0], square[0]) if many else (mean, square)
+
+
+def weight_norm(beside: Beside, call: Called, result: Any, created: list[Tensor]) -> None:
+    """Directions of a length that is held, times gains: a weight made of parameters."""
+
+    def weight(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+        return v * (g / torch.norm_except_dim(v.detach(), 2, dim))
+
+    beside.bind(result, created, beside.run(weight, *beside.owns(call.args), **call.kwargs))
+
+
+def embedding_bag(beside: Beside, call: Called, result: Any, created: list[Tensor]) -> None:
+    """The rows that bags name, which are nodes, then their sum, mean or maximum."""
+    input, weight, *args = call.args
+    arguments = dict(zip(_EMBEDDING_BAG, args, strict=False)) | call.kwargs
+    mode, padding = arguments.get("mode", "mean"), arguments.get("padding_idx")
+    words, table = beside.owns((input, weight))
+    looked_up = beside.run(F.embedding, words, table, padding)
+
+    def joined(rows: Tensor) -> Tensor:
+        return rows.amax(1) if mode == "max" else rows.sum(1) if mode == "sum" else rows.mean(1)
+
+    def kept(rows: Tensor, words: Tensor) -> Tensor:
+        return rows if padding is None else rows * (words != padding).unsqueeze(-1)  # bags pass over it
+
+    rows = beside.run(kept, looked_up, words)
+    if beside.is_weight(call.given[id(weight)]):
+        shown = (beside.plain(words), beside.plain(table))
+        beside.seen.uses.append(
+            UseOf("embedding", F.embedding, shown, {}, [beside.plain(table)], [beside.plain(looked_up)])
+        )
+    slot = beside.recorder.inside.get(beside.slot(created[0]))
+    if slot is not None:
+        beside.note_node(slot, rows)
+    beside.bind(result, created, beside.run(joined, rows))
+
+
+def attention(beside: Beside, call: Called, result: Any, created: list[Tensor]) -> None:
+    """Scores, which are outputs of the network, and their softmax as fixed edges for the values."""
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+    given = beside.owns(dict(zip(names, call.args, strict=False)) | call.kwargs)
+    scale, mask = given.get("scale"), given.get("attn_mask")
+    query, key, value = (given[name] for name in names[:3])
+
+    def products(query: Tensor, key: Tensor) -> Tensor:
+        if given.get("enable_gqa"):
+            key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+        return query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+
+    def weighted(scores: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        shown = scores.detach()
+        if given.get("is_causal"):
+            hidden = shown.new_ones(shown.shape[-2:], dtype=torch.bool).tril().logical_not()
+            shown = shown.masked_fill(hidden, -math.inf)
+        if mask is not None and mask.dtype == torch.bool:
+            shown = shown.masked_fill(~mask, -math.inf)
+        elif mask is not None:
+            shown = shown + mask.detach()
+        if given.get("enable_gqa"):
+            value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
+        return shown.softmax(-1) @ value
+
+    scores = beside.run(products, query, key)
+    beside.note_node(beside.recorder.inside[beside.slot(created[0])], scores)
+    beside.bind(result, created, beside.run(weighted, scores, value, mask))
+
+
+def glu(beside: Beside, call: Called, result: Any, created: list[Tensor]) -> None:
+    """The half that enters the sigmoid, an output of the network, and the other one times fixed edges."""
+    x, *dim = beside.owns(call.args)
+    a, b = beside.run(torch.chunk, x, 2, *(dim or [call.kwargs.get("dim", -1)]))
+    beside.note_node(beside.recorder.inside[beside.slot(created[0])], b)
+    beside.bind(result, created, beside.run(lambda a, b: a * b.detach().sigmoid(), a, b))
+
+
+def recurrent(beside: Beside, call: Called, result: Any, created: list[Tensor]) -> None:
+    """A recurrent layer, step by step, so that its nodes show."""
+    slot = beside.slot(created[0])
+    if call.name == "rnn_relu_cell":
+        x, h, *cell = beside.owns(call.args)
+        (state,) = _steps(
+            beside,
+            beside.run(torch.unsqueeze, x, 0),
+            h,
+            [p for p in cell if p is not None],
+            0,
+            lambda _: (slot,),
+        )
+        beside.bind(result, created, state)
+        return
+    if isinstance(call.args[2], Tensor):
+        raise UnmatchedForwardError(_PACKED)
+    if beside.is_weight(call.given.get(id(call.args[1]))):
+        raise UnmatchedForwardError(
+            "an initial state that is a parameter cannot be followed on data; write the loop by hand"
+        )
+    x, hx, params, has_biases, layers, _dropout, _train, bidirectional, batch_first = beside.owns(call.args)
+    beside.seen.starts.append(beside.plain(hx))
+    turned = x.dim() == 3 and batch_first
+    x = beside.run(lambda x: (x.transpose(0, 1) if turned else x).clone(), x)
+    each, directions, last = 4 if has_biases else 2, 2 if bidirectional else 1, []
+    for layer in range(layers):
+        outputs = []
+        for direction in range(directions):
+            at = layer * directions + direction
+            cell = list(params[at * each : (at + 1) * each])
+            start = beside.run(torch.select, hx, 0, at)
+            states = _steps(beside, x, start, cell, direction, lambda t, at=at: (slot, at, t))
+            last.append(states[0] if direction else states[-1])
+            outputs.append(beside.run(torch.stack, states))
+        x = beside.run(torch.cat, outputs, -1)
+    out = beside.run(torch.transpose, x, 0, 1) if turned else x
+    beside.bind(result, created, (out, beside.run(torch.stack, last)))
+
+
+_PACKED = (
+    "sequences are packed by their lengths, so a batch has other steps than the traced ones; for quantities on data "
+    "pad them, and multiply by a mask or pick the last step, h[torch.arange(len(h)), lengths - 1]"
+)
+
+
+def _steps(
+    beside: Beside, x: Tensor, h: Tensor, cell: list[Tensor], direction: int, key: Callable[[int], Key]
+) -> list[Tensor]:
+    """States h_t = [W_in x_t + W_rec h_{t-1} + b]_+ of one cell, ``x [T, ...]``."""
+    w_in, w_rec, *biases = cell
+
+    def entering(x: Tensor) -> Sequence[Tensor]:
+        bias = biases[0] + biases[1] if biases else None
+        return F.linear(x, w_in, bias).unbind(0)
+
+    def step(u: Tensor, h: Tensor) -> Tensor:
+        return u + F.linear(h, w_rec)
+
+    u = beside.run(entering, x)
+    states: list[Tensor] = [h] * len(u)
+    before, results = list(states), list(states)
+    order = reversed(range(len(u))) if direction else range(len(u))
+    for t in order:
+        before[t] = h
+        results[t] = beside.run(step, u[t], h)
+        beside.note_key(key(t), results[t])
+        h = states[t] = beside.run(F.relu, results[t])
+    shown = [beside.plain(t) for t in results]
+    previous = beside.run(torch.stack, before)
+    for data, weights in ((x, (w_in, *biases)), (previous, (w_rec,))):
+        args = tuple([beside.plain(t) for t in (data, *weights)])
+        beside.seen.uses.append(UseOf("linear", linear, args, {}, list(args[1:]), shown, stacked=True))
+    return states
+
+
+def linear(x: Tensor, weight: Tensor, *biases: Tensor) -> Tensor:
+    """A linear map with any number of biases."""
+    return F.linear(x, weight, sum(biases[1:], biases[0]) if biases else None)
+
+
+def packed(beside: Beside, call: Called, result: Any, created: list[Tensor]) -> None:
+    """Refuse packed sequences.
+
+    Raises:
+        UnmatchedForwardError: always.
+    """
+    del beside, call, result, created
+    raise UnmatchedForwardError(_PACKED)
+
+
+WAYS: dict[str, Way] = {
+    **dict.fromkeys(_NORMALIZATIONS, Way(normalization, always=True)),
+    **dict.fromkeys(["rnn_relu", "rnn_relu_cell"], Way(recurrent, always=True)),
+    "_pack_padded_sequence": Way(packed, always=True),
+    "embedding_bag": Way(embedding_bag, always=True),
+    "scaled_dot_product_attention": Way(attention, always=False),
+    "glu": Way(glu, always=False),
+    "_weight_norm": Way(weight_norm, always=False),
+}

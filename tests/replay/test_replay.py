@@ -1,0 +1,121 @@
+"""A forward pass on data by captured steps: as the model is now, and as the batch has it."""
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+import pathspace as ps
+from cases import mlp
+from pathspace.replay.replay import replay
+
+TIGHT = {"rtol": 1e-12, "atol": 1e-12}
+
+
+def outputs(network, x):
+    return list(replay(network, x).nodes.values())[-1].value.flatten(1)
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.register_buffer("shift", torch.zeros(4))
+        self.size = 2
+
+    def forward(self, x):
+        return self.b(torch.relu(self.a(x)) * self.size + self.shift)
+
+
+def test_later_weights_and_buffers_are_seen():
+    torch.manual_seed(0)
+    model, x = Scaled().double(), torch.randn(5, 3, dtype=torch.float64)
+    network = ps.trace(model, x)
+    assert_close(outputs(network, x), model(x), **TIGHT)
+    with torch.no_grad():
+        model.a.weight.mul_(2)
+        model.shift += 1
+    assert_close(outputs(network, x[:2]), model(x[:2]), **TIGHT)
+    assert_close(outputs(network, x), model(x), **TIGHT)
+
+
+def test_a_batch_is_run_without_the_code_of_the_model():
+    calls = []
+
+    class Counting(nn.Sequential):
+        def forward(self, x):
+            calls.append(len(x))
+            return super().forward(x)
+
+    model, x = Counting(*mlp(3, 4, 2)).double(), torch.randn(5, 3, dtype=torch.float64)
+    network = ps.trace(model, x)
+    outputs(network, x)
+    before = len(calls)
+    assert_close(outputs(network, 2 * x), model(2 * x), **TIGHT)
+    assert len(calls) == before + 1  # the one above
+
+
+class Asks(nn.Module):
+    """Takes a factor that its inputs decide on."""
+
+    def __init__(self, question):
+        super().__init__()
+        self.a, self.b, self.question = nn.Linear(3, 4), nn.Linear(4, 2), question
+
+    def forward(self, x, mask):
+        h = torch.relu(self.a(x))
+        return self.b(h * (0.5 if self.question(mask) else 2.0))
+
+
+class Skips(Asks):
+    def forward(self, x, mask):
+        h = torch.relu(self.a(x))
+        return self.b(h.masked_fill(mask, 0.0) if self.question(mask) else h)
+
+
+MASKS = [torch.zeros(3, 4, dtype=torch.bool), torch.eye(3, 4).bool(), torch.ones(3, 4, dtype=torch.bool)]
+
+
+def test_an_answer_with_other_operations_is_refused():
+    model, x = Skips(torch.any).double(), torch.randn(3, 3, dtype=torch.float64)
+    network = ps.trace(model, (x, MASKS[0]))
+    assert_close(outputs(network, (x, MASKS[1])), model(x, MASKS[1]), **TIGHT)
+    with pytest.raises(ps.network.UnmatchedForwardError, match="'linear' where tracing met 'masked_fill'"):
+        replay(network, (x, MASKS[0]))
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 0, 2]])
+def test_questions_have_the_answer_of_the_batch(order):
+    torch.manual_seed(0)
+    model, x = Asks(torch.all).double(), torch.randn(3, 3, dtype=torch.float64)
+    network = ps.trace(model, (x, MASKS[0]))
+    for mask in (MASKS[i] for i in order):
+        assert_close(outputs(network, (x, mask)), model(x, mask), **TIGHT)
+
+
+def test_a_question_that_examples_answer_differently_is_refused():
+    model, x = Asks(lambda mask: mask.sum() > 0).double(), torch.randn(3, 3, dtype=torch.float64)
+    network = ps.trace(model, (x, MASKS[0]))
+    some = MASKS[0].clone()
+    some[0, 0] = True
+    with pytest.raises(ps.network.UnmatchedForwardError, match="for some examples of the batch"):
+        replay(network, (x, some))
+    assert_close(outputs(network, (x, MASKS[2])), model(x, MASKS[2]), **TIGHT)
+
+
+class Writes(nn.Module):
+    """Writes into zeros, which vmap does not do."""
+
+    def forward(self, h):
+        z = torch.zeros(len(h), 4, dtype=h.dtype)
+        z[:, :2] = h[:, 2:]
+        return z.sigmoid()
+
+
+def test_a_module_outside_runs_for_each_example_where_it_cannot_for_all():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), Writes(), nn.Linear(4, 2)).double()
+    x = torch.randn(4, 3, dtype=torch.float64)
+    network = ps.trace(model, x, outside=["2"])
+    each = torch.cat([model(one) for one in x.split(1)])
+    assert_close(outputs(network, x), each, **TIGHT)
