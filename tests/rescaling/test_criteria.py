@@ -465,7 +465,7 @@ def test_a_search_that_does_not_end_says_so(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"criterion": "l2"}, "criterion must be one of 'path', .*'activations', .*'layers', got 'l2'"),
+        ({"criterion": "l2"}, "criterion must be one of 'path', .*'activations', .*'norm', got 'l2'"),
         ({"criterion": "activations"}, "give calibration, a batch"),
         (
             {"criterion": "range", "calibration": torch.zeros(1, 3)},
