@@ -9,7 +9,7 @@ All private names of torch that this needs are in this file.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -61,6 +61,11 @@ class Step:
     def tensors(self) -> list[Tensor]:
         """The tensors among its arguments."""
         return [t for t in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(t, Tensor)]
+
+
+def unseen() -> AbstractContextManager[Any]:
+    """Keep torch functions from the modes that look at them."""
+    return torch._C.DisableTorchFunction()
 
 
 class Capture(TorchDispatchMode):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pathspace.graph.capture import Capture, OnBatch, wrapped
+from pathspace.graph.capture import Capture, OnBatch, unseen, wrapped
 from pathspace.network.errors import UnmatchedForwardError, UntraceableError
 from pathspace.network.network import Network
 from pathspace.network.registered import registration_of
@@ -163,7 +163,8 @@ class Beside(Interpreter):
     def _of_model(self, name: str) -> Tensor:
         """A parameter or buffer, which is an input of the pass."""
         if name not in self._of_name:
-            own = self._example.tensor(name)
+            with unseen():
+                own = self._example.tensor(name)
             self.seen.inputs.append(own)
             self.seen.names.append(name)
             self.seen.views.add(id(own))
