@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.testing import assert_close
 
 import pathspace as ps
@@ -119,3 +119,40 @@ def test_a_module_outside_runs_for_each_example_where_it_cannot_for_all():
     network = ps.trace(model, x, outside=["2"])
     each = torch.cat([model(one) for one in x.split(1)])
     assert_close(outputs(network, x), each, **TIGHT)
+
+
+class Cleared(nn.Module):
+    """A linear layer of three dimensions, into a part of whose result the model writes."""
+
+    def __init__(self, form: str, bias: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 2, bias=bias).double()
+        self.last = nn.Linear(2, 3, bias=False).double()
+        self.form = form
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = self.first.weight, self.first.bias
+        if self.form == "layer":
+            h = self.first(x)
+        elif self.form == "function":
+            h = nn.functional.linear(x, weight, bias)
+        else:
+            h = x @ weight.t() if bias is None else x @ weight.t() + bias
+        h[..., 1:2] = 0
+        return self.last(h)
+
+
+@pytest.mark.parametrize("form", ["layer", "function", "product"])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [(4, 3), (4, 3, 3), (4, 2, 3, 3)])
+def test_a_write_into_a_part_of_a_result_is_followed(form: str, bias: bool, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    model, x = Cleared(form, bias), torch.randn(shape, dtype=torch.float64)
+    network = ps.trace(model, x)
+    found = ps.paths.data_dependent_kappa(network, x, alpha=1.0)
+    expected = {name: torch.zeros_like(p) for name, p in network.parameters.items()}
+    for output in model(x).flatten():
+        for name, p in network.parameters.items():
+            expected[name] += torch.autograd.grad(output, p, retain_graph=True)[0].square() / len(x)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value)

@@ -264,17 +264,39 @@ class Beside(Interpreter):
         weights = [self.plain(self.own(t)) for t in call.tensors if self.is_weight(call.given[id(t)])]
         used = bool(weights) and self._is_hidden(self.recorder.known(created[0]))
         if not used:
-            self.bind(result, created, self.run(call.func, *args, **kwargs), args)
+            self.bind(result, created, self._run_apart(call.name, call.func, args, kwargs), args)
             return
         function = out_of_place(call.func) if changes(call.name) else call.func
         shown, options = pytree.tree_map_only(Tensor, self.plain, (args, kwargs))
-        made = self.run(function, *args, **kwargs)
+        made = self._run_apart(call.name, function, args, kwargs)
         first = next(t for t in pytree.tree_leaves(made) if isinstance(t, Tensor))
         name = call.like or call.name
         self.seen.uses.append(UseOf(name, function, shown, options, weights, [self.plain(first)]))
         if changes(call.name):
             made = self.run(Tensor.copy_, args[0], made)
         self.bind(result, created, made, args)
+
+    def _run_apart(
+        self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run a function, and let what it makes be no view of what it made on the way.
+
+        A linear layer of more than two dimensions ends with a view of a product of matrices. A later write into the
+        result would be followed from that product on, past the result.
+        """
+        before = len(self.capture.steps)
+        made = self.run(function, *args, **kwargs)
+        if name in MOVEMENTS or changes(name):
+            return made
+        views = {
+            id(t)
+            for step in self.capture.steps[before:]
+            if getattr(step.function, "is_view", False) or step.name == "_unsafe_view"
+            for t in pytree.tree_leaves(step.result)
+        }
+        return pytree.tree_map_only(
+            Tensor, lambda t: self.run(torch.clone, t) if id(self.plain(t)) in views else t, made
+        )
 
     def _run_detached(self, call: Called, result: Any, created: list[Tensor]) -> None:
         """What is returned detached is an output all the same."""
