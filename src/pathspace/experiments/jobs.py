@@ -58,12 +58,13 @@ class PlacedRun:
 
     @property
     def folder(self) -> Path:
-        """Where its checkpoint and its result lie."""
+        """The folder of its checkpoint and its result."""
         return self.place.folder / self.key
 
     def __call__(self, monitor: Monitor) -> RunResult:
         """Do the run, from its checkpoint if there is one."""
-        config, place = self.config, self.place
+        config = self.config
+        place = self.place
         task = load_task(config.task, config.task_options, place.data_dir)
         monitor.started(config, total_steps(config, task))
         return run(

@@ -189,26 +189,40 @@ def _translated(error: ValidationError, schema: type, values: Any, file: str = "
     value: Any = values
     path: list[str] = []
     for part in first["loc"]:
-        table = ".".join(path)
-        if isinstance(part, int) and isinstance(value[part], Mapping):
-            hint, value = _entry(hint, ""), value[part]
-            continue
-        if isinstance(part, int) or part == "[key]":  # a list is shown as a whole
+        if _is_shown_as_a_whole(part, value):
             break
-        if first["type"] == "missing" and part not in value:
-            return _missing(table, part, file)
-        if first["type"] in ("extra_forbidden", "unexpected_keyword_argument") and part == first["loc"][-1]:
-            names = [name for name in _hints(_plain(hint)) if not file or name != "name"]
-            where = f"[{table}] in {file}" if table else file
-            return unknown_name(
-                "key" if file else "option", part, names, where if file else f"the setting {table!r}"
-            )
-        hint, value = _entry(hint, part), value[part]
-        path.append(part)
-    name, wanted = ".".join(path), _wanted(first)
+        if not isinstance(part, int):
+            table = ".".join(path)
+            if first["type"] == "missing" and part not in value:
+                return _missing(table, part, file)
+            if first["type"] in _UNKNOWN and part == first["loc"][-1]:
+                return _unknown(table, part, hint, file)
+            path.append(part)
+        hint = _entry(hint, "" if isinstance(part, int) else part)
+        value = value[part]
+    name = ".".join(path)
+    wanted = _wanted(first)
     if file:
         return ConfigurationError(f"The key {name!r} in {file} is {value!r}: give {wanted}.")
     return wrong(name, value, wanted)
+
+
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+"""What pydantic calls a name that a table does not have."""
+
+
+def _is_shown_as_a_whole(part: int | str, value: Any) -> bool:
+    """Say whether an error shows all of a value: a list whose items are no tables, or a table with odd keys."""
+    if isinstance(part, int):
+        return not isinstance(value[part], Mapping)
+    return part == "[key]"
+
+
+def _unknown(table: str, name: str, hint: Any, file: str) -> ConfigurationError:
+    known = [each for each in _hints(_plain(hint)) if not file or each != "name"]
+    if not file:
+        return unknown_name("option", name, known, f"the setting {table!r}")
+    return unknown_name("key", name, known, f"[{table}] in {file}" if table else file)
 
 
 def _missing(table: str, name: str, file: str) -> ConfigurationError:

@@ -14,23 +14,23 @@ class Monitor:
     """Somebody who watches runs; this one hears all and shows nothing but what a user has to know."""
 
     def stage(self, title: str, jobs: int, done: int = 0) -> None:
-        """A stage of so many jobs begins, of which some have their results already."""
+        """Hear that a stage of so many jobs begins, of which some have their results already."""
 
     def started(self, config: RunConfig, steps: int) -> None:
-        """A run of this process begins that will take so many steps."""
+        """Hear that a run of this process begins, and how many steps it will take."""
 
     def advanced(self, config: RunConfig, step: int, loss: float) -> None:
-        """A run of this process has done so many steps."""
+        """Hear how many steps a run of this process has done."""
 
     def validated(self, config: RunConfig, validation: Validation) -> None:
-        """A run of this process has looked at the validation split."""
+        """Hear what a run of this process found on the validation split."""
 
     def noted(self, label: str, sentence: str) -> None:
-        """Something happened to a job that its user should know."""
+        """Print what happened to a job that its user should know."""
         print(f"  {label}: {sentence}", file=sys.stderr)
 
     def finished(self, label: str, words: str) -> None:
-        """A job is over, with a result or without one."""
+        """Hear that a job is over, with a result or without one."""
 
 
 class Shown(Monitor):
@@ -45,7 +45,9 @@ class Shown(Monitor):
 
     def __init__(self, console: Console, *, quiet: bool = False) -> None:
         self._progress = Progress(console, quiet=quiet)
-        self._jobs, self._done, self._steps = 0, 0, 1
+        self._jobs = 0
+        self._done = 0
+        self._steps = 1
 
     def __enter__(self) -> Shown:
         self._progress.__enter__()
@@ -56,11 +58,13 @@ class Shown(Monitor):
 
     def stage(self, title: str, jobs: int, done: int = 0) -> None:
         """See `Monitor`."""
-        self._jobs, self._done = jobs, done
+        self._jobs = jobs
+        self._done = done
         self._progress.stage(title, jobs, done)
 
-    def started(self, config: RunConfig, steps: int) -> None:  # noqa: ARG002
+    def started(self, config: RunConfig, steps: int) -> None:
         """See `Monitor`."""
+        del config
         self._steps = max(1, steps)
 
     def advanced(self, config: RunConfig, step: int, loss: float) -> None:

@@ -166,8 +166,9 @@ class StoredCell:
         """Where the result lies."""
         return self.folder / f"{self.key}.json"
 
-    def __call__(self, monitor: Monitor) -> Any:  # noqa: ARG002
+    def __call__(self, monitor: Monitor) -> Any:
         """Compute the cell."""
+        del monitor
         return self.compute(self.cell)
 
     def stored(self) -> Any | None:

@@ -21,6 +21,7 @@ from pathspace.network.network import Network
 from pathspace.network.registered import registration_of
 from pathspace.network.returned import Returned
 from pathspace.network.rules import MOVEMENTS, RULED
+from pathspace.network.trace.choices import Choices
 from pathspace.network.trace.drawn import draws_in_training, in_evaluation_form
 from pathspace.network.trace.functions import (
     CHECKS,
@@ -127,7 +128,7 @@ class Beside(Interpreter):
         self._detached: set[int] = set()
         self._passed_over = False  # whether functions that run now stand for another one
         self._asked: Called | None = None
-        recorder.choices = _Answers(self)  # type: ignore[assignment]
+        recorder.choices = _Answers(self)
 
     # -- tensors of the example -------------------------------------------------------------------------------
 
@@ -462,14 +463,16 @@ class Beside(Interpreter):
         return next((s.name for s in made), "")
 
 
-class _Answers:
+class _Answers(Choices):
     """Answers questions about inputs by the data."""
 
     def __init__(self, beside: Beside) -> None:
-        self.answer = beside.ask
+        super().__init__()
+        self._beside = beside
 
-    def start(self) -> None:
-        """A pass begins."""
+    def answer(self, refusal: UntraceableError) -> bool:
+        """Return what the batch answers to the next question."""
+        return self._beside.ask(refusal)
 
 
 def out_of_place(function: Callable[..., Any]) -> Callable[..., Tensor]:
