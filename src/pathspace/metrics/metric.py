@@ -607,25 +607,39 @@ class Metric:
             self.state[name]["zeros"] = not smallest > 0 and not self.damping
             self.state[name]["exponent"] = self._exponent(name)
         values = {name: kappa.values[name] for name in names}
-        reads = [
-            value for value in values.values() if isinstance(value, Tensor) and recording.is_launched(value)
-        ]
-        shifts = {name: self._shifts(name) for name in names}
-        if len(reads) < len(values) or len({value.device for value in reads}) > 1:
-            return {name: self._finished(name, value, shifts[name]) for name, value in values.items()}
-        # numbers in the GPU's memory, so that a recording finds those of its time
-        flat = [(shift.normalizer, shift.added) for name in names for shift in shifts[name]]
-        numbers = self._on_device(torch.tensor(flat, dtype=torch.float64), reads[0].device)
+        on_gpu = {
+            name: value
+            for name, value in values.items()
+            if isinstance(value, Tensor) and recording.is_launched(value)
+        }
+        if len(on_gpu) == len(values) and len({value.device for value in on_gpu.values()}) == 1:
+            return self._finished_on_gpu(on_gpu)
+        return {name: self._finished(name, value, self._shifts(name)) for name, value in values.items()}
+
+    def _finished_on_gpu(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return what :meth:`_finished` gives for every parameter, in one launch where that is recorded.
+
+        A recording repeats operations on the same memory. So the numbers that change from one refresh to the next are
+        put into a tensor that stays where it is, and everything else that decides which operations run is named.
+        """
+        shifts = {name: self._shifts(name) for name in values}
+        every = [shift for name in values for shift in shifts[name]]
+        numbers = torch.tensor([(shift.normalizer, shift.added) for shift in every], dtype=torch.float64)
+        numbers = self._on_device(numbers, next(iter(values.values())).device)
         rows = iter(numbers)
-        moved = {name: [_moved(shift, next(rows)) for shift in shifts[name]] for name in names}
-        empty = tuple(shift.is_empty for name in names for shift in shifts[name])
-        zeros = tuple(self.state[name]["zeros"] for name in names)
-        return self._finish(
-            [*reads, numbers],
-            (tuple(names), empty, zeros, tuple(self._exponent(name) for name in names)),
-            lambda: {name: self._finished(name, value, moved[name]) for name, value in values.items()},
-            tuple(self.gauge(name) for name in names),
+        moved = {name: [_moved(shift, next(rows)) for shift in shifts[name]] for name in values}
+
+        def finish() -> dict[str, Tensor]:
+            return {name: self._finished(name, value, moved[name]) for name, value in values.items()}
+
+        decisions = (
+            tuple(values),
+            tuple(shift.is_empty for shift in every),
+            tuple(self.state[name]["zeros"] for name in values),
+            tuple(self._exponent(name) for name in values),
         )
+        gauges = tuple(self.gauge(name) for name in values)
+        return self._finish([*values.values(), numbers], decisions, finish, gauges)
 
     def _on_device(self, numbers: Tensor, device: torch.device) -> Tensor:
         """Numbers in memory that stays where it is."""
