@@ -16,10 +16,11 @@ from pathspace.experiments.models import (
     count_weights,
 )
 from pathspace.experiments.settings import settings_from
+from pathspace.experiments.tasks import OWN
 
 
 @pytest.mark.sample(4)
-@pytest.mark.parametrize("name", sorted({*MODELS} - {*OF_IMAGES, *OF_SYMBOLS}))
+@pytest.mark.parametrize("name", sorted({*MODELS} - {*OF_IMAGES, *OF_SYMBOLS, OWN}))
 @pytest.mark.parametrize("output", ["last", "every"])
 @pytest.mark.parametrize("embedding", [0, 3])
 def test_models_map_symbols_to_outputs_of_the_right_shape(name: str, output: str, embedding: int) -> None:

@@ -11,13 +11,18 @@ from pathspace.experiments.devices import DEVICES
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import list_methods
 from pathspace.experiments.runner import ENGINES
-from pathspace.experiments.tasks import TASKS
+from pathspace.experiments.tasks import OWN, TASKS
 from pathspace.extras import install
 
 LARGEST_SEED = 2**32 - 1
 _BY_TASK = "default by task or recipe"
 
-TaskOption = Annotated[str | None, typer.Option("--task", help=f"{', '.join(TASKS)}; default digits.")]
+TaskOption = Annotated[
+    str | None, typer.Option("--task", help=f"{', '.join(t for t in TASKS if t != OWN)}; default digits.")
+]
+QuickOption = Annotated[
+    bool, typer.Option("--quick", help="A first table in half a minute: one seed, three rates, few passes.")
+]
 OutputOption = Annotated[
     Path | None,
     typer.Option(

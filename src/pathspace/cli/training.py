@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pathspace.cli.errors import DIVERGED, clear_errors
 from pathspace.cli.groups import EngineOptions, SettingOptions, SurroundingOptions, TableOptions, grouped
-from pathspace.cli.options import LARGEST_SEED, ListMethodsOption, TaskOption
+from pathspace.cli.options import LARGEST_SEED, ListMethodsOption, QuickOption, TaskOption
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import method
 from pathspace.experiments.starts import STARTS, check_start
@@ -27,12 +28,23 @@ SizeOption = Annotated[str, typer.Option("--size", help="A size of the recipe; d
 @grouped
 def compare(
     *,
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A Python file with model() and batches(); default a built-in task.", show_default=False
+        ),
+    ] = None,
     task: TaskOption = None,
+    quick: QuickOption = False,
     settings: TableOptions,
     where: EngineOptions,
     _listed: ListMethodsOption = False,
 ) -> None:
     """Train one network by several optimizers from two starts of the same function, and report.
+
+    A file of your own has `def model()`, which returns a new nn.Module, and `def batches()`, which yields pairs of
+    tensors (inputs, targets). Class numbers (N,) are trained by cross-entropy, real numbers by the squared error, and
+    anything else by a `def loss(outputs, targets)` in the file.
 
     The exit code is 1 when every run of the table was lost, as `train` says of one.
 
@@ -40,15 +52,16 @@ def compare(
     Examples:
       pathspace compare
       pathspace compare --list
+      pathspace compare mine.py --quick
       pathspace compare --task mnist --data-dir data
       pathspace compare --task mnist --set task_options.steps=98 --set task_options.permuted=true
       pathspace compare --methods sgd,path-sgd --seeds 5 --learning-rates 0.03,0.1,0.3
       pathspace compare --resume --output runs/compare
     """  # noqa: D301 (click wants the character, not the letters)
     with clear_errors("compare") as folders:
-        from pathspace.experiments.commands import run_compare
+        from pathspace.experiments.commands import run_compare, with_own_file
 
-        options = settings.chosen(task=task)
+        options = with_own_file(settings.chosen(task=task), file, quick=quick)
         around = where.surroundings("compare", folders)
         _expect_survivors([run_compare((COMMAND_LINE, options), around)])
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -12,8 +14,10 @@ from pathspace.experiments.configuration import Configuration
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.execution import Surroundings, execute
 from pathspace.experiments.layers import Layer
+from pathspace.experiments.own import options_of_file
 from pathspace.experiments.report.document import print_report
 from pathspace.experiments.settings import OF_A_TABLE, refuse_unused, settings_from
+from pathspace.experiments.tasks import OWN
 from pathspace.experiments.terminal import output_console, print_json
 from pathspace.progress import shown
 
@@ -26,6 +30,33 @@ def run_compare(options: Layer, around: Surroundings) -> Comparison:
     done = execute(asked, around, given=bool(options[1]))
     print_report(done.report, done.folder, as_json=around.as_json)
     return done.comparison
+
+
+QUICK: Mapping[str, Any] = {
+    "seeds": 1,
+    "tuning_seeds": 1,
+    "tuning": "grid",
+    "learning_rates": [0.003, 0.03, 0.3],
+    "tuning_epochs": 1,
+    "epochs": 3,
+}
+"""The settings of a first table, which shows that all works and little more."""
+
+
+def with_own_file(options: Mapping[str, Any], file: Path | None, *, quick: bool) -> dict[str, Any]:
+    """Return the options of `compare` with those of a file of the user's, and of a quick table below them.
+
+    Raises:
+        ConfigurationError: There is no such file, or the options name a task or a model beside it.
+    """
+    given = {**QUICK, **options} if quick else dict(options)
+    if file is None:
+        return given
+    for name in ("task", "task_options", "model", "model_options"):
+        if name in options:
+            raise ConfigurationError(f"The file {str(file)!r} is task and model: leave {name!r} out.")
+    of_file = options_of_file(file)
+    return {**given, "task": OWN, "task_options": of_file, "model_options": of_file}
 
 
 def run_train(

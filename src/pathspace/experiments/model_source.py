@@ -48,7 +48,7 @@ def load_model(source: str, shape: Sequence[int] | None = None, seed: int = 0) -
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            made = _run(source, _factory(source))
+            made = run_users(source, _factory(source))
         except ModuleNotFoundError as error:
             raise ConfigurationError(
                 f"{source!r} needs the package {error.name!r}, which is not installed."
@@ -90,7 +90,7 @@ def _factory(source: str) -> Any:
         raise ConfigurationError(
             f"Unknown model {source!r}: choose from {', '.join(NETWORKS)}, or give FILE.py:FUNCTION or MODULE:FUNCTION."
         )
-    module = _from_file(Path(place)) if place.endswith(".py") else _from_module(place)
+    module = module_of_file(Path(place)) if place.endswith(".py") else _from_module(place)
     factory = getattr(module, name, None)
     if isinstance(factory, nn.Module):  # which can be called, too
         raise ConfigurationError(f"{name!r} in {place!r} is a model: give a function that returns it.")
@@ -101,8 +101,13 @@ def _factory(source: str) -> Any:
     return factory
 
 
-def _run(source: str, code: Callable[[], Any]) -> Any:
-    """Run code of the user's, whose errors are the user's to read: the last line that is theirs, without ours."""
+def run_users(source: str, code: Callable[[], Any]) -> Any:
+    """Run code of the user's, whose errors are the user's to read: the last line that is theirs, without ours.
+
+    Raises:
+        ConfigurationError: It failed; says where in the user's files.
+        ModuleNotFoundError: It imports what is not installed.
+    """
     try:
         return code()
     except (ConfigurationError, ModuleNotFoundError):
@@ -118,7 +123,12 @@ def _run(source: str, code: Callable[[], Any]) -> Any:
         raise ConfigurationError(f"{source!r} failed: {said}.") from error
 
 
-def _from_file(path: Path) -> Any:
+def module_of_file(path: Path) -> Any:
+    """Return the module that a Python file makes, with what stands beside it importable, as for a script.
+
+    Raises:
+        ConfigurationError: There is no such file, or its code failed.
+    """
     if not path.is_file():
         raise ConfigurationError(f"There is no file {str(path)!r}: give FILE.py:FUNCTION.")
     spec = importlib.util.spec_from_file_location(MODULE, path)
@@ -126,14 +136,14 @@ def _from_file(path: Path) -> Any:
     assert spec.loader is not None
     module = sys.modules[MODULE] = importlib.util.module_from_spec(spec)  # where dataclasses look for it
     with _importing_from(path.resolve().parent):  # what stands beside it can be imported, as for a script
-        _run(str(path), functools.partial(spec.loader.exec_module, module))
+        run_users(str(path), functools.partial(spec.loader.exec_module, module))
     return module
 
 
 def _from_module(name: str) -> Any:
     try:
         with _importing_from(Path.cwd()):
-            return _run(name, functools.partial(importlib.import_module, name))
+            return run_users(name, functools.partial(importlib.import_module, name))
     except ModuleNotFoundError as error:
         if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
             raise

@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from pathspace.experiments.checks import is_real, is_whole
 from pathspace.experiments.errors import ConfigurationError, unknown_name
-from pathspace.experiments.tasks import check_options, keyword_options
+from pathspace.experiments.own import make_model
+from pathspace.experiments.tasks import OWN, check_options, keyword_options
 from pathspace.experiments.transformer import Transformer
 from pathspace.nn import LanguageModel, RecurrentCNN
 
@@ -283,6 +284,12 @@ class StreamModel(LanguageModel):
         )
 
 
+def own_model(input_size: int, output_size: int, *, file: str, digest: str) -> nn.Module:
+    """Return a new model of a file of the user's; see `own`."""
+    del input_size, output_size
+    return make_model(file, digest)
+
+
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "relu-rnn": ReluRNN,
     "tanh-rnn": TanhRNN,
@@ -291,9 +298,10 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "recurrent-cnn": RecurrentCNN,
     "language-model": StreamModel,
     "transformer": Transformer,
+    OWN: own_model,
 }
 # Models with a path norm; the others are trained by optimizers that need no network.
-RESCALABLE = ("relu-rnn", "mlp", "recurrent-cnn", "language-model", "transformer")
+RESCALABLE = ("relu-rnn", "mlp", "recurrent-cnn", "language-model", "transformer", OWN)
 # What of a model the path norm leaves out.
 OUTSIDE = {"language-model": ("embedding", "decoder")}
 # Models that carry a state from one segment of a stream to the next; the others read every sequence by itself.
@@ -323,6 +331,8 @@ def build_model(name: str, input_size: int, output_size: int, options: Mapping[s
 def count_weights(name: str, input_size: int, output_size: int, options: Mapping[str, Any]) -> int:
     """Return how many weights the model has that `build_model` would return; nothing is allocated."""
     check_model(name, options)
+    if name == OWN:  # whose code may not run without data
+        return sum(p.numel() for p in own_model(input_size, output_size, **options).parameters())
     with torch.device("meta"):
         return sum(p.numel() for p in MODELS[name](input_size, output_size, **options).parameters())
 
@@ -343,6 +353,8 @@ def check_model(name: str, options: Mapping[str, Any]) -> None:
     if name not in MODELS:
         raise unknown_name("model", name, MODELS, "the setting 'model'")
     check_options(MODELS[name], options, f"model_options of the model {name!r}")
+    if name == OWN:
+        return  # the file is checked when it is read
     for option, value in options.items():
         choices = STARTS[name] if option == "start" else CHOICES.get(option)
         if choices is not None:

@@ -196,6 +196,11 @@ class Settings:
 
     def _check_reads(self, model: str) -> None:
         """Refuse a model that cannot read what the task has."""
+        if (model == tasks.OWN) != (self.task == tasks.OWN):
+            raise ConfigurationError(
+                f"The model {model!r} does not go with the task {self.task!r}: a file of your own brings both, as "
+                "`pathspace compare FILE.py`, and methods with a model of theirs have to be left out."
+            )
         if (model in models.OF_IMAGES) != (self.task in tasks.OF_IMAGES):
             kind = "images" if self.task in tasks.OF_IMAGES else "sequences"
             raise ConfigurationError(

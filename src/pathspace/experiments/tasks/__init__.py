@@ -17,6 +17,7 @@ from pathspace.experiments.errors import unknown_name
 if TYPE_CHECKING:
     from pathspace.experiments.tasks.task import Task
 
+OWN = "own"  # of a file of the user's, which `pathspace compare FILE.py` names
 # Modules are named, not imported, so that the command line can list the tasks without loading PyTorch.
 TASKS = {
     "digits": "pathspace.experiments.tasks.digits",
@@ -25,6 +26,7 @@ TASKS = {
     "characters": "pathspace.experiments.tasks.characters",
     "words": "pathspace.experiments.tasks.words",
     "images": "pathspace.experiments.tasks.images",
+    OWN: "pathspace.experiments.tasks.own",
 }
 OF_IMAGES = ("images",)
 OF_SYMBOLS = ("characters", "words")

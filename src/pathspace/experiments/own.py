@@ -1,0 +1,164 @@
+"""A comparison on the user's own model and data: a Python file with `model()` and `batches()`.
+
+    def model():                    a new, untrained nn.Module, made from torch's random state
+    def batches():                  pairs (inputs, targets), such as a DataLoader
+    def loss(outputs, targets):     the mean loss of a batch; by default cross-entropy, or the squared error
+
+Every run trains a model of its own, on the same examples.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.model_source import module_of_file, run_users
+
+MOST_EXAMPLES = 100_000
+"""How many examples are taken from `batches()`: what it yields is held in memory."""
+LEAST_EXAMPLES = 20
+WANTED = (
+    "`def model()`, which returns a new nn.Module, and `def batches()`, which yields pairs (inputs, targets)"
+)
+
+
+def options_of_file(file: Path) -> dict[str, str]:
+    """Return the options by which a file is the task and the model of a comparison.
+
+    Its digest is one of them: results of another version of the file are not taken for those of this one.
+
+    Raises:
+        ConfigurationError: There is no such file.
+    """
+    path = file.expanduser().resolve()
+    return {"file": str(path), "digest": _digest(path)}
+
+
+def make_model(file: str, digest: str) -> nn.Module:
+    """Return a new model of the file's.
+
+    Raises:
+        ConfigurationError: The file has changed, has no `model()`, or that failed or returned something else.
+    """
+    made = _call(file, digest, "model")
+    if not isinstance(made, nn.Module):
+        raise ConfigurationError(
+            f"model() in {file!r} returned a {type(made).__name__}: return an nn.Module."
+        )
+    return made
+
+
+def examples_of(file: str, digest: str) -> tuple[Tensor, Tensor]:
+    """Return all inputs and all targets of the file, at most `MOST_EXAMPLES`.
+
+    Raises:
+        ConfigurationError: As of `make_model`, of `batches()`.
+    """
+    batches = _call(file, digest, "batches")
+    inputs: list[Tensor] = []
+    targets: list[Tensor] = []
+    taken = 0
+    for batch in _iterated(file, batches):
+        x, y = _pair(file, batch)
+        inputs.append(x)
+        targets.append(y)
+        taken += len(x)
+        if taken >= MOST_EXAMPLES:
+            break
+    if taken < LEAST_EXAMPLES:
+        raise ConfigurationError(
+            f"batches() in {file!r} has {taken} examples: give {LEAST_EXAMPLES} at least, of which 70 % train, 15 % "
+            "choose learning rates and 15 % test."
+        )
+    return _joined(file, inputs)[:MOST_EXAMPLES], _joined(file, targets)[:MOST_EXAMPLES]
+
+
+def loss_of(file: str, digest: str) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """Return the file's own loss, or None."""
+    return getattr(_module(file, digest), "loss", None)
+
+
+def check(
+    file: str, digest: str, loss: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, targets: Tensor
+) -> None:
+    """Run the model and the loss once, on two examples.
+
+    Raises:
+        ConfigurationError: One of them fails, or the loss is not one number.
+    """
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        model = make_model(file, digest)
+        outputs = run_users(f"{file}: the model", lambda: model(inputs[:2]))
+        value = run_users(f"{file}: the loss", lambda: loss(outputs, targets[:2]))
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ConfigurationError(
+            f"The loss in {file!r} of outputs and targets is {shape}: return the mean over the batch, one number."
+        )
+
+
+def _call(file: str, digest: str, name: str) -> Any:
+    function = getattr(_module(file, digest), name, None)
+    if not callable(function):
+        raise ConfigurationError(f"{file!r} has no function {name}(): give {WANTED}.")
+    return run_users(f"{file}:{name}", function)
+
+
+@functools.lru_cache(maxsize=1)
+def _module(file: str, digest: str) -> Any:
+    path = Path(file)
+    if _digest(path) != digest:
+        raise ConfigurationError(
+            f"{file!r} has changed since these runs began: start over with --fresh, or bring the old file back."
+        )
+    return module_of_file(path)
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        raise ConfigurationError(
+            f"There is no file {str(path)!r} ({error.strerror}): give a Python file with {WANTED}."
+        ) from None
+
+
+def _iterated(file: str, batches: Any) -> Iterable[Any]:
+    """Yield batches, whose making is the user's code too."""
+    if not isinstance(batches, Iterable):
+        raise ConfigurationError(
+            f"batches() in {file!r} returned a {type(batches).__name__}: yield pairs (inputs, targets), or return a "
+            "DataLoader."
+        )
+    iterator, end = iter(batches), object()
+    while (batch := run_users(f"{file}:batches", lambda: next(iterator, end))) is not end:
+        yield batch
+
+
+def _pair(file: str, batch: Any) -> tuple[Tensor, Tensor]:
+    if isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(t, Tensor) for t in batch):
+        x, y = batch
+        if x.dim() and y.dim() and len(x) == len(y):
+            return x, y
+        found = f"tensors of shape {tuple(x.shape)} and {tuple(y.shape)}"
+    else:
+        found = f"a {type(batch).__name__}"
+    raise ConfigurationError(
+        f"batches() in {file!r} yields {found}: give pairs of tensors (inputs, targets) with as many examples each."
+    )
+
+
+def _joined(file: str, parts: list[Tensor]) -> Tensor:
+    try:
+        return torch.cat(parts).cpu()
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"The batches in {file!r} cannot be joined: give examples of one shape and type. {error}"
+        ) from error
