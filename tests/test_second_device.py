@@ -123,7 +123,7 @@ def pairs():
             yield pytest.param(name, rule, marks=marks)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("name", "rule"), list(pairs()))
 def test_training_on_another_device(name, rule):
     here, there = both(lambda device: trained(rule, name, device))

@@ -44,7 +44,7 @@ def close(one: RunResult, other: RunResult) -> None:
     assert one.test_error == pytest.approx(other.test_error, rel=1e-3)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "method",
     slow_besides(

@@ -38,7 +38,7 @@ def start_for(method: str) -> str:
     return "rescaled" if METHODS[method].model in ("", *RESCALABLE) else "default"
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("method", "momentum"),
     [

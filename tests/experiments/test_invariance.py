@@ -27,7 +27,7 @@ def test_networks_are_the_same_on_every_call_and_leave_the_random_state_alone(na
     assert example_loss(one(example)).ndim == 0
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_path_sgd_keeps_its_claim_and_sgd_makes_none(name: str) -> None:
     sgd, path_sgd = check_all(["sgd", "path-sgd"], [name], steps=3)

@@ -47,7 +47,7 @@ def test_sgd_is_torchs_with_decoupled_decay() -> None:
     torch.testing.assert_close(p.detach(), torch.full((3,), 0.95**2))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "options", "ends"),
     [

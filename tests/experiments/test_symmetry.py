@@ -51,7 +51,7 @@ def test_a_representative_is_the_same_computation(
 GATES = ("swiglu", "squared-relu")
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("method", "gate"),
     [(m, GATES[number % 2]) for number, m in enumerate(load_recipe("transformer").settings["methods"])],

@@ -81,6 +81,7 @@ WRITES = {
 }
 
 
+@pytest.mark.sample(60)
 @pytest.mark.filterwarnings("ignore:the network has no unit class")
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("alias", ALIASES)

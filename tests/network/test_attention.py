@@ -213,7 +213,7 @@ def test_finds_the_scales_of_attention(name):
     assert ps.trace(model, x).num_classes == classes
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", BLOCKS)
 def test_rescaling_is_bitwise_invisible_and_kappa_follows_it(name):
     model, x, _ = made(name)
@@ -239,7 +239,7 @@ def test_rescaling_is_bitwise_invisible_and_kappa_follows_it(name):
             assert torch.equal(now * network.edge_factors(key, factors).square(), kappa[key])
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("options", [
     {}, {"bias": False}, {"kdim": WIDTH, "vdim": WIDTH}, {"dropout": 0.1}, {"learned": True}, {"add_bias_kv": True},
     {"add_zero_attn": True}, {"add_bias_kv": True, "add_zero_attn": True, "learned": True},
@@ -431,7 +431,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("rule", "name"),
     in_turn(

@@ -266,6 +266,7 @@ def test_optimizers_are_bitwise_invariant(name, rule):
     assert report.passed
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["gelu", "rounded", "operator", "gated", "branched", "looped"])
 def test_the_optimizer_on_data_is_bitwise_invariant(name):
     def steps(network, model):

@@ -73,6 +73,7 @@ def check_same(network, other):
     assert_close(ps.paths.kappa(network), ps.paths.kappa(other), **SAME)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_program_has_the_classes_and_kappa_of_its_module(name):
     model, x, program = pair(name)

@@ -48,6 +48,7 @@ class Scaled(nn.Conv2d):
         return functional.conv2d(input, w.reshape_as(self.weight), self.bias)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", [Centred, Together, ByBatchNorm, Scaled])
 def test_standardised_weights_are_refused_and_may_stay_outside(kind):
     layers = kind(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 1), nn.ReLU(), nn.Flatten(), nn.Linear(20, 2)
@@ -87,6 +88,7 @@ class Excited(nn.Module):
         return self.out((h * self.gate(h)).flatten(2).mean(2))
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("batch_dim", ["auto", 0])
 @pytest.mark.parametrize(("norm", "dim"), [
     (lambda: nn.BatchNorm2d(4), 2), (lambda: nn.BatchNorm1d(4), 1), (lambda: nn.InstanceNorm2d(4), 2),
@@ -208,6 +210,7 @@ class Graph(nn.Module):
         return self.second(self.first(x, edges).relu(), edges)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("given", [True, False])
 @pytest.mark.parametrize("kind", [Convolution, Mean])
 def test_graph_networks_are_the_sum_over_their_paths(kind, given):

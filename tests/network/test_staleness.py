@@ -479,6 +479,7 @@ WATCHED = {
 }
 
 
+@pytest.mark.sample(13)
 @pytest.mark.parametrize("name", WATCHED)
 @pytest.mark.parametrize("copied", [False, True])
 def test_what_the_forward_pass_may_read_is_watched(name, copied):
@@ -609,6 +610,7 @@ NEUTRAL = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", NEUTRAL)
 def test_a_change_that_leaves_the_network_the_same_is_taken(name):
     model, network = counted()

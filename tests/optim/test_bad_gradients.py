@@ -120,6 +120,7 @@ def test_sums_beyond_the_type_are_no_reason(dtype):
     assert all(p.isfinite().all() for p in model.parameters())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("line_search", "good"), [(None, 0), (None, 1), (None, 3), ("strong_wolfe", 0)])
 def test_closures_that_are_called_several_times(line_search, good):
     """LBFGS: weights stay, and what it knows of the curvature."""
@@ -209,6 +210,7 @@ def train_wide(model, x, optimizer):
     optimizer.step()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("steps", [0, 3])
 @pytest.mark.parametrize("where", ["input", "a pixel", "of a hidden layer"])
 def test_of_large_gradients_rows_and_columns_show_a_bad_example(steps, where):

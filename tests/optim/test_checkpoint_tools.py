@@ -26,6 +26,7 @@ OPTIONS = {
     "Invariant of SGD": ("Invariant", {"rule": torch.optim.SGD}),
 }
 EVERY = sorted({*OPTIMIZERS, *OPTIONS})
+OF_EACH_KIND = ["PathSGD with momentum", "Invariant", "PathSOAP", "GAdam with amsgrad", "DDPSGD"]
 
 ONE_PROCESS = pytest.mark.filterwarnings(
     "ignore::UserWarning", "ignore::FutureWarning"
@@ -95,10 +96,7 @@ def load(folder, names, x):
 # two processes resume all of them from disk
 @pytest.mark.sample(3)
 @ONE_PROCESS
-@pytest.mark.parametrize(
-    "name",
-    slow_besides(["PathSGD with momentum", "Invariant", "PathSOAP", "GAdam with amsgrad", "DDPSGD"], EVERY),
-)
+@pytest.mark.parametrize("name", slow_besides(OF_EACH_KIND, EVERY))
 def test_resumes_bitwise_from_disk(name, tmp_path):
     torch.manual_seed(0)
     x = torch.randn(16, 4)
@@ -122,28 +120,31 @@ def trained_on(pairs, x, steps):
     }
 
 
-def saves_on_the_way(rank, folder):
+def saves_on_the_way(rank, folder, names):
     part = example()[8 * rank : 8 * rank + 8]
     torch.manual_seed(0)
-    pairs = {name: pair(name, part) for name in EVERY}
+    pairs = {name: pair(name, part) for name in names}
     trained_on(pairs, part, 5)
     checkpoint.save(content(pairs), checkpoint_id=folder / "of two")
     return trained_on(pairs, part, 3)
 
 
-def goes_on(rank, folder):
+def goes_on(rank, folder, names):
     part = example()[8 * rank : 8 * rank + 8]
-    return trained_on(load(folder / "of one", EVERY, part), part, 3)
+    return trained_on(load(folder / "of one", names, part), part, 3)
 
 
 @ONE_PROCESS
-def test_two_processes_to_one_and_back(tmp_path):
-    """For every optimizer, to the last bit."""
-    straight = in_processes(2, saves_on_the_way, tmp_path)
-    pairs = load(tmp_path / "of two", EVERY, example())
+@pytest.mark.parametrize(
+    "names", [OF_EACH_KIND, pytest.param(EVERY, marks=pytest.mark.slow)], ids=["of each kind", "all"]
+)
+def test_two_processes_to_one_and_back(tmp_path, names):
+    """To the last bit."""
+    straight = in_processes(2, saves_on_the_way, tmp_path, names)
+    pairs = load(tmp_path / "of two", names, example())
     checkpoint.save(content(pairs), checkpoint_id=tmp_path / "of one")
-    resumed = in_processes(2, goes_on, tmp_path)
-    for name in EVERY:
+    resumed = in_processes(2, goes_on, tmp_path, names)
+    for name in names:
         ends = [ends[name] for ends in straight + resumed]
         assert all(all(map(torch.equal, ends[0], end)) for end in ends[1:]), name
 
@@ -174,7 +175,7 @@ def alike(ours, theirs):
     assert all(torch.equal(w, theirs.weights()[name]) for name, w in ours.weights().items())
 
 
-@pytest.mark.sample(12, each=lambda entry, **_: entry.kind)
+@pytest.mark.sample(6, each=lambda entry, **_: entry.kind)
 @ENTRIES
 def test_a_state_that_is_asked_for_before_the_first_step_changes_no_training(entry):
     run, other = fresh(entry), fresh(entry)
@@ -184,7 +185,7 @@ def test_a_state_that_is_asked_for_before_the_first_step_changes_no_training(ent
     alike(run, other)
 
 
-@pytest.mark.sample(12, each=lambda entry, **_: entry.kind)
+@pytest.mark.sample(6, each=lambda entry, **_: entry.kind)
 @ENTRIES
 def test_a_network_may_be_rescaled_after_it(entry):
     runs = []
@@ -198,7 +199,7 @@ def test_a_network_may_be_rescaled_after_it(entry):
     alike(*runs)
 
 
-@pytest.mark.sample(14, each=lambda entry, **_: entry.kind)
+@pytest.mark.sample(7, each=lambda entry, **_: entry.kind)
 @ENTRIES
 @pytest.mark.parametrize("left_over", [False, True])
 def test_a_state_of_no_steps_is_loaded_as_one(entry, left_over):

@@ -43,7 +43,7 @@ def train(model, optimizer, steps=60, clip=None, batch: int | None = 16, seed=0)
     return [str(w.message) for w in caught]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", INSTEAD)
 def test_clipped_gradients_are_told_once_with_the_argument_to_pass(name):
     model, optimizer = training(name)
@@ -65,13 +65,14 @@ def test_what_is_not_invariant_anyhow_is_not_told():
     assert not train(*training("PathGradientAdam"), clip=True)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("batch", [1, 100])
 @pytest.mark.parametrize("options", [{}, {"clip_step": 0.05}], ids=str)
 def test_gradients_that_nobody_clipped_pass(batch, options):
     assert not train(*training(**options), steps=210, batch=batch)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("lr", [0.0, 1e-4, 0.01, 0.3])
 def test_all_of_the_data_at_every_step_passes(lr, momentum):

@@ -171,7 +171,7 @@ def test_is_invariant_to_rounding_under_any_factors(entry, case):
     assert apart.weights <= entry.rounding
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "case", of_each_kind(case for case in ZOO if case.classes and case not in INVARIANCE), ids=str
 )
@@ -240,7 +240,7 @@ def test_suite_tells_methods_that_depend_on_the_scales(control, case, dtype):
 # --- its step ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(20, each=of_its_kind)
+@pytest.mark.sample(9, each=of_its_kind)
 @pytest.mark.parametrize(
     ("entry", "case"),
     slow_besides(
@@ -306,6 +306,7 @@ def test_works_in_place(entry):
     assert [(p, p.data_ptr()) for p in run.model.parameters()] == parameters
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("entry", "name"),
     slow_besides(
@@ -350,6 +351,7 @@ def test_frozen_parameters_are_untouched(entry):
 # --- the interface of torch.optim ----------------------------------------------------------------------
 
 
+@pytest.mark.sample(5)
 @MOST
 def test_closures_return_the_loss_and_do_the_same(entry):
     case = BY_NAME["rnn"]
@@ -363,6 +365,7 @@ def test_closures_return_the_loss_and_do_the_same(entry):
     assert_close(by_hand.weights(), closed.weights(), rtol=0, atol=0)
 
 
+@pytest.mark.sample(4)
 @MOST
 def test_maximizing_the_negative_is_minimizing(entry):
     case = BY_NAME["rnn"]
@@ -632,6 +635,7 @@ def test_resumes_before_the_first_step(entry):
     assert_close(fresh.weights(), start(entry, case).advance(3).weights(), rtol=0, atol=0)
 
 
+@pytest.mark.sample(5)
 @EACH
 def test_resumes_exactly_after_a_step_without_a_gradient(entry):
     """A frozen parameter, or one that a batch does not use; when its metric is due, too."""

@@ -53,6 +53,7 @@ def weights(model):
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("ours", "theirs", "options"),
     [
@@ -401,7 +402,7 @@ FAMILY = [ps.optim.DDPSGD, ps.optim.DDPAdam, ps.optim.QuasiDiagonal]
 WAYS = (FAMILY, ("exact", "signs"), ("second_moment", "covariance"))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("kind", "estimator", "statistic"), slow_besides(half(*WAYS), itertools.product(*WAYS))
 )
@@ -425,6 +426,7 @@ def test_models_of_two_types_train_as_in_one(kind, estimator, statistic):
     assert all(not torch.allclose(p, q) for p, q in zip(before, theirs, strict=True))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", [*FAMILY, ps.optim.PathSGD])
 def test_model_that_was_moved_is_told(kind):
     model, x, y = small()
@@ -444,7 +446,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("kind", "options", "power", "nearby"),
     slow_besides(
@@ -534,6 +536,7 @@ def test_steps_of_a_model_for_float32_run_in_float64():
     assert_close(back, {name: k.double() for name, k in here.items()}, rtol=1e-4, atol=1e-9)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("kind", "statistic"),
     slow_besides(

@@ -53,6 +53,7 @@ def balanced_metric(model):
     return metric, {name: p.grad for name, p in twin.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("kind", "far"),
     [
@@ -123,6 +124,7 @@ def test_age_is_that_of_the_metric(power):
         assert optimizer.diagnostics()["age"] == age
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", RULES)
 def test_they_change_no_bit(kind):
     results = []

@@ -40,7 +40,7 @@ def refuse_the_first_step(model, optimizer, how):
             step(model, optimizer, X * float("nan"))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @KINDS
 @pytest.mark.parametrize("how", ["no batch", "not finite"])
 @pytest.mark.parametrize("normalization", ["refreshed", "frozen"])
@@ -99,7 +99,7 @@ def take_step_of_ones(model, optimizer, edges):
     optimizer.step()
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("rule", ["PathSGD", "PathAdam", "DDPSGD", "QuasiDiagonal"])
 @pytest.mark.parametrize("factor", [1.0, 8.0])
 def test_beyond_float64_steps_are_those_of_the_balanced_network(rule, factor):
@@ -174,7 +174,7 @@ def raise_at(optimizer, monkeypatch, call):
     monkeypatch.setattr(optimizer.rule, "step", raising)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("call", [1, 2, 3])
 @pytest.mark.parametrize("rule", [torch.optim.AdamW, torch.optim.NAdam, torch.optim.Adafactor])
 def test_a_rule_that_raises_between_two_parts_moves_no_weight(rule, call, monkeypatch):

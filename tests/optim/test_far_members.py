@@ -119,7 +119,7 @@ def alike(ours, theirs):
     )
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("rule", "name"),
     slow_besides(
@@ -138,12 +138,14 @@ def test_a_member_far_away_steps_alike(rule, name):
     assert set(far[2].state) <= {p for group in far[2].param_groups for p in group["params"]}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("rule", ["PathSGD with options", "PathAdam", "PathMuon", "DDPSGD with options"])
 def test_a_member_far_away_steps_alike_in_float64(rule):
     exponents = (0, BOUNDS[torch.float64])
     assert alike(*(train(RULES[rule], "recurrent", e, dtype=torch.float64) for e in exponents))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 @pytest.mark.parametrize("kind", ["GSGD", "GAdam"])
 def test_a_member_far_away_steps_alike_in_path_space(kind, dtype):
@@ -181,6 +183,7 @@ def test_beyond_the_bound_steps_are_rounded_and_then_refused(rule):
 WITH_STATES = ("PathSGD with options", "PathSOAP", "DDPSGD with options", "QuasiDiagonal with options")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("rule", "way"),
     slow_besides(
@@ -192,7 +195,7 @@ def test_far_members_resume_and_take_more_parameters(rule, way):
     assert alike(*(train(RULES[rule], "recurrent", exponent, way) for exponent in (0, 40)))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "rule", slow_besides(["PathSGD", "PathAdam half", "PathMuon", "DDPSGD", "QuasiDiagonal"], RULES)
 )
@@ -206,6 +209,7 @@ def test_without_it_they_part(rule, monkeypatch):
     assert not alike(here, far)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("options", [{}, {"damping": 0.1}, {"power": 0.5}, {"refresh_every": 2}])
 def test_random_signs_are_the_same_there(options):
     """Exponents of 32 leave float32 in some elements of a tensor and not in others."""

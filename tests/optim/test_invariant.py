@@ -540,6 +540,7 @@ def test_schedule_free_rules_switch_in_coordinates():
     assert torch.equal(*runs)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("rule", OTHERS)
 def test_rules_of_others_resume_exactly(rule):
     kind, options = OTHERS[rule]
@@ -571,6 +572,7 @@ def test_rules_of_others_resume_exactly(rule):
     assert_close(list(again.parameters()), list(whole.parameters()), rtol=0, atol=0)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("rule", "options"),
     [
@@ -837,6 +839,7 @@ def test_a_rule_is_the_class_of_an_optimizer():
         ps.optim.Invariant(model.parameters(), network, made)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("rule", "options"),
     [

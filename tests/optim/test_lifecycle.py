@@ -63,7 +63,7 @@ def train(model, optimizer, steps=3, first=0):
 # --- copies ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "refresh_every"),
     slow_besides(
@@ -100,6 +100,7 @@ def test_a_model_may_keep_its_network(name):
         assert_close(train(other, copied, first=3), expected, rtol=0, atol=0)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["PathSGD", "GSGD", "DDPSGD", "QuasiDiagonal"])
 def test_a_model_may_keep_its_optimizer(name):
     """As agents do that are copied now and then; dropout asks the data's metrics for a pass of their own."""
@@ -134,7 +135,7 @@ def test_a_pass_on_data_copies_no_optimizer(monkeypatch):
     ps.rescaling.balance_(network, torch.ones(2, 4))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @FIRST
 def test_channels_last_is_a_matter_of_memory(name):
     ends = []
@@ -153,7 +154,7 @@ def test_channels_last_is_a_matter_of_memory(name):
     assert_close(*ends, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @FIRST
 def test_a_compiled_training_step_is_the_same(name):
     """Who compiles a whole training step compiles the optimizer's, too."""
@@ -189,7 +190,7 @@ def test_hooks_on_states_are_run(name):
     assert seen == [optimizer, 1, optimizer]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @FIRST
 def test_a_hook_may_put_a_state_in_the_order_of_other_parameters(name):
     """As torch's recipe does; it sees a state before anything is checked, and another one what was loaded."""
@@ -218,7 +219,7 @@ def test_pickling_says_what_to_save_instead(name, how):
         how(optimizer)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @FIRST
 def test_a_state_may_be_loaded_again_and_again(name):
     model, optimizer = build(name)
@@ -228,6 +229,7 @@ def test_a_state_may_be_loaded_again_and_again(name):
     assert_close(list(model.parameters()), train(*build(name), 6), rtol=0, atol=0)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("back", [False, True])
 @pytest.mark.parametrize("other", ["QuasiDiagonal", "Balanced"])
 def test_a_state_of_another_metric_does_not_set_the_length_of_steps(other, back):
@@ -299,7 +301,7 @@ TYPES = [(torch.bfloat16, torch.float32), (torch.float32, torch.float64), (torch
 OF_WEIGHTS = [name for name in OPTIONS if name.startswith(("Path", "G"))]
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "types"),
     slow_besides(
@@ -346,6 +348,7 @@ def test_options_of_the_whole_optimizer_are_refused_in_a_group(name):
             kind([group], network, **OPTIONS[name])
 
 
+@pytest.mark.sample(10)
 @ALL
 @pytest.mark.parametrize("option", [{"lr": -0.1}, {"weight_decay": float("nan")}])
 def test_options_of_a_group_are_checked(name, option):
@@ -450,7 +453,7 @@ def _activation_replaced(model):
 CHANGES = [_layer_replaced, _activation_replaced, _reparametrized, _loaded_by_assignment]
 
 
-@pytest.mark.sample(14)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize(
     ("name", "change", "refresh_every"),
     [(n, c, (1, 10)[(i + j) % 2]) for i, n in enumerate(OPTIONS) for j, c in enumerate(CHANGES)],
@@ -467,7 +470,7 @@ def test_a_model_that_lost_traced_parts_is_refused(name, change, refresh_every):
     assert_close(list(model.parameters()), before, rtol=0, atol=0)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @FIRST
 def test_rescaling_under_a_running_optimizer_is_refused_or_changes_nothing(name):
     expected = train(*build(name, torch.float64), 5)
@@ -496,7 +499,7 @@ def test_rescaling_by_another_trace_of_the_model_is_refused(name):
         train(model, optimizer, 1)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @FIRST
 def test_copies_of_several_networks_of_a_rescaled_model_go_on(name):
     model, optimizer = build(name)
@@ -508,7 +511,7 @@ def test_copies_of_several_networks_of_a_rescaled_model_go_on(name):
     assert_close(theirs, train(model, optimizer, 2, first=2), rtol=0, atol=0)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @OF_KAPPA
 def test_a_run_may_be_resumed_in_a_network_that_was_rescaled_at_its_start(name):
     model, optimizer = build(name)
@@ -560,6 +563,7 @@ def train_parts(model, optimizers, steps=6):
             optimizer.step()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["PathSGD", "PathAdam", "GSGD", "DDPSGD"])
 def test_parameters_that_nobody_was_given_are_named_once(name):
     model, optimizers = parts_of_a_model(getattr(ps.optim, name))

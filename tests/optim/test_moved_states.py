@@ -27,7 +27,7 @@ def goes_on(entry, case, before, after, move):
     return torch.equal(torch.stack(plain.outputs), torch.stack(moved.outputs))
 
 
-@pytest.mark.sample(16, each=of_its_kind)
+@pytest.mark.sample(8, each=of_its_kind)
 @pytest.mark.parametrize("entry", INVARIANT, ids=str)
 def test_next_steps_are_bitwise_the_same(entry):
     def move(run):
@@ -38,6 +38,7 @@ def test_next_steps_are_bitwise_the_same(entry):
     assert goes_on(entry, BY_NAME["mlp"], 5, 8, move)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "entry", [e for e in INVARIANT if e.name in ("PathSGD everything", "PathAdam everything")], ids=str
 )
@@ -84,6 +85,7 @@ RULES = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("rule", RULES)
 def test_moments_of_plain_rules_are_those_of_the_rescaled_network(rule):
     """A rule at rest collects gradients of one network, and of its rescaling: moved, the states are the same."""

@@ -31,6 +31,7 @@ def test_an_optimizer_goes_on_in_the_form_of_its_network(optimizer):
     assert_close(dict(runs[0]), dict(runs[1]), rtol=0, atol=0)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["batch norm", "batch norm of images", "layer norm", "group norm of images"])
 def test_descent_does_not_see_the_scale_of_weights_in_front(name):
     """Without eps and normalizer, Path-SGD is equivariant to it: bitwise with powers of two."""
@@ -59,7 +60,7 @@ def test_descent_does_not_see_the_scale_of_weights_in_front(name):
     assert_close(*runs, rtol=0, atol=0)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "optimizer", ["PathSGD", "PathAdam", "PathMuon", "PathSOAP", "GSGD", "GAdam", "DDPSGD"]
 )

@@ -14,6 +14,7 @@ from cases import BY_NAME, call, in_turn, mlp, trace, traced
 from fixture_nets import NETS, load
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", NETS)
 def test_three_raw_steps_give_the_known_weights(name):
     net = load(name)
@@ -134,7 +135,7 @@ def train(rule, model, case, steps=5):
 EVERYWHERE = ("PathAdam default", "PathGradientAdam default")
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("chosen", "name"), in_turn(IDS, ("mlp", "rnn", "tied characters"), everywhere=EVERYWHERE)
 )
@@ -334,6 +335,7 @@ def test_an_outside_parameter_and_a_gradient_of_zero_keep_their_steps():
 # --- refusals ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     "options",
     [

@@ -105,7 +105,7 @@ def train(rule, model, case, steps=5):
     return {name: p.detach() for name, p in model.named_parameters()}
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("chosen", "name"),
     [(o, "rnn" if (o, c) == ("second term", "small resnet") else c) for o, c in in_turn(OPTIONS, CASES)],
@@ -146,6 +146,7 @@ def test_every_option_has_an_effect():
     assert [(i, j) for i, j in pairs if torch.allclose(ends[i], ends[j], rtol=0, atol=1e-4)] == []
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("size", [(4, 7), (7, 4)])
 @pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
 @pytest.mark.parametrize("nesterov", [True, False])

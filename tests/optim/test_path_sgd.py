@@ -199,7 +199,7 @@ def test_a_mean_of_zero_is_frozen_at_one():
 # --- sizes and bounds ----------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.8, "refresh_every": 3}], ids=str)
 @pytest.mark.parametrize("name", ["mlp", "rnn", "small resnet"])
 def test_power_zero_is_sgd_after_balancing_once(name, options):

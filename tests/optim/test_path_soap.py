@@ -154,7 +154,7 @@ def train(rule, model, case, steps=6):
     return {name: p.detach() for name, p in model.named_parameters()}
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("chosen", "name"), in_turn(OPTIONS, CASES))
 def test_option_is_the_rule_written_out(chosen, name):
     case = BY_NAME[name]

@@ -18,6 +18,7 @@ UNTIED = [case for case in ZOO if case.name != "tied characters"]
 RAW = {"units": "none", "clamp": None}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("kind", "options"),
     [("GSGD", {}), ("GSGD", {"momentum": 0.9}), ("GSGD", {"clip_norm": 1.0}), ("GAdam", {})],
@@ -72,6 +73,7 @@ def test_outside_the_network_a_rate_of_zero_is_the_plain_rule_s(kind, plain, opt
 # --- known numbers -------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", list(NETS))
 def test_step_is_that_of_the_fixture(name):
     known = KNOWN["nets"][name]
@@ -175,7 +177,7 @@ MODELS = [
 ]
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("case", "rule"),
     [
@@ -235,14 +237,14 @@ def test_sums_over_what_leaves_a_class_are_whole(case):
 SOME = [BY_NAME[name] for name in ("skip", "cnn 2d", "stacked rnn", "deep residual", "small resnet")]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", SOME, ids=str)
 def test_momentum_is_kept_on_path_gradients(case):
     options = {"lr": 1e-5, "momentum": 0.9, "nesterov": True}
     follow(case, g_sgd(**options), lambda p: torch.optim.SGD(p, **options))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", SOME, ids=str)
 def test_adam_runs_on_path_gradients(case):
     options = {"lr": 1e-5, "weight_decay": 0.1, "amsgrad": True}
@@ -262,14 +264,14 @@ class DecayedAndClipped(torch.optim.SGD):
         return super().step(closure)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", SOME, ids=str)
 def test_decay_and_clipping_act_on_paths(case):
     make = g_sgd(lr=1e-3, weight_decay=0.1, clip_norm=0.01, momentum=0.5)
     follow(case, make, lambda p: DecayedAndClipped(p, lr=1e-3, momentum=0.5))
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("clip_norm", [None, 1e9])
 @pytest.mark.parametrize("case", SOME, ids=str)
 def test_groups_give_their_paths_rates_and_decay_of_their_own(case, clip_norm):
@@ -551,6 +553,7 @@ def test_skeleton_weights_that_are_set_to_zero_hold_their_class_until_another_is
     assert not torch.equal(model[2].weight[:, 2], before["2.weight"][:, 2])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("frozen", ["0.weight", "2.weight", "2.bias", "4.weight"])
 def test_invariant_with_frozen_parameters(frozen):
     outputs = []
@@ -609,6 +612,7 @@ def test_a_warm_up_may_begin_at_zero(make):
 # --- options and states --------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("make", [ps.optim.GSGD, ps.optim.GAdam])
 @pytest.mark.parametrize(
     "bad",
@@ -673,6 +677,7 @@ def test_states_of_other_optimizers_are_refused():
         optimizer.load_state_dict(torch.optim.SGD(model.parameters(), lr=0.1).state_dict())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["GSGD", "GAdam"])
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
 def test_weights_that_are_not_finite_are_refused(kind, bad):
@@ -692,7 +697,7 @@ def test_weights_that_are_not_finite_are_refused(kind, bad):
     )
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", ["GSGD", "GAdam", "QuasiDiagonal", "PathSGD"])
 @pytest.mark.parametrize("steps", [1, 12])
 def test_infinite_weights_of_a_unit_that_is_dead_on_all_data_are_refused(kind, steps):

@@ -84,6 +84,7 @@ def through_file(state):
 # --- from the plain rule ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(4)
 @EVERY
 def test_moments_are_those_of_gradients_in_coordinates(name):
     """By hand, with r = 1 / sqrt(D) of an optimizer that began at these weights."""
@@ -128,6 +129,7 @@ def test_goes_on_as_the_plain_rule_where_there_is_nothing_to_rescale(name):
     assert_close(train(other, optimizer, 8), train(model, plain, 8), rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.sample(4)
 @EVERY
 def test_goes_on_as_the_plain_rule_on_the_balanced_network(name):
     """With moments that are mapped there by hand."""
@@ -148,7 +150,7 @@ def test_goes_on_as_the_plain_rule_on_the_balanced_network(name):
     assert_close(train(model, optimizer, 8), train(balanced, theirs, 8), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @EVERY
 def test_is_invariant_after_the_switch(name):
     """Two networks that differ by powers of two, each with the state that the plain rule would have there."""
@@ -293,6 +295,7 @@ def plain_rule(name, model):
     return rule(model.parameters(), lr=1e-3, **options)
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("name", OURS)
 def test_plain_rules_refuse_our_states_by_name(name):
     model, optimizer = ours(name)
@@ -303,6 +306,7 @@ def test_plain_rules_refuse_our_states_by_name(name):
         plain.load_state_dict(copy.deepcopy(optimizer.state_dict()))
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("name", OURS)
 def test_plain_rules_refuse_our_states_from_a_file(name):
     """Those whose loader reads no entry stop at their first step, at a word in the place of a tensor."""

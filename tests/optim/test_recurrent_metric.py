@@ -44,7 +44,7 @@ def replays(monkeypatch):
     return count
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("sharing", ["parameters", "edges"])
 @pytest.mark.parametrize("statistic", ["second_moment", "covariance"])
 @pytest.mark.parametrize(
@@ -61,6 +61,7 @@ def test_chains_take_the_steps_that_a_replay_gives(options, statistic, sharing, 
     assert_close(*found, rtol=1e-11, atol=1e-13)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("examples", [0.5, 4])
 def test_a_part_of_the_batch_gives_them_too(examples, replays):
     found = []
@@ -92,6 +93,7 @@ def more_than_once(model, x):
     return model(x)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("forward", [in_autocast, frozen, for_inputs])
 def test_batches_of_other_passes_give_them_too(forward, replays):
     found = []
@@ -120,6 +122,7 @@ def test_a_kappa_that_needs_float64_is_computed_there():
     assert optimizer.state[model.rnn.weight_ih_l0]["data_average"].dtype == torch.float64
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("statistic", ["second_moment", "covariance"])
 def test_runs_are_bitwise_invariant_and_resume_exactly(statistic):
     options = {"lr": 0.02, "momentum": 0.9, "statistic": statistic, "estimator": "signs", "refresh_every": 2}

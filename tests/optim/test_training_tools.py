@@ -85,7 +85,7 @@ def same_from_both_starts(name, train, **options):
 # --- precision ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @ALL
 def test_autocast_to_bfloat16(name):
     def train(run):
@@ -100,7 +100,7 @@ def test_autocast_to_bfloat16(name):
     assert same_from_both_starts(name, train)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @ALL
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_parameters_of_half_precision(name, dtype):
@@ -118,6 +118,7 @@ def test_parameters_of_half_precision(name, dtype):
     assert same_from_both_starts(name, train, dtype=dtype) or dtype == torch.float16
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "clip"), [("PathSGD", "clip_norm"), ("PathSGD", "clip_step"), ("QuasiDiagonal", "clip_norm")]
 )
@@ -248,7 +249,7 @@ def test_gradients_may_be_accumulated(name):
     assert same_from_both_starts(name, train)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("name", "foreach"), [(n, bool(i % 2)) for i, n in enumerate(OPTIONS)])
 @pytest.mark.filterwarnings("ignore:.* different gradients of the same norm")
 def test_clipping_the_plain_norm_breaks_what_the_invariant_clip_keeps(name, foreach):
@@ -321,7 +322,7 @@ SCHEDULERS = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "scheduler"),
     [(n, s) for i, n in enumerate(OPTIONS) for j, s in enumerate(SCHEDULERS) if (i + j) % 2 == 0],
@@ -432,7 +433,7 @@ COMPILED = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("how", COMPILED)
 @pytest.mark.parametrize("called", [False, True], ids=["before the first call", "after it"])
 @pytest.mark.usefixtures("fresh_compiler")
@@ -450,7 +451,7 @@ def test_compiled_models_are_traced_as_what_they_compile(how, called):
     assert_close(list(ps.paths.kappa(network).values()), list(kappa.values()), rtol=0, atol=0)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @ALL
 @pytest.mark.usefixtures("fresh_compiler")
 def test_training_a_compiled_model(name):

@@ -41,7 +41,7 @@ class Held(nn.Module):
         return y if getattr(norm, "bias", None) is None else y + norm.bias.reshape(place)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @EACH
 @pytest.mark.parametrize("statistic", ["second_moment", "covariance"])
 def test_on_data_statistics_are_held(name, statistic):

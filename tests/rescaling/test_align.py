@@ -45,6 +45,7 @@ def test_the_assignment_is_the_best_of_all(n):
     assert best_assignment(values).tolist() == list(best)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", NAMES)
 def test_order_and_scales_are_found_again(name):
     case = BY_NAME[name]
@@ -62,6 +63,7 @@ def test_order_and_scales_are_found_again(name):
     assert_close(case.picked(call(other.model, x)), before)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("by", ["paths", "weights", "activations"])
 @pytest.mark.parametrize("name", ["mlp", "cnn 1d", "dense block"])
 def test_aligned_weights_are_those_of_the_other_network(name, by):
@@ -90,6 +92,7 @@ def test_alignment_does_not_see_how_either_network_is_scaled():
     assert orders[:2] == orders[2:]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["mlp", "cnn 1d", "stacked rnn", "tied characters", "gated"])
 def test_the_member_with_equal_norms(name):
     network = traced(BY_NAME[name], torch.float64)[1]

@@ -821,7 +821,7 @@ def decayed(kind):
     return model
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("powers_of_two", [False, True])
 @pytest.mark.parametrize("criterion", ["path", "range", "measure", "layers", "norm"])
 @pytest.mark.parametrize("kind", ["into", "out of", "both", "side by side"])
@@ -889,7 +889,7 @@ SPECKS = {
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("criterion", ["path", "range"])
 @pytest.mark.parametrize("name", SPECKS)
 @pytest.mark.filterwarnings("ignore:balance_ multiplies what enters .* by more than")
@@ -1057,7 +1057,7 @@ def _exact(model, x):
         return copy.deepcopy(model).double()(x.double())
 
 
-@pytest.mark.sample(9, each=lambda build, **_: build)
+@pytest.mark.sample(5, each=lambda build, **_: build)
 @pytest.mark.parametrize(
     ("u", "v", "dtype"),
     [

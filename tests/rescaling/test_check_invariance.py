@@ -30,7 +30,7 @@ def check(case, make_optimizer, **options):
     return ps.rescaling.check_invariance(case.model(), case.example(4), case.loss, make_optimizer, **options)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", INVARIANCE, ids=str)
 def test_passes_path_sgd(case):
     report = check(case, path_sgd, steps=12)

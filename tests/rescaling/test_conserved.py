@@ -60,6 +60,7 @@ def test_the_slope_along_gradient_flow_is_zero(case: Case) -> None:
     assert float(along.abs().amax()) > 0
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["mlp", "cnn 2d", "stacked rnn", "gated"])
 def test_nothing_is_left_of_it_where_norms_are_equal(name: str) -> None:
     model, network = traced(BY_NAME[name], torch.float64)

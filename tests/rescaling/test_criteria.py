@@ -111,7 +111,7 @@ def test_ranges_are_equal_in_every_class(case):
         assert_equalized(network)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("criterion", "name"),
     [
@@ -235,6 +235,7 @@ def test_no_class_alone_lowers_the_larger_one_of_its_ranges(name):
         assert torch.stack(at(x)).amax(0)[c] > here[c]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_sum_of_ranges_is_least_in_a_shallow_network_and_near_it_in_others(name):
     """sum_c (max in + max out), by a generic optimiser over all scales: the optimum of hidden layers by themselves."""
@@ -542,6 +543,7 @@ class Product(nn.Module):
         return self.c(h * h if self.b is None else h * self.b(x))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("criterion", ["range", "activations"])
 def test_a_product_counts_for_each_of_its_factors(gated, criterion):

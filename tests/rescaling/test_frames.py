@@ -112,7 +112,7 @@ def test_without_data_inputs_of_size_one_are_assumed_and_half_enters():
 WITH_CLASSES = [case for case in ZOO if case.classes and case.name != "rnn with a learned start"]
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", of_each_kind(WITH_CLASSES), ids=str)
 def test_every_member_goes_to_the_one_with_unit_measure(case):
     model, network = traced(case, torch.float64)
@@ -213,6 +213,7 @@ MAKERS = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", MAKERS)
 def test_training_in_the_frame_of_unit_measure_is_bitwise_invariant(name):
     plain = trained(MAKERS[name]("measure"))

@@ -115,7 +115,7 @@ NETWORKS = [
 ]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_no_step_away_leads_to_a_smaller_error(name):
     """J is convex, so what is least nearby is least of all."""
@@ -138,7 +138,7 @@ def test_no_step_away_leads_to_a_smaller_error(name):
         rescale_(network, (-logs).exp())
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "options", [{}, {"per": "row"}, {"data": True}, {"data": True, "activations": 4}], ids=str
 )

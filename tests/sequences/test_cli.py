@@ -617,6 +617,7 @@ def test_errors_name_the_option(run, book, option):
     assert "--ensemble is 3" in run("fit", book, "--ensemble", 3, status=2).output
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", sorted(TASKS))
 def test_tasks_are_written_with_their_true_code_length(run, name, tmp_path):
     output = run("generate-task", name, "-o", "t", "--seed", 5).output

@@ -22,7 +22,7 @@ def pages():
     return memoryview(block * 65)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("step", [step for step in STEPS if step <= 1 << 20 or step >= 1 << 23])
 def test_a_text_of_any_size_comes_back(pages, step):
     """xz rounds the window up to 2^n or 3 * 2^(n-1), and refuses to unpack with less memory than that."""
@@ -32,7 +32,7 @@ def test_a_text_of_any_size_comes_back(pages, step):
         assert mixed_storage._decompress(mixed_storage._compress(content), size) == content
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("step", STEPS)
 def test_the_window_is_the_one_that_xz_writes_into_the_file(step):
     """The byte of the properties of LZMA2 stands in the header of the block, at position 16 of the file."""
@@ -67,6 +67,7 @@ def test_a_stream_of_more_than_the_declared_size_is_refused():
             mixed_storage._decompress(packed, size)
 
 
+@pytest.mark.slow
 def test_a_model_is_loaded_and_replaced_where_xz_rounds_its_window_far_up(tmp_path):
     rng = random.Random(0)
     words = ["".join(rng.choices("abcdefgh", k=4)) for _ in range(50)]

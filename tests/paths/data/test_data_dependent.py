@@ -44,7 +44,7 @@ def brute(net, alpha, statistic):
 # --- numbers that are known ----------------------------------------------------------------------------
 
 
-@pytest.mark.sample(13)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("statistic", STATISTICS)
 @pytest.mark.parametrize(
     ("name", "alpha"),
@@ -77,7 +77,7 @@ def test_alpha_one_is_the_fisher_information(net):
 # --- brute force ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(11)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("statistic", STATISTICS)
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
 def test_norm_is_the_sum_over_the_graph(net, alpha, statistic):
@@ -86,7 +86,7 @@ def test_norm_is_the_sum_over_the_graph(net, alpha, statistic):
     assert value.item() == pytest.approx(brute(net, alpha, statistic).norm, rel=1e-10)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("statistic", STATISTICS)
 @pytest.mark.parametrize("alpha", [0.3, 1.0])
 def test_kappa_is_that_of_the_graph(net, alpha, statistic):
@@ -148,7 +148,7 @@ def examples_one_by_one(case, example, count):
 
 
 # with statistics of what enters held, see test_normalization
-@pytest.mark.sample(7)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("case", of_each_kind(case for case in FOLLOWED if not case.normalizes), ids=str)
 def test_alpha_one_is_the_squared_jacobian_of_every_model(case):
     (model, network), n = traced(case, torch.float64), 3
@@ -209,6 +209,7 @@ def in_place(m, h):
     return z
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("write", [into_zeros, into_a_part, onto_a_part, in_place])
 def test_what_is_written_in_place_has_its_edges(write):
     torch.manual_seed(0)
@@ -392,7 +393,7 @@ class Placed(nn.Module):
         return self.out(torch.relu(self.into(x) + self.p))
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("statistic", STATISTICS)
 @pytest.mark.parametrize("estimator", ["exact", "signs"])
 @pytest.mark.parametrize("alpha", [0.3, 1.0])
@@ -423,6 +424,7 @@ class Masked(nn.Module):
         return self.out(torch.relu(torch.where(mask, self.into(x), self.p)))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("computed", [False, True])
 @pytest.mark.parametrize("n", [4, 5])  # examples; and steps
 def test_steps_are_no_examples_where_there_are_as_many(n, computed):
@@ -458,6 +460,7 @@ class Bag(nn.Module):
         return self.out(self.hidden(rows).relu())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("mode", "padding"), [("sum", None), ("mean", None), ("max", None), ("sum", 0)])
 def test_a_bag_is_the_rows_that_it_names(mode, padding):
     torch.manual_seed(0)
@@ -498,7 +501,7 @@ def test_the_variance_of_one_example_is_zero(estimator):
     assert_close(found, {name: dense(share) for name, share in shares.items()}, **TIGHT)
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("case", of_each_kind(FOLLOWED), ids=str)
 def test_norm_has_the_symmetries_of_the_function(case):
     _, network = traced(case, torch.float64)
@@ -658,7 +661,7 @@ def all_matchings(count):
     return result
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "statistic", "sharing"),
     [
@@ -696,6 +699,7 @@ def test_signs_are_unbiased(name, statistic, sharing):
     assert_close({name: dense(path[name]) + 0.3 * mean[name] for name in path}, exact, **TIGHT)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("name", "statistic"), list(zip(("mlp", "rnn"), STATISTICS, strict=True)))
 def test_average_of_estimates_comes_near(name, statistic):
     case = BY_NAME[name]
@@ -913,6 +917,7 @@ def test_autocast_rounds_nothing(alpha):
             assert_close(function(), plain, rtol=0, atol=0)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("sharing", ["parameters", "edges"])
 @pytest.mark.parametrize("name", ["mlp2-3-4-2b", "conv1d", "skip"])
 def test_part_of_the_examples_stands_for_all(name, sharing):
@@ -990,6 +995,7 @@ def test_layers_may_be_called_with_the_names_of_arguments(statistic):
     assert_close(found[0], found[1], rtol=0, atol=0)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("steps", [4, 6])
 @pytest.mark.parametrize("options", [{}, {"bidirectional": True, "emit": "all"}, {"num_layers": 2}], ids=str)
 def test_another_number_of_steps_is_refused(options, steps):

@@ -302,7 +302,7 @@ def test_a_reshape_changes_nothing_on_data(case, alpha, statistic):
     torch.testing.assert_close(*found, **TIGHT)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.filterwarnings("ignore:the network has no unit class")
 @pytest.mark.parametrize("case", CASES)
 def test_a_reshape_changes_nothing_of_the_squared_network(case):

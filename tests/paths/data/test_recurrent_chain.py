@@ -64,7 +64,7 @@ FORMS = [
 SIZES = [(0.5, 7, 6), (1.0, 7, 6), (0.3, 70, 3), (0.5, 1, 2), (0.5, 4, 1)]  # alpha, examples, steps
 
 
-@pytest.mark.sample(13)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("form", "sharing", "statistic", "sizes"),
     half(FORMS, ["parameters", "edges"], ["second_moment", "covariance"], SIZES),

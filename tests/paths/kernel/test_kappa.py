@@ -26,14 +26,14 @@ def brute(case):
     return known.kappa1(), known.kappa()
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("case", ZOO, ids=str)
 def test_first_term_equals_brute_force(case):
     _, network = traced(case, torch.float64)
     assert_close(dict(ps.paths.kappa(network)), brute(case)[0], rtol=1e-10, atol=1e-13)
 
 
-@pytest.mark.sample(35)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("case", ZOO, ids=str)
 def test_second_term_equals_brute_force(case):
     _model, network = traced(case, torch.float64)
@@ -43,7 +43,7 @@ def test_second_term_equals_brute_force(case):
     assert_close(dict(ps.paths.kappa(network, second_term=True)), both, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.sample(34)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("case", of_each_kind(ZOO), ids=str)
 def test_single_precision_comes_close(case):
     _model, network = traced(case, torch.float32)
@@ -56,7 +56,7 @@ def test_single_precision_comes_close(case):
             assert_close(tensor.double(), expected[name], rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.sample(41)
+@pytest.mark.sample(19)
 @pytest.mark.parametrize("case", ZOO, ids=str)
 def test_is_named_and_shaped_as_the_parameters(case):
     model, network = traced(case)
@@ -69,7 +69,7 @@ def test_is_named_and_shaped_as_the_parameters(case):
             assert (tensor >= 0).all()
 
 
-@pytest.mark.sample(16)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("case", of_each_kind(ZOO), ids=str)
 def test_times_squared_weight_is_invariant(case):
     """kappa transforms as (s_u/s_v)^2, so kappa p^2 does not change; nor does the path norm."""
@@ -86,7 +86,7 @@ def test_times_squared_weight_is_invariant(case):
         assert ps.paths.squared_path_norm(network).item() == pytest.approx(norm, rel=1e-11)
 
 
-@pytest.mark.sample(16)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("case", of_each_kind(ZOO), ids=str)
 def test_tensors_are_the_callers_own(case):
     """Writing into one changes neither another (the two biases of a layer have equal kappa) nor the next answer."""
@@ -191,6 +191,7 @@ def test_recurrent_reference_is_right():
         assert_close(recurrent_reference(model, 6, every=emit == "all"), known, check_stride=False)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("emit", ["last", "all"])
 @pytest.mark.parametrize("bound", ["identity", 0.2, 0.05])
 def test_long_sequences_in_single_precision(bound, emit):
@@ -233,7 +234,7 @@ def _recurrent_matrices() -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("name", "emit", "steps"), half(_recurrent_matrices(), ["last", "all"], [5, 60, 900])
 )

@@ -8,6 +8,7 @@ import pathspace as ps
 from cases import BY_NAME, ZOO, of_each_kind, oracle, trace, traced
 
 
+@pytest.mark.sample(27)
 @pytest.mark.parametrize("case", ZOO, ids=str)
 def test_equals_brute_force(case):
     model, network = traced(case, torch.float64)
@@ -16,6 +17,7 @@ def test_equals_brute_force(case):
     assert value.item() == pytest.approx(oracle(case, model).squared_path_norm().item(), rel=1e-10)
 
 
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("case", ZOO, ids=str)
 def test_gradient_is_twice_kappa_times_weight(case):
     model, network = traced(case, torch.float64)
@@ -68,7 +70,7 @@ def test_follows_the_weights():
     assert ps.paths.squared_path_norm(network).item() == pytest.approx(4 * before, rel=1e-12)
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("case", of_each_kind(ZOO), ids=str)
 def test_is_that_of_one_example_whatever_the_batch(case):
     model = case.model(torch.float64)
@@ -76,6 +78,7 @@ def test_is_that_of_one_example_whatever_the_batch(case):
     assert max(values) == pytest.approx(min(values), rel=1e-12)
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("case", of_each_kind(ZOO), ids=str)
 def test_single_precision_comes_close(case):
     value = ps.paths.squared_path_norm(traced(case, torch.float32)[1])

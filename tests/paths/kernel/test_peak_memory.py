@@ -10,6 +10,7 @@ from cases import mlp
 from pathspace.optim.base import coordinates
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("refresh_every", [1, 3])
 @pytest.mark.parametrize("build", [lambda: mlp(64, 128, 128, 8), lambda: Convolutions()], ids=["mlp", "cnn"])
 def test_path_sgd_keeps_at_most_two_copies_of_the_parameters(build, refresh_every):

@@ -25,7 +25,7 @@ def coordinates(network, rule="largest"):
     )
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("case", "rule"),
     [

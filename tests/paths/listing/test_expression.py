@@ -26,6 +26,7 @@ SHOWN = [case for case in ZOO if case.name not in MANY | SIGNED and not case.nor
 RULES = ["largest", "cyclic", "random"]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("name", "rule"),
     slow_besides(in_turn(NETS, RULES, everywhere=["skip"]), itertools.product(NETS, RULES)),
@@ -36,7 +37,7 @@ def test_paths_of_the_fixtures_in_terms_of_a_basis(name, rule):
     check(network, rule)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("case", of_each_kind(SHOWN), ids=str)
 def test_paths_in_terms_of_a_basis(case):
     check(traced(case, torch.float64)[1], "largest", listed(case))

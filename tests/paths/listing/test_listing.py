@@ -23,6 +23,7 @@ LISTED = [case for case in ZOO if case.name not in LONG and not case.normalizes]
 SAME = {"rtol": 1e-12, "atol": 1e-13}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", list(NETS))
 def test_the_fixtures_paths(name):
     net = load(name)
@@ -41,6 +42,7 @@ def test_the_fixtures_paths(name):
     assert sorted(paths.counts.tolist()) == sorted(expected.tolist())
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", list(NETS))
 def test_the_fixtures_outputs_are_sums_over_paths(name):
     net = load(name)
@@ -55,7 +57,7 @@ def test_the_fixtures_outputs_are_sums_over_paths(name):
     )
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", of_each_kind(LISTED), ids=str)
 def test_outputs_and_path_norm_are_sums_over_paths(case):
     model, network = traced(case, torch.float64)

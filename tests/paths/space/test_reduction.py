@@ -28,6 +28,7 @@ def test_edges_and_classes_are_those_of_the_fixture(name):
     assert len(set(number_of.values())) == graph.num_classes
 
 
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("case", ZOO, ids=str)
 def test_exponents_say_what_a_rescaling_does(case):
     _model, network = traced(case, torch.float64)
