@@ -1,8 +1,8 @@
 """Print how dense the source is: syntax nodes a line, and functions with many branches, by folder.
 
-Blank lines, comments and docstrings are not counted as lines. The complexity of a function is 1 plus its branches: `if`,
-`for`, `while`, `except` and `case`, every further operand of `and` and `or`, conditional expressions, and every `for` and
-`if` of a comprehension. Ruff's C901 counts statements only, so it finds fewer branches.
+Blank lines, comments and docstrings are not counted as lines. The complexity of a function is 1 plus its branches:
+`if`, `for`, `while`, `except` and `case`, every further operand of `and` and `or`, conditional expressions, and every
+`for` and `if` of a comprehension. Ruff's C901 counts statements only, so it finds fewer branches.
 
     python benchmarks/readability.py
     python benchmarks/readability.py --limit 15 src/pathspace/network
