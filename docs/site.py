@@ -1,46 +1,67 @@
-"""What the site does beside MkDocs: one page for each package from the docstrings, and GitHub's anchors.
-
-On the site those pages stand in the place of docs/api.md, which is for readers of the repository and written by
-`python docs/api.py`; both list the names of `__all__`.
-"""
+"""Hooks of the site: the home page from the README, GitHub's anchors, and docstrings as mkdocstrings reads them."""
 
 from __future__ import annotations
 
-import ast
+import itertools
 import re
-import runpy
 from pathlib import Path
 from typing import Any
 
 import griffe
 from mkdocs.structure.files import File, Files
 
-DOCS = Path(__file__).parent
-SOURCE = DOCS.parent / "src"
-PACKAGES: tuple[str, ...] = (*runpy.run_path(str(DOCS / "api.py"))["MODULES"][1:], "pathspace.sequences")
+ROOT = Path(__file__).parents[1]
+REPOSITORY_FILE = r"(?:benchmarks/|README|CHANGELOG|CONTRIBUTING|CITATION)[^)#]*"
 
 
 def on_config(config: Any) -> Any:
-    """Headings get the anchors that they have on GitHub."""
+    """Give headings the anchors that they have on GitHub."""
     config.mdx_configs.setdefault("toc", {})["slugify"] = slug
     return config
 
 
 def slug(heading: str, separator: str) -> str:
-    """GitHub's anchor of a heading: "... train my model?" is "-train-my-model"."""
+    """Return GitHub's anchor of a heading: "... train my model?" is "-train-my-model"."""
     return re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", separator)
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """What lies outside docs/ is no part of the site: a link to it becomes its path in the repository.
+def on_files(files: Files, config: Any) -> Files:
+    """Make the README of the repository the home page, and docs/README.md the page "All pages"."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    all_pages = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    # links of the home page start in docs/ instead of in the repository
+    home = re.sub(r"\]\(docs/", "](", readme)
+    files.remove(next(file for file in files if file.src_uri == "README.md"))
+    files.append(File.generated(config, "index.md", content=home))
+    files.append(File.generated(config, "pages.md", content=all_pages))
+    return files
 
-    A link to a name in api.md leads to the page of its package.
-    """
-    outside = r"(?:benchmarks/|README|CHANGELOG|CONTRIBUTING)[^)#]*"
-    markdown = re.sub(rf"\[([^\[\]]*)\]\((?:\.\./)+({outside})[^)]*\)", r"\1 (`\2`)", markdown)
-    names = (f"{package}.{name}" for package in PACKAGES for name in public_names(package))
-    pages = {slug(name, "-"): f"api/{name.split('.')[1]}.md#{name}" for name in names}
-    return re.sub(r"\bapi\.md#([\w-]+)", lambda link: pages[link[1]], markdown)
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Adapt links to docs/README.md, and replace those to files outside docs/ by their path in the repository."""
+    folder = "../" * page.file.src_uri.count("/")
+    markdown = re.sub(rf"\]\({re.escape(folder)}README\.md", f"]({folder}pages.md", markdown)
+    return re.sub(rf"\[([^\[\]]*)\]\((?:\.\./)*({REPOSITORY_FILE})[^)]*\)", _named, markdown)
+
+
+def _named(link: re.Match[str]) -> str:
+    text, path = link.groups()
+    return f"`{path}`" if text == path else f"{text} (`{path}`)"
+
+
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """Name the column in each cell of the table of claims: on a phone every row is shown as a list of its cells."""
+    if page.file.src_uri != "claims.md":
+        return html
+    return re.sub(r"<table>.*?</table>", _with_labels, html, flags=re.S)
+
+
+def _with_labels(table: re.Match[str]) -> str:
+    text = table[0]
+    labels = re.findall(r"<th[^>]*>(.*?)</th>", text, flags=re.S)
+    cells = itertools.cycle(labels)
+    labelled = re.sub(r"<td", lambda _: f'<td data-label="{next(cells)}"', text)
+    return f'<div class="rows-as-lists">{labelled}</div>'
 
 
 class Docstrings(griffe.Extension):
@@ -54,37 +75,21 @@ class Docstrings(griffe.Extension):
             text = re.sub(r"^ *\.\. code-block:: text\n\n", "", text, flags=re.M)
             obj.docstring.value = without_roles(text)
 
+    def on_function_instance(self, *, func: griffe.Function, **_: Any) -> None:
+        """Show `**options` without its type: the docstring says which options there are."""
+        for parameter in func.parameters:
+            if str(parameter.annotation).startswith("Unpack["):
+                parameter.annotation = None
+
+    def on_package(self, *, pkg: griffe.Module, loader: griffe.GriffeLoader, **_: Any) -> None:
+        """Let `ps.network.trace` be the function where a module of the package has the same name."""
+        for package in pkg.modules.values():
+            for name in map(str, package.exports or ()):
+                if isinstance(package.members.get(name), griffe.Module):
+                    function = loader.modules_collection[package.imports[name]]
+                    package.members[name] = griffe.Alias(name, function, parent=package)
+
 
 def without_roles(text: str) -> str:
-    """The text with names in the place of Sphinx's references to them."""
+    """Return the text with names in place of Sphinx's references to them."""
     return re.sub(r":(?:func|class|meth|mod|attr|data|exc):`~?([^`]+)`", r"`\1`", text)
-
-
-def public_names(package: str) -> list[str]:
-    """The names of a package's `__all__`, read without importing it."""
-    for node in _tree(package).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            return sorted(ast.literal_eval(node.value), key=str.lower)
-    raise LookupError(f"{package} has no __all__")
-
-
-def _tree(package: str) -> ast.Module:
-    return ast.parse((SOURCE / package.replace(".", "/") / "__init__.py").read_text())
-
-
-def on_files(files: Files, config: Any) -> Files:
-    """Add a page for every package, and let api.md list them."""
-    index = ["# API", "", "`import pathspace as ps`. Each page lists the public names of a package.", ""]
-    for package in PACKAGES:
-        name, about = (
-            package.removeprefix("pathspace."),
-            without_roles(ast.get_docstring(_tree(package)) or ""),
-        )
-        index.append(f"* [`ps.{name}`](api/{name}.md): {about.splitlines()[0]}")
-        page = [f"# ps.{name}", "", about, ""]
-        for public in public_names(package):
-            page += [f"::: {package}.{public}", ""]
-        files.append(File.generated(config, f"api/{name}.md", content="\n".join(page)))
-    files.remove(next(file for file in files if file.src_uri == "api.md"))
-    files.append(File.generated(config, "api.md", content="\n".join(index) + "\n"))
-    return files

@@ -7,7 +7,6 @@ import io
 import os
 import pkgutil
 import re
-import runpy
 import shlex
 import textwrap
 from pathlib import Path
@@ -22,6 +21,8 @@ import pathspace
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("docs/*/*.md")])
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+CORE = ("metrics", "network", "nn", "optim", "paths", "rescaling")
+REFERENCE = re.compile(r"^::: (\S+)$", re.M)  # a name whose docstring the site shows there
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 
 # Documented commands take minutes; a test runs them in full with a budget of seconds.
@@ -293,10 +294,12 @@ def test_excerpts_on_the_page_of_trainers_stand_in_its_programs():
 
 
 def anchors(page: Path) -> set[str]:
-    """GitHub's anchors of the headings of a page, as docs/site.py makes them on the site, too."""
+    """GitHub's anchors of a page's headings, as docs/site.py makes them on the site, and names of the reference."""
     prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
     headings = re.findall(r"^#+ (.*)$", prose, re.M)
-    return {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
+    return set(REFERENCE.findall(prose)) | {
+        re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings
+    }
 
 
 def test_links_between_pages_lead_somewhere():
@@ -308,10 +311,7 @@ def test_links_between_pages_lead_somewhere():
 
 
 def core_modules() -> list[str]:
-    packages = [
-        importlib.import_module(f"pathspace.{n}")
-        for n in ("metrics", "network", "nn", "optim", "paths", "rescaling")
-    ]
+    packages = [importlib.import_module(f"pathspace.{n}") for n in CORE]
     names = [p.__name__ for p in packages]
     for package in packages:
         names += [m.name for m in pkgutil.walk_packages(package.__path__, package.__name__ + ".")]
@@ -325,7 +325,7 @@ def test_examples_in_docstrings_run(name):
     assert failures == 0
 
 
-@pytest.mark.parametrize("package", ["metrics", "network", "nn", "optim", "paths", "rescaling"])
+@pytest.mark.parametrize("package", CORE)
 def test_public_names_have_examples_and_say_what_they_return(package):
     module = importlib.import_module(f"pathspace.{package}")
     for name in module.__all__:
@@ -333,9 +333,51 @@ def test_public_names_have_examples_and_say_what_they_return(package):
         assert documentation, f"{package}.{name} has no docstring"
 
 
-def test_api_reference_is_what_the_docstrings_say():
-    scope = runpy.run_path(str(ROOT / "docs" / "api.py"))
-    assert scope["PAGE"].read_text() == scope["page"](), "run python docs/api.py"
+@pytest.mark.parametrize("package", [*CORE, "sequences"])
+def test_every_public_name_stands_in_the_reference_once(package: str) -> None:
+    """The site puts the docstring in the place of each `::: name`."""
+    listed = REFERENCE.findall((ROOT / f"docs/api/{package}.md").read_text())
+    names = importlib.import_module(f"pathspace.{package}").__all__
+    assert sorted(listed) == sorted(f"pathspace.{package}.{name}" for name in names)
+    assert f"({package}.md)" in (ROOT / "docs/api/README.md").read_text()
+
+
+def navigation() -> list[str]:
+    """Pages of the site's navigation. index.md is the README of the repository, pages.md is docs/README.md."""
+    entries = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
+    return re.findall(r"(\S+\.md)$", entries, re.M)
+
+
+def test_the_navigation_is_short_and_every_page_is_reached_from_it() -> None:
+    entries = navigation()
+    assert len(entries) <= 25
+    home, *listed = entries
+    assert home == "index.md"
+    waiting = [ROOT / "docs" / entry.replace("pages.md", "README.md") for entry in listed]
+    reached = set()
+    while waiting:
+        page = waiting.pop()
+        if page in reached:
+            continue
+        reached.add(page)
+        linked = re.findall(r"\]\(([^)#:\s]+\.md)", page.read_text())
+        waiting += [(page.parent / target).resolve() for target in linked]
+    pages = {path for path in ROOT.glob("docs/**/*.md") if "trainers" not in path.parts}
+    assert pages - reached == set()
+
+
+@pytest.mark.parametrize(
+    ("word", "page"),
+    [
+        ("install", "README.md"),
+        ("anomaly", "docs/sequences.md"),
+        ("anomaly", "docs/howto.md"),
+        ("tensorboard", "docs/diagnosing.md"),
+        ("tensorboard", "docs/howto.md"),
+    ],
+)
+def test_words_that_readers_search_for_stand_on_the_page_for_them(word: str, page: str) -> None:
+    assert re.search(rf"\b{word}\b", (ROOT / page).read_text(), re.I)
 
 
 def test_the_core_is_reached_from_the_package():
