@@ -24,31 +24,33 @@ class DDPAdam(DataOptimizer, PathAdam):
         kappa = (1 - alpha) psi_v gamma_u^2 + alpha sum over nodes o of psi_o stat_i[h_u^i dz_o^i/dz_v^i]
         then as PathAdam
 
-    alpha = 0 is :class:`PathAdam`, bit by bit. Where the data comes from is explained at
-    :class:`pathspace.metrics.DataDependent`; ``optimizer.observe(batch)`` gives it by hand.
+    With alpha = 0 this is :class:`PathAdam`, bit by bit. The metric reads batches from the calls of the model (see
+    :class:`pathspace.metrics.DataDependent`); ``optimizer.observe(batch)`` gives it a batch by hand.
 
     Args:
-        params: parameters or param groups.
-        network: the traced network; its parameters must be those of ``params``.
+        params, network: see :class:`Invariant`.
         lr: learning rate eta.
         betas: decay rates of the two moments.
         eps: added to the root of the second moment, in the coordinates.
         weight_decay: decoupled decay of every parameter, times lr, as in AdamW.
         amsgrad: divide by the largest second moment so far.
         alpha: share of the data, in [0, 1]; None: 0.5, or that of the ``metric``.
-        options: ``clip_norm``, ``maximize`` and ``metric``, as for :class:`Invariant`; without a ``metric`` those of
-            :class:`pathspace.metrics.DataDependent`.
+        options: other options as :class:`Invariant` (``metric``, ``clip_norm``, ``maximize``), and those of
+            :class:`pathspace.metrics.DataDependent` in place of a ``metric``.
 
     Raises:
-        ValueError, RuntimeError, FloatingPointError: as :class:`Invariant`; RuntimeError also if no batch was seen.
+        ValueError, RuntimeError, FloatingPointError: as :class:`Invariant`. RuntimeError also if the metric saw no
+            batch.
         UnmatchedForwardError: at a step, if the model's forward pass is not the traced one.
 
     Example:
         >>> import torch, pathspace as ps
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> network = ps.trace(model, torch.zeros(1, 4))
-        >>> optimizer = ps.optim.DDPAdam(model.parameters(), network, lr=1e-3, alpha=0.5, refresh_every=10)
-        >>> model(torch.randn(16, 4)).square().mean().backward()
+        >>> optimizer = ps.optim.DDPAdam(model.parameters(), network, lr=1e-3, alpha=0.5, watch=False)
+        >>> batch = torch.randn(16, 4)
+        >>> model(batch).square().mean().backward()
+        >>> optimizer.observe(batch)  # needed with watch=False
         >>> optimizer.step()
     """
 

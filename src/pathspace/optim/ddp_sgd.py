@@ -24,39 +24,41 @@ class DDPSGD(DataOptimizer, PathSGD):
         kappa = (1 - alpha) psi_v gamma_u^2 + alpha sum over nodes o of psi_o stat_i[h_u^i dz_o^i/dz_v^i]
         d = g / D;   v = momentum v + d;   p = (1 - eta weight_decay) p - eta v
 
-    alpha = 0 is :class:`PathSGD`, bit by bit. alpha = 1 with the second moment is the diagonal natural gradient of a
-    Gaussian output (D16 Theorem 2), without shared weights and for convolutions; for recurrent networks it is the
-    diagonal of the Fisher information.
+    With alpha = 0 this is :class:`PathSGD`, bit by bit. With alpha = 1 and the second moment as the statistic it is the
+    diagonal natural gradient of a Gaussian output (D16 Theorem 2), if no weights are shared, and for convolutions. For
+    recurrent networks it is the diagonal of the Fisher information.
 
-    The metric needs data, which it takes from the model's own calls; see :class:`pathspace.metrics.DataDependent`.
-    ``optimizer.observe(batch)`` gives it by hand, and ``optimizer.close()`` removes the hook that looks.
+    The metric reads batches from the calls of the model (see :class:`pathspace.metrics.DataDependent`).
+    ``optimizer.observe(batch)`` gives it a batch by hand; ``optimizer.close()`` removes the hook from the model.
 
     Parameters that do not belong to the network take the plain rule, d = g, with the same options.
 
     Args:
-        params: parameters or param groups.
-        network: the traced network; its parameters must be those of ``params``.
-        lr: learning rate eta; about SGD's on a balanced network, unless ``normalization`` is ``"none"``.
-        momentum: factor of the velocity v, which is kept on d.
+        params, network: see :class:`Invariant`.
+        lr: learning rate eta. Rates that are good for SGD on a balanced network are good here, unless
+            ``normalization`` is ``"none"``.
+        momentum: factor of the velocity v.
         alpha: share of the data, in [0, 1]; None: 0.5, or that of the ``metric``.
         nesterov: take the step with d + momentum v.
         weight_decay: decoupled decay of every parameter, times lr.
         path_decay: lambda; adds lambda kappa1 p to the gradient, the gradient of (lambda / 2) gamma_net^2 at alpha = 0.
         clip_step: largest length of d over all parameters, on the balanced network; see :class:`PathSGD`.
-        options: ``clip_norm``, ``maximize`` and ``metric``, as for :class:`Invariant`; without a ``metric`` those of
-            :class:`pathspace.metrics.DataDependent`.
+        options: other options as :class:`Invariant` (``metric``, ``clip_norm``, ``maximize``), and those of
+            :class:`pathspace.metrics.DataDependent` in place of a ``metric``.
 
     Raises:
-        ValueError, RuntimeError, FloatingPointError: as :class:`Invariant`; RuntimeError also if no batch was seen.
+        ValueError, RuntimeError, FloatingPointError: as :class:`Invariant`. RuntimeError also if the metric saw no
+            batch.
         UnmatchedForwardError: at a step, if the model's forward pass is not the traced one.
 
     Example:
         >>> import torch, pathspace as ps
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> network = ps.trace(model, torch.zeros(1, 4))
-        >>> optimizer = ps.optim.DDPSGD(model.parameters(), network, lr=0.1, alpha=0.5)
+        >>> optimizer = ps.optim.DDPSGD(model.parameters(), network, lr=0.1, momentum=0.9, alpha=0.5)
         >>> model(torch.randn(16, 4)).square().mean().backward()
         >>> optimizer.step()
+        >>> optimizer.close()  # the model keeps its weights, and no hook
     """
 
     def __init__(

@@ -22,21 +22,22 @@ class GAdam(PathSpaceOptimizer):
 
     .. code-block:: text
 
-        x_e <- (1 - eta weight_decay) x_e - eta m_e / (sqrt(s_e) + eps)       for every basis path, x_e = v_e / a_e
+        m_e = beta1 m_e + (1 - beta1) dL/dx_e;   s_e = beta2 s_e + (1 - beta2) (dL/dx_e)^2
+        d_e = (m_e / (1 - beta1^t)) / (sqrt(s_e / (1 - beta2^t)) + eps)
+        x_e = (1 - eta weight_decay) x_e - eta d_e            for every basis path, x_e = v_e / a_e
 
-    with Adam's bias corrections. It is invariant like :class:`GSGD`, whose remarks on the skeleton hold here too; the
-    step of a skeleton path does not depend on how long its gradient is, which suits coordinates as uneven as these.
+    It is invariant like :class:`GSGD`, which explains basis paths and the skeleton. The step of a path does not
+    depend on how long its gradient is, which suits coordinates of very different sizes.
 
     Args:
-        params: parameters or param groups.
-        network: the traced network; its parameters must be those of ``params``.
-        lr: learning rate eta.
+        params, network: see :class:`Invariant`.
+        lr: learning rate eta. With ``units="balanced"`` rates that are good for Adam are good here.
         betas: decay rates of the averages m and s.
         eps: added to the root.
         weight_decay: decoupled decay of every path value, times lr.
-        amsgrad: use the largest s so far.
-        options: as for :class:`GSGD`; with ``units="balanced"``, lr has about the size that Adam's has, and
-            ``skeleton_rate`` is what a_e^2 of the paths that consist of skeleton edges alone is multiplied by.
+        amsgrad: divide by the largest s so far.
+        options: other options as :class:`GSGD`; ``skeleton_rate`` multiplies a_e^2 of the paths that consist of
+            skeleton edges alone.
 
     Raises:
         ValueError, RuntimeError, FloatingPointError: as :class:`GSGD`.
@@ -45,7 +46,7 @@ class GAdam(PathSpaceOptimizer):
         >>> import torch, pathspace as ps
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> network = ps.trace(model, torch.zeros(1, 4))
-        >>> optimizer = ps.optim.GAdam(model.parameters(), network, lr=1e-3)
+        >>> optimizer = ps.optim.GAdam(model.parameters(), network, lr=1e-3, skeleton="cyclic")
         >>> model(torch.randn(16, 4)).square().mean().backward()
         >>> optimizer.step()
         >>> optimizer.diagnostics()["classes"]

@@ -26,44 +26,46 @@ class GSGD(PathSpaceOptimizer):
 
         v_e <- (1 - eta weight_decay) v_e - eta a_e^2 dL/dv_e       for every basis path
 
-    With ``units="none"``, ``clamp=None`` and the cyclic skeleton this is S19's Algorithm 2 (slips of its print put
-    right) if the skeleton's weights begin at 1, as :func:`pathspace.paths.skeleton_ones_` sets them.
-    ``paths.space.frame`` has the step in terms of weights.
+    The path values v_e are coordinates of the network's function that node-wise rescaling does not change. So two
+    networks that differ by a rescaling still differ by it after every step: bitwise, if the factors are powers of
+    two. In each unit class one outgoing weight, O(c), keeps its value. ``paths.space.frame`` has the step in terms of
+    weights.
 
-    The path values are coordinates of the network's function that node-wise rescaling does not change. So two networks
-    that differ by a rescaling stay so, step by step: bitwise, if the factors are powers of two. One weight that leaves
-    each unit class, O(c), keeps its value.
+    With ``units="none"``, ``clamp=None`` and the cyclic skeleton this is S19's Algorithm 2, with the misprints
+    corrected, if the skeleton's weights start at 1 (:func:`pathspace.paths.skeleton_ones_` sets them).
 
-    Momentum, Nesterov, decay and clipping act on path values and their gradients. Momentum kept on dL/dw and mapped
-    afterwards would be inconsistent, because the map changes from step to step.
+    Momentum, Nesterov, decay and clipping act on path values and their gradients. A momentum of dL/dw that is mapped
+    afterwards would be inconsistent, because the map changes at every step.
 
-    Weights at classes that have no skeleton (dead units, tied input and output embeddings), or next to parameters that
-    are frozen or have a learning rate of 0, step as in the balanced network; parameters outside it take the plain rule.
+    Some weights step as in the balanced network: those at classes without a skeleton (dead units, tied input and output
+    embeddings), and those next to parameters that are frozen or have a learning rate of 0. Parameters outside the
+    network take the plain rule.
 
     Args:
-        params: parameters or param groups.
-        network: the traced network; its parameters must be those of ``params``.
+        params, network: see :class:`Invariant`.
         lr: learning rate eta.
         momentum: factor of the velocity.
         nesterov: take the step with the gradient + momentum times the velocity.
         weight_decay: decoupled decay of every path value, times lr.
         clip_norm (None): largest norm of dL/dx over all basis paths (of g, outside the network), where x = v / a;
             longer gradients are scaled down to it.
-        clamp (2.0): largest factor, and its inverse the smallest, by which a step may multiply a skeleton weight. At
-            the factor 0 the coordinates have a singularity, and beyond it the weights that leave the class change
+        clamp (2.0): largest factor by which a step may multiply a skeleton weight; its inverse is the smallest. At
+            the factor 0 the coordinates have a singularity, and below it the weights that leave the class change
             their signs. None takes every step exactly.
-        units (``"balanced"``): with ``"balanced"`` a_e is 1 for a weight of the balanced network at the first step, so
-            that lr has about the size that SGD's has; with ``"none"`` a_e = 1 for every path, the paper's rule, whose
-            multipliers 1 / (A_u B_v)^2 range over many powers of ten unless the skeleton's weights begin at 1.
-        skeleton_rate (0.03): with balanced units, what the learning rate of the paths that consist of skeleton edges
-            alone is multiplied by. These are the coordinates that must not come near zero.
+        units (``"balanced"``): with ``"balanced"`` a_e is 1 for a weight of the balanced network at the first step,
+            so that rates that are good for SGD are good here. With ``"none"`` a_e = 1 for every path, the rule of the
+            paper. Its multipliers 1 / (A_u B_v)^2 range over many powers of ten unless the skeleton's weights start
+            at 1.
+        skeleton_rate (0.03): with balanced units, factor of the learning rate of paths that consist of skeleton edges
+            alone. These coordinates must not come near zero.
         skeleton (None): a skeleton, or the rule by which one is chosen at the first step (see
             :func:`pathspace.paths.skeleton`); None: the largest.
-        seed (0): decides the skeleton of the rule ``"random"``.
+        seed (0): seed of the rule ``"random"``.
         maximize (False): ascend instead.
 
     Raises:
-        ValueError: an option is out of its range, no parameter belongs to the network, or the skeleton is another's.
+        ValueError: an option is out of its range, no parameter belongs to the network, or the skeleton is of another
+            network.
         RuntimeError: at a step, for sparse gradients.
         FloatingPointError: at the first step, if the path mass of a class is not finite.
 
@@ -71,7 +73,7 @@ class GSGD(PathSpaceOptimizer):
         >>> import torch, pathspace as ps
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> network = ps.trace(model, torch.zeros(1, 4))
-        >>> optimizer = ps.optim.GSGD(model.parameters(), network, lr=0.1)
+        >>> optimizer = ps.optim.GSGD(model.parameters(), network, lr=0.1, momentum=0.9)
         >>> model(torch.randn(16, 4)).square().mean().backward()
         >>> optimizer.step()
         >>> optimizer.diagnostics()["classes"]

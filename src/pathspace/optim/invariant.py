@@ -72,36 +72,39 @@ class Invariant(MetricOptimizer):
 
         u = sqrt(D) w;   h = g / sqrt(D);   du = step of the rule on (u, h);   w = w + du / sqrt(D)
 
-    D is the metric (see :class:`pathspace.metrics.Path`). Two networks that differ by a node-wise rescaling stay so,
-    step by step: bitwise, if the factors are powers of two. The step is mapped back, not the point: where the rule does
-    not move u, as with lr = 0, every weight keeps its bits. ``param_groups`` are the rule's own, so schedulers act on
-    it; its state is ``optimizer.rule.state``, by coordinates. When D changes, what a rule knows of gradients stays
-    as it is, and points that it keeps (the mean of ASGD, z of schedule-free rules, the start of Prodigy) move with the
-    coordinates.
+    D is the metric, by default :class:`pathspace.metrics.Path`. Train two networks that differ by a node-wise
+    rescaling: after every step they still differ by the same rescaling. This holds bitwise if the factors are powers
+    of two.
 
-    Rules that evaluate a closure several times (LBFGS, SAM) get one that goes through the weights, with D held during
-    the step. Schedule-free rules have their ``train()`` and ``eval()`` here, too.
+    Only the step is mapped back to the weights. Where the rule does not move u, as with lr = 0, no bit of a weight
+    changes. ``param_groups`` belong to the rule, so learning rate schedulers act on it. Its state is
+    ``optimizer.rule.state``, in the coordinates u. When D is refreshed, state that the rule computed from gradients is
+    left as it is. State that holds points (the mean of ASGD, z of schedule-free rules, the start of Prodigy) is
+    converted to the new coordinates.
+
+    Rules that evaluate a closure several times (LBFGS, SAM) receive a closure that writes the weights first; D does not
+    change during the step. Schedule-free rules have ``train()`` and ``eval()``.
 
     Parameters that do not belong to the network take the plain rule.
 
     Args:
         params: parameters or param groups.
-        network: the traced network; its parameters must be those of ``params``.
-        rule: the class of an optimizer, or a function that makes one of param groups: ``torch.optim.AdamW``.
-        metric: the metric; None: ``pathspace.metrics.Path()``. One object may serve several optimizers of parameters
-            of one network, with one computation.
-        clip_norm: largest norm of h over all parameters; longer gradients are scaled down to it. The norm does not
-            depend on the scaling of the weights, as that of ``torch.nn.utils.clip_grad_norm_`` does. LBFGS takes none.
-        points: names in the rule's state of tensors that are points, not gradients, where the library does not know
-            the rule. If it does not and nothing is given, the metric of the first step is kept for good.
-        options: those of the rule.
+        network: the traced network of the model whose parameters are in ``params``.
+        rule: the class of an optimizer, such as ``torch.optim.AdamW``, or a function that makes one from param groups.
+        metric: the metric D; None: ``pathspace.metrics.Path()``. Several optimizers of one network may share a metric,
+            which is then computed once.
+        clip_norm: largest norm of h over all parameters; longer gradients are scaled down to it. Unlike the norm of
+            ``torch.nn.utils.clip_grad_norm_``, it does not depend on how the weights are scaled. Not for LBFGS.
+        points: names of state entries of the rule that are points, not gradients, for rules that the library does not
+            know. Without them the metric of the first step is used until the end.
+        options: options of the rule.
 
     Raises:
-        TypeError: the rule is no class or function, or copies parameters when it is made (Lookahead), or an option
-            belongs to the metric.
+        TypeError: the rule is not callable, or copies parameters when it is made (Lookahead), or an option belongs to
+            the metric.
         ValueError: an option is out of its range, or no parameter belongs to the network.
         RuntimeError: at a step, for sparse gradients.
-        FloatingPointError: at a step, if kappa is not finite; parameters are not changed then.
+        FloatingPointError: at a step, if kappa is not finite. The step then changes no parameter.
 
     Example:
         >>> import torch, pathspace as ps
@@ -110,6 +113,8 @@ class Invariant(MetricOptimizer):
         >>> optimizer = ps.optim.Invariant(model.parameters(), network, torch.optim.AdamW, lr=1e-3, weight_decay=0.1)
         >>> model(torch.randn(16, 4)).square().mean().backward()
         >>> optimizer.step()
+        >>> type(optimizer.rule).__name__, optimizer.param_groups[0]["weight_decay"]
+        ('AdamW', 0.1)
     """
 
     form = "root"

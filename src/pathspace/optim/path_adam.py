@@ -28,23 +28,20 @@ class PathAdam(Invariant):
         d = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
         p = (1 - eta weight_decay) p - eta d / sqrt(D)
 
-    It is :class:`Invariant` with ``torch.optim.AdamW``. D is kappa over its mean in the balanced frame, plus the
-    damping, to a power; see :class:`pathspace.metrics.Path`. Two networks that differ by a node-wise rescaling stay so,
-    step by step: bitwise, if the factors are powers of two. With power = 0 the rule is Adam on the network balanced
-    once, at the first step.
-
-    Parameters that do not belong to the network take AdamW's rule, D = 1, with the same options.
+    This is :class:`Invariant` with ``torch.optim.AdamW``. D is kappa over its mean in the balanced frame, plus the
+    damping, to a power (see :class:`pathspace.metrics.Path`). With ``power=0.0`` the rule is Adam on the network that
+    is balanced once, at the first step. Parameters that do not belong to the network take AdamW's rule, D = 1.
 
     Args:
-        params: parameters or param groups.
-        network: the traced network; its parameters must be those of ``params``.
-        lr: learning rate eta; about Adam's on a balanced network, unless ``normalization`` is ``"none"``.
+        params, network: see :class:`Invariant`.
+        lr: learning rate eta. Rates that are good for Adam on a balanced network are good here, unless
+            ``normalization`` is ``"none"``.
         betas: decay rates of the two moments.
         eps: added to the root of the second moment, in the coordinates.
         weight_decay: decoupled decay of every parameter, times lr, as in AdamW.
         amsgrad: divide by the largest second moment so far.
-        options: ``clip_norm``, ``maximize`` and ``metric``, as for :class:`Invariant`; without a ``metric`` those of
-            :class:`pathspace.metrics.Path`.
+        options: other options as :class:`Invariant` (``metric``, ``clip_norm``, ``maximize``), and those of
+            :class:`pathspace.metrics.Path` in place of a ``metric``.
 
     Raises:
         ValueError, RuntimeError, FloatingPointError: as :class:`Invariant`.
@@ -53,9 +50,12 @@ class PathAdam(Invariant):
         >>> import torch, pathspace as ps
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> network = ps.trace(model, torch.zeros(1, 4))
-        >>> optimizer = ps.optim.PathAdam(model.parameters(), network, lr=1e-3)
+        >>> groups = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 1e-4}]
+        >>> optimizer = ps.optim.PathAdam(groups, network, lr=1e-3, weight_decay=0.1, clip_norm=1.0)
         >>> model(torch.randn(16, 4)).square().mean().backward()
         >>> optimizer.step()
+        >>> [group["lr"] for group in optimizer.param_groups]
+        [0.001, 0.0001]
     """
 
     def __init__(

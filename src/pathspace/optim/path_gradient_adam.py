@@ -21,43 +21,41 @@ from pathspace.paths.kernel.norm import widened
 
 
 class PathGradientAdam(MetricOptimizer):
-    r"""Adam with g / kappa in the place of the gradient; **not** invariant, use :class:`PathAdam`.
+    r"""Adam on g / kappa instead of the gradient g; **not** invariant, use :class:`PathAdam`.
 
     .. code-block:: text
 
         d = g / D                                              (scale="none": g / kappa as it comes)
-    d = g / D  ||f g|| / ||g / (f D)||                     (scale="gradient": as long as g in the frame)
+        d = g / D  ||f g|| / ||g / (f D)||                     (scale="gradient": as long as g in the frame)
         m = beta1 m + (1 - beta1) d;   v = beta2 v + (1 - beta2) d^2
         p = (1 - eta weight_decay) p - eta (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
 
-    Rescaling multiplies the d of an edge u -> v by s_v / s_u, like its weight. But m and sqrt(v) are both multiplied
-    by it, and the step m / sqrt(v) not at all: a weight that was made 100 times as large takes the same step as
-    before. For the same reason the second moment cancels the preconditioner: with a kappa that stays the same this is
-    Adam on g, but for eps. kappa acts by its motion alone. It is here because the experiments of P16 used it.
+    The experiments of P16 used this rule. Rescaling multiplies the d of an edge u -> v by s_v / s_u, like its weight.
+    It multiplies m and sqrt(v) by the same factor, so their quotient does not change: a weight that was made 100 times
+    as large takes the same step as before. For the same reason v cancels the preconditioner: with a constant kappa, and
+    but for eps, this is Adam on g. Only changes of kappa have an effect.
 
-    **Why scale.** While a network trains, kappa grows, that of recurrent matrices more than tenfold (figures in
-    docs/results/char-lm.md). So g / kappa shrinks, and the second moment, which looks back some 1 / (1 - beta2) steps,
-    divides by the larger ones of before: steps become too short. ``scale="gradient"`` makes d as long as g, by one
-    number for the whole network at every step, which leaves the proportions between weights. P16 does not say whether
-    its experiments did so.
-    The number is made of lengths in the frame of the metric. So the scaling of the weights does not change it in the
-    balanced frame. With ``frame="weights"`` it is ||g|| / ||g / D||, which rescaling changes. Adam's moments, which
-    come next, make the rule depend on scales in either frame.
+    **The option scale.** During training kappa grows, that of recurrent matrices more than tenfold (figures in
+    docs/results/char-lm.md). So g / kappa shrinks, while v averages over the last 1 / (1 - beta2) steps and still
+    holds larger values. Steps become too short. ``scale="gradient"`` multiplies d by one number for the whole
+    network, so that d is as long as g in the frame of the metric. Proportions between weights do not change. P16 does
+    not say whether its experiments did so. In the balanced frame the number does not depend on how the weights are
+    scaled; with ``frame="weights"`` it does.
 
     Parameters that do not belong to the network take AdamW's rule, d = g, with the same options.
 
     Args:
-        params: parameters or param groups.
-        network: the traced network; its parameters must be those of ``params``.
+        params, network: see :class:`Invariant`.
         lr: learning rate eta.
         betas: decay rates of the two moments.
         eps: added to the root of the second moment.
         weight_decay: decoupled decay of every parameter, times lr.
         amsgrad: divide by the largest second moment so far.
-        scale: ``"none"``, the rule as printed, or ``"gradient"``. It does not touch parameters outside the network, and
-            is found before ``clip_norm`` shortens d.
-        options: as for :class:`PathAdam`, but without a ``metric`` the kappa is that of the paper, with
-            ``normalization="none"``.
+        scale: ``"none"``, the rule as printed, or ``"gradient"``. It does not affect parameters outside the network,
+            and is computed before ``clip_norm`` shortens d.
+        options: other options as :class:`Invariant` (``metric``, ``clip_norm``, ``maximize``), and those of
+            :class:`pathspace.metrics.Path` in place of a ``metric``, with ``normalization="none"`` by default, the
+            kappa of the paper.
 
     Raises:
         ValueError, RuntimeError, FloatingPointError: as :class:`Invariant`.
@@ -66,7 +64,7 @@ class PathGradientAdam(MetricOptimizer):
         >>> import torch, pathspace as ps
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> network = ps.trace(model, torch.zeros(1, 4))
-        >>> optimizer = ps.optim.PathGradientAdam(model.parameters(), network, lr=1e-3)
+        >>> optimizer = ps.optim.PathGradientAdam(model.parameters(), network, lr=1e-3, scale="gradient")
         >>> model(torch.randn(16, 4)).square().mean().backward()
         >>> optimizer.step()
     """

@@ -29,19 +29,18 @@ class PathMuon(Invariant):
         d = U V^T, nearly, for U S V^T = (1 - momentum) G + momentum B    (of B without nesterov)
         p = (1 - eta weight_decay) p - eta 0.2 sqrt(max(n, m)) d / sqrt(D)
 
-    A matrix can be orthogonalized only where its entries have a common unit. G belongs to coordinates without a scale,
-    hence so does d: two networks that differ by a node-wise rescaling stay so, step by step, bitwise if the factors are
-    powers of two. It is :class:`Invariant` with ``torch.optim.Muon``, whose iterations are in bfloat16, and
-    ``torch.optim.AdamW`` for biases and other vectors. D: see :class:`pathspace.metrics.Path`.
+    This is :class:`Invariant` with ``torch.optim.Muon``, which iterates in bfloat16, for matrices and
+    ``torch.optim.AdamW`` for biases and other vectors. D: see :class:`pathspace.metrics.Path`. To orthogonalize a
+    matrix is meaningful only if its entries have a common unit, and those of G have one.
 
-    A weight that is several matrices in one, whose rows the network uses apart, is orthogonalized block by block:
-    ``in_proj_weight`` of ``nn.MultiheadAttention`` steps as the weights of three linear layers do.
+    Some weights hold several matrices whose rows the network uses separately, such as ``in_proj_weight`` of
+    ``nn.MultiheadAttention``. Each of them is orthogonalized separately, as if it were the weight of a layer of its
+    own.
 
     Parameters that do not belong to the network take the same rules with D = 1: Muon and AdamW.
 
     Args:
-        params: parameters or param groups.
-        network: the traced network; its parameters must be those of ``params``.
+        params, network: see :class:`Invariant`.
         lr: learning rate eta of both rules.
         momentum: decay rate of B.
         nesterov: orthogonalize a mean of G and B instead of B.
@@ -51,9 +50,9 @@ class PathMuon(Invariant):
         adjust_lr: factor of a matrix's step. ``"match_rms_adamw"``: 0.2 sqrt(max(n, m)), which gives steps of
             AdamW's size, so that one lr serves both rules; ``"original"``: sqrt(max(1, n / m)).
         ns_steps: Newton-Schulz iterations.
-        use_muon: False, as in a param group of embeddings and of the last layer, leaves matrices to AdamW, too.
-        options: ``clip_norm``, ``maximize`` and ``metric``, as for :class:`Invariant`; without a ``metric`` those of
-            :class:`pathspace.metrics.Path`.
+        use_muon: False gives matrices to AdamW, too; set it in the param group of embeddings and of the last layer.
+        options: other options as :class:`Invariant` (``metric``, ``clip_norm``, ``maximize``), and those of
+            :class:`pathspace.metrics.Path` in place of a ``metric``.
 
     Raises:
         ValueError, RuntimeError, FloatingPointError: as :class:`Invariant`.
@@ -62,7 +61,8 @@ class PathMuon(Invariant):
         >>> import torch, pathspace as ps
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> network = ps.trace(model, torch.zeros(1, 4))
-        >>> optimizer = ps.optim.PathMuon(model.parameters(), network, lr=1e-3)
+        >>> last = {"params": model[2].parameters(), "use_muon": False}
+        >>> optimizer = ps.optim.PathMuon([{"params": model[0].parameters()}, last], network, lr=1e-3)
         >>> model(torch.randn(16, 4)).square().mean().backward()
         >>> optimizer.step()
     """

@@ -27,28 +27,27 @@ class PathRMSprop(Invariant):
         v = alpha v + (1 - alpha) h^2;   m = momentum m + h / (sqrt(v) + eps)
         p = p - eta m / sqrt(D)
 
-    It is :class:`Invariant` with ``torch.optim.RMSprop``; D: see :class:`pathspace.metrics.Path`. Parameters that do
+    This is :class:`Invariant` with ``torch.optim.RMSprop``. D: see :class:`pathspace.metrics.Path`. Parameters that do
     not belong to the network take RMSprop's rule, D = 1.
 
     Args:
-        params: parameters or param groups.
-        network: the traced network; its parameters must be those of ``params``.
+        params, network: see :class:`Invariant`.
         lr: learning rate eta.
         alpha: decay rate of v.
         eps: added to the root of v, in the coordinates.
         momentum: factor of m.
-        options: ``clip_norm``, ``maximize`` and ``metric``, as for :class:`Invariant`; without a ``metric`` those of
-            :class:`pathspace.metrics.Path`.
+        options: other options as :class:`Invariant` (``metric``, ``clip_norm``, ``maximize``), and those of
+            :class:`pathspace.metrics.Path` in place of a ``metric``.
 
     Raises:
         ValueError, RuntimeError, FloatingPointError: as :class:`Invariant`.
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-        >>> network = ps.trace(model, torch.zeros(1, 4))
-        >>> optimizer = ps.optim.PathRMSprop(model.parameters(), network, lr=1e-3)
-        >>> model(torch.randn(16, 4)).square().mean().backward()
+        >>> model = torch.nn.RNN(3, 8, num_layers=2, nonlinearity="relu")  # units of the first layer are rescaled
+        >>> network = ps.trace(model, torch.zeros(5, 1, 3))
+        >>> optimizer = ps.optim.PathRMSprop(model.parameters(), network, lr=1e-3, alpha=0.9, refresh_every=20)
+        >>> model(torch.randn(5, 16, 3))[0].square().mean().backward()
         >>> optimizer.step()
     """
 

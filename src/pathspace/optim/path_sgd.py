@@ -32,28 +32,26 @@ class PathSGD(MetricOptimizer):
         v = momentum v + d
         p = (1 - eta weight_decay) p - eta v
 
-    D is kappa, the diagonal of half the Hessian of the squared path norm, over its mean in the balanced frame, plus the
-    damping; see :class:`pathspace.metrics.Path`. (P16 Eqs. (5) and (7) as printed would give eta / (2 kappa).) Two
-    networks that differ by a node-wise rescaling stay so, step by step: bitwise, if the factors are powers of two.
+    D is kappa over its mean in the balanced frame, plus the damping (see :class:`pathspace.metrics.Path`). kappa is the
+    diagonal of half the Hessian of the squared path norm. (P16 Eqs. (5) and (7) as printed would give
+    eta / (2 kappa).) Parameters that do not belong to the network take d = g.
 
-    Parameters that do not belong to the network take the plain rule, d = g, with the same options.
+    ``normalization="none", refresh_every=1`` is the rule of the paper.
 
     Args:
-        params: parameters or param groups.
-        network: the traced network; its parameters must be those of ``params``.
-        lr: learning rate eta; about SGD's on a balanced network, unless ``normalization`` is ``"none"``.
-        momentum: factor of the velocity v, which is kept on d.
+        params, network: see :class:`Invariant`.
+        lr: learning rate eta. Rates that are good for SGD on a balanced network are good here, unless
+            ``normalization`` is ``"none"``.
+        momentum: factor of the velocity v.
         nesterov: take the step with d + momentum v.
         weight_decay: decoupled decay of every parameter, times lr.
         path_decay: lambda; adds lambda kappa1 p to the gradient, the gradient of (lambda / 2) gamma_net^2.
-        clip_step: largest length of d over all parameters, measured in the gauge in which the network was balanced at
-            the first step (as it is, outside the network), which does not depend on the scaling of the weights
-            either. What clipping gradients does for SGD on the balanced network: without momentum no step there is
-            longer than lr clip_step. With ``frame="weights"`` the length is that of the weights as they are. Takes
-            effect after ``clip_norm``, which lets a weight of little kappa move far: by up to lr / sqrt(D).
-        options: ``clip_norm``, ``maximize`` and ``metric``, as for :class:`Invariant`; without a ``metric`` those of
-            :class:`pathspace.metrics.Path`. ``normalization="none", refresh_every=1`` is the rule of the paper;
-            ``frame="weights"`` ends the invariance, see :class:`pathspace.metrics.Metric`.
+        clip_step: largest length of d over all parameters, in the gauge in which the network was balanced at the first
+            step (of d itself, outside the network). It does not depend on how the weights are scaled, except with
+            ``frame="weights"``. Without momentum, no step in the balanced network is longer than lr clip_step.
+            ``clip_norm`` is applied before it; it alone lets a weight of small kappa move by up to lr / sqrt(D).
+        options: other options as :class:`Invariant` (``metric``, ``clip_norm``, ``maximize``), and those of
+            :class:`pathspace.metrics.Path` in place of a ``metric``.
 
     Raises:
         ValueError, RuntimeError, FloatingPointError: as :class:`Invariant`.
@@ -62,9 +60,15 @@ class PathSGD(MetricOptimizer):
         >>> import torch, pathspace as ps
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> network = ps.trace(model, torch.zeros(1, 4))
-        >>> optimizer = ps.optim.PathSGD(model.parameters(), network, lr=0.1, momentum=0.9)
+        >>> optimizer = ps.optim.PathSGD(
+        ...     model.parameters(), network, lr=0.1, momentum=0.9, nesterov=True, clip_step=1.0
+        ... )
+        >>> schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
         >>> model(torch.randn(16, 4)).square().mean().backward()
         >>> optimizer.step()
+        >>> schedule.step()
+        >>> optimizer.param_groups[0]["lr"]
+        0.05
     """
 
     clips_by = "clip_step"

@@ -27,37 +27,39 @@ class PathSOAP(Invariant):
         d = Q_L Adam(Q_L^T G Q_R) Q_R^T                       (Q_L, Q_R eigenvectors of L, R, refreshed now and then)
         p = (1 - eta weight_decay) p - eta d / sqrt(D)
 
-    A matrix preconditioner mixes entries, which makes sense only where they have a common unit. G belongs to
-    coordinates without a scale, hence so do L, R, the basis and d: two networks that differ by a node-wise
-    rescaling stay so, step by step, bitwise if the factors are powers of two. With other factors rounding
-    differs, and where eigenvalues lie close it turns the basis: in float32 two such runs part after a few steps,
-    as two runs do that sum their examples in another order.
+    This is :class:`Invariant` with SOAP for matrices and AdamW for biases and other vectors. D: see
+    :class:`pathspace.metrics.Path`. A preconditioner that mixes entries of a matrix is meaningful only if they have a
+    common unit, and those of G have one.
 
-    Biases and other vectors take PathAdam's rule. The first step of a matrix only measures its basis, as in the
-    published code; weight decay acts on it already. Parameters that do not belong to the network take the same rules
-    with D = 1: SOAP and AdamW.
+    The invariance is bitwise if the factors are powers of two. Other factors change the rounding, and rounding turns
+    the eigenvectors of eigenvalues that lie close together. In float32 two such runs differ after a few steps, as do
+    two runs that sum their examples in different orders.
+
+    The first step of a matrix only measures its basis, as in the published code, but applies weight decay. Parameters
+    that do not belong to the network take the same rules with D = 1.
 
     Args:
-        params: parameters or param groups.
-        network: the traced network; its parameters must be those of ``params``.
-        lr: learning rate eta; about the size that Adam's has.
+        params, network: see :class:`Invariant`.
+        lr: learning rate eta. Rates that are good for Adam are good here.
         betas: decay rates of the two moments; L and R decay with the second.
         eps: added to the root of the second moment, in the coordinates.
         weight_decay: decoupled decay of every parameter, times lr.
-        precondition_frequency: steps between two updates of the eigenbasis, each one power iteration and QR.
-        max_precondition_size: sides of a matrix longer than this keep the standard basis.
-        options: ``clip_norm``, ``maximize`` and ``metric``, as for :class:`Invariant`; without a ``metric`` those of
-            :class:`pathspace.metrics.Path`.
+        precondition_frequency: steps between two updates of the eigenvectors, each by one power iteration and QR.
+        max_precondition_size: sides of a matrix that are longer than this keep the standard basis.
+        options: other options as :class:`Invariant` (``metric``, ``clip_norm``, ``maximize``), and those of
+            :class:`pathspace.metrics.Path` in place of a ``metric``.
 
     Raises:
         ValueError, RuntimeError, FloatingPointError: as :class:`Invariant`.
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-        >>> network = ps.trace(model, torch.zeros(1, 4))
-        >>> optimizer = ps.optim.PathSOAP(model.parameters(), network, lr=3e-3)
-        >>> model(torch.randn(16, 4)).square().mean().backward()
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(4 * 36, 2)
+        ... )
+        >>> network = ps.trace(model, torch.zeros(1, 1, 8, 8))
+        >>> optimizer = ps.optim.PathSOAP(model.parameters(), network, lr=3e-3, precondition_frequency=10)
+        >>> model(torch.randn(16, 1, 8, 8)).square().mean().backward()
         >>> optimizer.step()
     """
 

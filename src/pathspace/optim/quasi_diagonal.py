@@ -23,7 +23,7 @@ from pathspace.optim.rules.clipping import clip_factor
 
 
 class QuasiDiagonal(DataOptimizer, PathSGD):
-    r"""Quasi-diagonal natural gradient, invariant under rescaling of units and under shifts of what enters them.
+    r"""Quasi-diagonal natural gradient, invariant under rescaling of units and under shifts of their inputs.
 
     .. code-block:: text
 
@@ -31,30 +31,32 @@ class QuasiDiagonal(DataOptimizer, PathSGD):
         d_0 = g_0 / M_00 - sum_i (M_0i / M_00) d_i
         v = momentum v + d;   p = (1 - eta weight_decay) p - eta v
 
-    For the weights i into a unit and its bias 0, in linear, convolutional and recurrent layers; other parameters, and
-    units without a bias, take :class:`DDPSGD`'s rule. M_ii = kappa_i and M_0i are those of
-    :func:`pathspace.metrics.quasi_diagonal_metric`. With alpha = 1 and ``normalization="none"`` a run does not change
-    when a constant is added to an input, or to the activity of a unit, and its effect taken out of the biases.
+    The formula holds for the weights i into a unit and its bias 0, in linear, convolutional and recurrent layers. Other
+    parameters, and units without a bias, take the rule of :class:`DDPSGD`. M_ii = kappa_i and M_0i are those of
+    :func:`pathspace.metrics.quasi_diagonal_metric`.
 
-    Where the data comes from is explained at :class:`pathspace.metrics.DataDependent`; parameters that do not belong to
-    the network take d = g.
+    With alpha = 1 and ``normalization="none"`` a run does not change when a constant is added to an
+    input or to the activity of a unit, and the biases that read it are corrected.
+
+    The metric reads batches from the calls of the model (see :class:`pathspace.metrics.DataDependent`). Parameters that
+    do not belong to the network take d = g.
 
     Args:
-        params: parameters or param groups.
-        network: the traced network; its parameters must be those of ``params``.
-        lr: learning rate eta. With momentum take (1 - momentum) times as much: the default is for none.
-        momentum: factor of the velocity v, which is kept on d.
-        alpha: share of the data, in (0, 1]; the paths' share is diagonal.
+        params, network: see :class:`Invariant`.
+        lr: learning rate eta. The default is for momentum 0; otherwise take (1 - momentum) times as much.
+        momentum: factor of the velocity v.
+        alpha: share of the data, in (0, 1]; the share of the paths is diagonal.
         nesterov: take the step with d + momentum v.
         weight_decay: decoupled decay of every parameter, times lr.
         path_decay: lambda; adds lambda kappa1 p to the gradient, as :class:`PathSGD`.
-        options: ``clip_norm`` (of sqrt(g^T d)), ``maximize``, and those of :class:`pathspace.metrics.DataDependent`
-            but ``power`` and ``sharing``. c is one number for all parameters, the mean of theirs, as the rule mixes
-            them; damping times that mean is added to the diagonal. Both keep the invariance under rescaling, and give
-            up that under shifts.
+        options: other options as :class:`Invariant` (``clip_norm``, here of sqrt(g^T d), and ``maximize``), and those
+            of :class:`pathspace.metrics.DataDependent` except ``power`` and ``sharing``. The normalizer c is the mean
+            over all parameters, as the rule mixes them. The damping times c is added to the diagonal. Both keep the
+            invariance under rescaling and end that under shifts.
 
     Raises:
-        ValueError, RuntimeError, FloatingPointError: as :class:`Invariant`; RuntimeError also if no batch was seen.
+        ValueError, RuntimeError, FloatingPointError: as :class:`Invariant`. RuntimeError also if the metric saw no
+            batch.
         UnmatchedForwardError: at a step, if the model's forward pass is not the traced one.
 
     Example:
@@ -62,8 +64,10 @@ class QuasiDiagonal(DataOptimizer, PathSGD):
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> network = ps.trace(model, torch.zeros(1, 4))
         >>> optimizer = ps.optim.QuasiDiagonal(model.parameters(), network, lr=0.05, damping=1e-2)
-        >>> model(torch.randn(16, 4)).square().mean().backward()
-        >>> optimizer.step()
+        >>> for batch in torch.randn(3, 16, 4):
+        ...     optimizer.zero_grad()
+        ...     model(batch).square().mean().backward()
+        ...     optimizer.step()
     """
 
     form = "balanced"
