@@ -123,7 +123,7 @@ class Capture(TorchDispatchMode):
             return plain(tensor)
 
     def live(self, outputs: Iterable[Tensor]) -> list[Step]:
-        """The steps on which some tensors depend, and those that were kept whole for a reason of the reader's."""
+        """Return the steps on which some tensors depend, and those that the reader must keep whole."""
         needed = {id(t) for t in outputs}
         kept = []
         for step in reversed(self.steps):
@@ -184,7 +184,7 @@ def of_examples(tensor: Tensor, like: Tensor | None = None) -> Tensor:
 
 
 def one_by_one(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Inside ``vmap``, call a function for each example by itself; outside it, simply call it.
+    """Call a function for each example separately inside ``vmap``; outside it, simply call it.
 
     Raises:
         Exception: the function's own.
@@ -241,7 +241,7 @@ class OnBatch:
                 return one_by_one(self._function, args, kwargs)
 
     def _apart(self, result: Any, like: Tensor) -> Any:
-        """The results for each example."""
+        """Return the results for each example."""
         count, places = len(leading(like)[0]), iter(self._results)
 
         def apart(t: Tensor) -> Tensor:
@@ -258,7 +258,7 @@ def _stands_for_examples(tensor: Tensor, place: int | None) -> bool:
 
 
 def _joined(tensor: Tensor, place: int | None) -> Tensor:
-    """All examples in the place of one, in memory of its own."""
+    """Put all examples in the place of one, in memory of its own."""
     values, many = leading(tensor)
     if not many or place is None:
         return values.clone()

@@ -116,7 +116,7 @@ class Program:
         return _Line(function, args, kwargs, tuple(places))
 
     def refer(self, tree: Any) -> Any:
-        """Arguments with places for tensors; constants stay."""
+        """Replace tensors among arguments by references; constants stay."""
         return pytree.tree_map_only(Tensor, lambda t: self._refs.get(id(t), t), tree)
 
     def seal(self) -> None:
@@ -159,7 +159,7 @@ class Values:
         return self.of[ref.number][0]
 
     def differs(self, ref: Ref) -> bool:
-        """Whether each example has a value of its own."""
+        """Return whether each example has a value of its own."""
         return self.of[ref.number][1]
 
 
@@ -184,7 +184,7 @@ def on_examples(program: Program, values: Sequence[Tensor], dims: Sequence[int |
 
 
 def _live(steps: Iterable[Step], wanted: Iterable[Tensor]) -> list[Step]:
-    """The steps on which some tensors depend."""
+    """Return the steps on which some tensors depend."""
     needed = {id(t) for t in wanted}
     kept = []
     for step in reversed(list(steps)):

@@ -190,7 +190,7 @@ class DataDependent(Path):
         return super()._copied(name, value, memo)
 
     def _short_chain(self) -> Chain | None:
-        """The chain that the network is, if ``chain_terms`` finds what is wanted: random signs, no other products."""
+        """Return the network as a chain, if ``chain_terms`` can compute kappa: random signs, no other products."""
         chain = self._chain
         if chain is None:
             return None

@@ -67,7 +67,7 @@ def quasi_diagonal_metric(
     estimator: Estimator = "exact",
     generator: torch.Generator | None = None,
 ) -> QuasiDiagonalMetric:
-    """The quasi-diagonal metric of linear, convolutional and recurrent layers; of other parameters, its diagonal.
+    """Compute the quasi-diagonal metric of linear, convolutional and recurrent layers; of others, its diagonal.
 
     Args:
         network: a traced network.

@@ -19,7 +19,7 @@ from pathspace.squared.squares import Outer
 
 
 def rank_and_size(group: Any) -> tuple[int, int]:
-    """This process's number and how many there are: (0, 1) without data parallelism.
+    """Return the rank of this process and the number of processes: (0, 1) without data parallelism.
 
     Args:
         group: a process group; ``"default"`` is torch's, if there is one; None is none.
@@ -40,7 +40,7 @@ def any_replica(flag: bool, group: Any) -> bool:
 
 
 def mean_over_replicas(terms: KappaTerms, group: Any) -> KappaTerms:
-    """The terms of kappa, averaged over the processes of a group, of which each must ask; the same bits in all."""
+    """Average the terms of kappa over the processes of a group, all of which must call; all get the same bits."""
     size = rank_and_size(group)[1]
     if size == 1:
         return terms

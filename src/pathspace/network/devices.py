@@ -10,6 +10,6 @@ import torch
 
 @contextmanager
 def tables_on_the_cpu() -> Iterator[None]:
-    """A context, or decorator of functions, in which tensors made without a device lie on the CPU."""
+    """Return a context manager, also a decorator, in which tensors made without a device are on the CPU."""
     with nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu"):
         yield

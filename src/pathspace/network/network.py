@@ -93,7 +93,7 @@ class Network:
         return tuple(cut for cut in self.program.cuts if cut.holds)
 
     def live(self, name: str) -> Tensor:
-        """A buffer of the model, or a parameter of it outside the network, as it is now."""
+        """Return the current value of a buffer, or of a parameter outside the network."""
         outside = name in self.outside
         return (self.model.get_parameter(name) if outside else self.model.get_buffer(name)).detach()
 
@@ -117,7 +117,7 @@ class Network:
         return split
 
     def watch(self) -> None:
-        """From now on, notice what changes in the model."""
+        """Start to notice changes of the model."""
         _ = self._staleness
 
     def check_current(self, *, parts: bool = False) -> None:
@@ -152,11 +152,11 @@ class Network:
         return _RESCALINGS.setdefault(self.model, Counter())
 
     def squared(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """gamma_net^2 as a function of the *squared* parameters ``parameters``; a 0-dim tensor."""
+        """Return gamma_net^2 as a function of the *squared* parameters ``parameters``; a 0-dim tensor."""
         return self.tape.run(parameters, self.live)[0]
 
     def edge_factors(self, name: str, factors: Tensor) -> Tensor:
-        """s_target / s_source for every element of a parameter.
+        """Return s_target / s_source for every element of a parameter.
 
         Args:
             name: a parameter of the network.
@@ -169,7 +169,7 @@ class Network:
         return self.scale_of(factors, edges.target) / self.scale_of(factors, edges.source)
 
     def scale_of(self, scales: Tensor, labels: Tensor) -> Tensor:
-        """The scale that each label of an :class:`EdgeLabels` stands for.
+        """Return the scale of each label of an :class:`EdgeLabels`.
 
         Args:
             scales: one positive scale per unit class, shape ``[num_classes]``.
@@ -219,7 +219,7 @@ class Network:
 def current_values(
     network: Network, parameters: Mapping[str, Tensor] | None = None, *, parts: bool = False
 ) -> Mapping[str, Tensor]:
-    """The values to compute with: the given ones, or those of the model.
+    """Return the values to compute with: the given ones, or those of the model.
 
     Args:
         network: a traced network.
@@ -261,6 +261,6 @@ def in_full_precision(function: Function) -> Function:
 
 
 def _at(table: Tensor, labels: Tensor) -> Tensor:
-    """The scales of signed labels, from those of labels."""
+    """Look up the scales of signed labels in a table of the scales of labels."""
     scale = table[labels.abs()]
     return torch.where(labels < 0, scale.reciprocal(), scale)

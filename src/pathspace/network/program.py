@@ -66,7 +66,7 @@ class Crossing:
 
 
 def told(cuts: Iterable[Cut]) -> list[str]:
-    """One line for each operation and place, with places that differ in a number taken together."""
+    """Describe each operation and place in one line; places that differ only in a number share a line."""
     places: dict[tuple[str, str], list[str]] = {}
     for cut in cuts:
         pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", cut.module)

@@ -14,7 +14,7 @@ from pathspace.network.errors import UnmatchedForwardError
 
 
 def tensors_in(result: Any) -> list[Tensor]:
-    """The tensors in nested tuples, lists, dicts and dataclasses, in order."""
+    """Return the tensors in nested tuples, lists, dicts and dataclasses, in order."""
     values: list[Tensor] = []
     for leaf in pytree.tree_leaves(result):
         if isinstance(leaf, Tensor):

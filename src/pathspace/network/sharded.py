@@ -25,13 +25,13 @@ WHAT_TO_DO = (
 
 
 def shards(module: nn.Module) -> bool:
-    """Whether a module splits its weights, also while it has them whole."""
+    """Return whether a module shards its weights, also while it has gathered them."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and isinstance(module, (fsdp.FSDPModule, fsdp.FullyShardedDataParallel))
 
 
 def flattened(model: nn.Module) -> bool:
-    """Whether FullyShardedDataParallel has put the weights of a model, or of a part of it, into flat tensors."""
+    """Return whether FullyShardedDataParallel has flattened the weights of a model or of a part of it."""
     fsdp, modules = sys.modules.get("torch.distributed.fsdp"), list(model.modules())
     if fsdp is None or any(isinstance(module, fsdp.FSDPModule) for module in modules):
         return False
@@ -40,7 +40,7 @@ def flattened(model: nn.Module) -> bool:
 
 
 def refused(kind: str) -> ValueError:
-    """The error of an optimizer that cannot work on parts of weights."""
+    """Return the error of an optimizer that cannot train sharded weights."""
     return ValueError(
         f"{kind} was given weights that are split over processes (DTensor, made by FSDP's fully_shard or tensor "
         f"parallelism). {WHAT_TO_DO}"

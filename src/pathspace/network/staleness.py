@@ -314,7 +314,7 @@ class StalenessCheck:
 
 
 def _wraps(found: nn.Module | None, child: nn.Module) -> bool:
-    """Whether a module has another one inside, as what torch.compile returns."""
+    """Return whether a module wraps another one, as the result of torch.compile does."""
     return found is not None and any(one is child for one in found.modules())
 
 

@@ -80,7 +80,7 @@ class UnitClass:
         return tuple(edges)
 
     def _exponents(self, labels: Tensor) -> Tensor:
-        """The power of the class's scale in those that labels stand for."""
+        """Return the power of the class's scale in each label."""
         label = self.index + 1
         result = (labels == label).long() - (labels == -label).long()
         factors = self._monomials

@@ -44,7 +44,7 @@ def multi_head_attention(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """``F.multi_head_attention_forward`` of queries ``[L, B, E]``, which keeps the batch a dimension of its own.
+    """Decompose ``F.multi_head_attention_forward`` of queries ``[L, B, E]``; the batch keeps its dimension.
 
     Raises:
         NoRule: its keys or values are given, or it has no batch.
@@ -83,7 +83,7 @@ def _projections(inputs: Sequence[Tensor], weights: Sequence[Any], bias: Tensor 
 
 
 def _mask(padding: Tensor | None, mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
-    """What is added to scores ``[B, h, L, S]``."""
+    """Return the summand of scores ``[B, h, L, S]``."""
     parts = []
     if padding is not None:
         parts.append(_added(padding, q.dtype)[:, None, None])
@@ -96,14 +96,14 @@ def _mask(padding: Tensor | None, mask: Tensor | None, q: Tensor, k: Tensor) -> 
 
 
 def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask of numbers, of one that says what is left out."""
+    """Return a mask of numbers, from a mask that says which scores are left out."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(mask, -math.inf)
 
 
 def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``F.bilinear`` ``[..., I], [..., J] -> [..., O]``: a linear map of all products of two features."""
+    """Decompose ``F.bilinear`` ``[..., I], [..., J] -> [..., O]``: a linear map of all products of two features."""
     products = input1.unsqueeze(-1) * input2.unsqueeze(-2)
     return F.linear(products.flatten(-2), weight.flatten(1), bias)
 
@@ -118,7 +118,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """``F.scaled_dot_product_attention`` with a mask that is learned, such as a bias of relative positions."""
+    """Decompose ``F.scaled_dot_product_attention`` with a learned mask, such as a bias of relative positions."""
     del dropout_p, is_causal
     if enable_gqa:
         key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
@@ -127,7 +127,7 @@ def attention(
 
 
 def sum_with_product(input: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """``addmm``, ``addmv`` and ``baddbmm``: beta b + alpha x y."""
+    """Decompose ``addmm``, ``addmv`` and ``baddbmm``: beta b + alpha x y."""
     product = x @ y if alpha == 1 else alpha * (x @ y)
     if beta == 0:  # b is not read
         return product
@@ -135,13 +135,16 @@ def sum_with_product(input: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, al
 
 
 def addcmul(input: Tensor, *factors: Any, value: Any = 1, **named: Tensor) -> Tensor:
-    """``torch.addcmul``: b + value x y, element by element; the value may be the first factor, as it once was."""
+    """Decompose ``torch.addcmul``: b + value x y, element by element.
+
+    The value may be the first factor, as in old torch.
+    """
     value, x, y = (value, *factors, *named.values())[-3:]
     return input + (x * y if value == 1 else value * (x * y))
 
 
 def split_along(dim: int) -> Callable[..., Any]:
-    """``hsplit``, ``vsplit`` or ``dsplit``: a number of parts, or indices in a sequence or one by one."""
+    """Decompose ``hsplit``, ``vsplit`` or ``dsplit`` into a number of parts, or at indices."""
 
     def parts(input: Tensor, *at: Any, **named: Any) -> Any:
         places = [*at, *named.values()]
@@ -151,13 +154,13 @@ def split_along(dim: int) -> Callable[..., Any]:
 
 
 def broadcast_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """``torch.broadcast_tensors``."""
+    """Decompose ``torch.broadcast_tensors``."""
     shape = torch.broadcast_shapes(*(t.shape for t in tensors))
     return tuple(t.expand(shape) for t in tensors)
 
 
 def in_pairs(equation: str, operands: Sequence[Tensor], rank: Callable[[Tensor], int]) -> Tensor:
-    """``einsum`` of more than two tensors, two at a time: activations first, and the parameter last."""
+    """Decompose ``einsum`` of more than two tensors into pairs: activations first, and the parameter last."""
     given, arrow, result = equation.replace(" ", "").partition("->")
     if not arrow:
         result = "".join(sorted(c for c in set(given) - {","} if given.count(c) == 1))
@@ -173,7 +176,7 @@ def in_pairs(equation: str, operands: Sequence[Tensor], rank: Callable[[Tensor],
 
 
 def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
-    """As ``gather``, with sizes of one repeated."""
+    """Decompose ``take_along_dim`` into ``gather`` with sizes of one repeated."""
     if dim is None:
         return input.flatten().gather(0, indices.flatten())
     sizes = [max(pair) for pair in zip(input.shape, indices.shape, strict=True)]
@@ -206,7 +209,7 @@ def written_out(
     *,
     strict: bool = False,
 ) -> Callable[..., Any] | None:
-    """The function written out, if it is one of those.
+    """Return the decomposition of a function, if it has one.
 
     Args:
         name: its name.

@@ -45,7 +45,7 @@ class Operation:
         self.leaves, self.spec = pytree.tree_flatten((args, kwargs))
 
     def __call__(self, values: Sequence[Tensor]) -> Tensor:
-        """The result, all its tensors in one vector, for other values ``[n]`` of the variables."""
+        """Compute the result, all its tensors in one vector, for other values ``[n]`` of the variables."""
         leaves = list(self.leaves)
         for place, value in zip(self.places, values, strict=True):
             leaves[place] = value.reshape(self.leaves[place].shape)
@@ -55,7 +55,7 @@ class Operation:
         return found.masked_fill(found.isinf(), 0.0)  # no path starts at an infinity of padding
 
     def form(self) -> tuple[Any, ...]:
-        """What the terms of the operation depend on: everything but the values of its variables.
+        """Return a key of the facts on which the terms depend: everything but the values of the variables.
 
         Constants go by identity, so they must be kept alive.
         """
@@ -69,12 +69,12 @@ class Operation:
 
 
 def floats(tree: Any) -> list[Tensor]:
-    """The floating-point tensors in nested tuples, lists and dicts."""
+    """Return the floating-point tensors in nested tuples, lists and dicts."""
     return [t for t in pytree.tree_leaves(tree) if isinstance(t, Tensor) and t.is_floating_point()]
 
 
 def split(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """The parts of a vector that some tensors of those shapes were made into."""
+    """Split a vector into tensors of these shapes."""
     parts = vector.split([t.numel() for t in like])
     return [part.reshape(t.shape) for part, t in zip(parts, like, strict=True)]
 
@@ -97,7 +97,7 @@ class Terms:
 
 
 def single(terms: Terms, operand: int) -> Reads:
-    """The reads of one operand, which may be none."""
+    """Return the reads of one operand, which may be none."""
     for a, found in terms.fixed:
         if a == operand:
             return found

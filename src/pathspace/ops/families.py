@@ -286,7 +286,7 @@ def _affine(step: Step, listing: Listing) -> None:
 
 
 def _placed(terms: Terms, sources: Sequence[Tensor], weights: Sequence[Weights], listing: Listing) -> Tensor:
-    """Nodes for the result of an affine operation: the old ones where it only moves them."""
+    """Return nodes for the result of an affine operation: the old ones where it only moves them."""
     moved = _moved(terms, sources)
     if moved is not None:
         return moved
@@ -305,7 +305,7 @@ def _placed(terms: Terms, sources: Sequence[Tensor], weights: Sequence[Weights],
 
 
 def _moved(terms: Terms, sources: Sequence[Tensor]) -> Tensor | None:
-    """The nodes of the operands in other places, if that is all that an operation does."""
+    """Return the nodes of the operands in their new places, if the operation does nothing but move them."""
     if not terms.fixed or terms.mixed or terms.biased or bool(terms.constant.any()):
         return None
     size = len(terms.constant)
@@ -320,7 +320,7 @@ def _moved(terms: Terms, sources: Sequence[Tensor]) -> Tensor | None:
 
 
 def _is_factory(name: str) -> bool:
-    """Whether an operation takes no more than the form of a tensor."""
+    """Return whether an operation reads only the shape and type of a tensor."""
     return name.startswith("new_") or (name.endswith("_like") and not _is_random(name))
 
 

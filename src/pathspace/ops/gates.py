@@ -41,7 +41,7 @@ class Gated:
 
 
 def gated(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Gated | None:
-    """What is gated in a call of a torch function; None for a function that is affine."""
+    """Return the gates in a call of a torch function; None for an affine function."""
     if not args and "input" not in kwargs:
         return None
     x = args[0] if args else kwargs["input"]
@@ -73,7 +73,7 @@ def gated(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: di
 
 
 def is_relu(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether a clamp with these arguments is a ReLU, or what a ReLU leaves."""
+    """Return whether a clamp with these arguments is a ReLU or the negative part."""
     limits = [*args[1:3], kwargs.get("min"), kwargs.get("max")]
     bounds = [bound for bound in limits if bound is not None]
     return len(bounds) == 1 and not bool(torch.as_tensor(bounds[0]).any())
@@ -87,7 +87,7 @@ def gated_by_data(
     is_unit: Callable[[Any], bool],
     is_data: Callable[[Any], bool],
 ) -> Gated | None:
-    """What data alone opens and closes, such as a mask; None for any other function.
+    """Return the gates that data alone opens and closes, such as a mask; None for any other function.
 
     ``is_unit`` and ``is_data`` say which tensors are activations, and which depend on the inputs alone.
     """
@@ -136,7 +136,7 @@ def gated_by_data(
 
 
 def _opened(possible: Callable[[Tensor], Tensor], actual: Callable[[Tensor], Tensor], elements: int) -> Edges:
-    """Edges of a linear map that data might open; the gate is what the data makes of them.
+    """Return the edges of a linear map that data might open; the data's value is the gate.
 
     Args:
         possible: from a vector of elements to all that any data would make of it.
@@ -150,7 +150,7 @@ def _opened(possible: Callable[[Tensor], Tensor], actual: Callable[[Tensor], Ten
 
 
 def _picked(pick: Callable[[Tensor], Tensor], x: Tensor, dim: int, *, keep: bool) -> Edges:
-    """Edges from all that might be picked along a dimension; open is the one that is."""
+    """Return edges from all elements that can be picked along a dimension; the picked one's gate is open."""
     shape = pick(x).shape
     part = tuple(slice(None) if d == dim % x.dim() else slice(n) for d, n in enumerate(shape)) if keep else ()
 
@@ -161,7 +161,7 @@ def _picked(pick: Callable[[Tensor], Tensor], x: Tensor, dim: int, *, keep: bool
 
 
 def _chosen_along(pick: Callable[[Tensor], Tensor], x: Tensor, dim: int) -> Edges:
-    """Edges from all along a dimension to each that is picked, in the same place of the other dimensions."""
+    """Return edges from all along a dimension to each picked element, the other indices being equal."""
     size = pick(x).numel() // max(1, x.numel() // x.shape[dim])
     after = x.shape[dim % x.dim() + 1 :].numel()
 
@@ -174,7 +174,7 @@ def _chosen_along(pick: Callable[[Tensor], Tensor], x: Tensor, dim: int) -> Edge
 def _added(
     add: Callable[[Tensor, Tensor], Tensor], base: Tensor, dim: int, source: Tensor, *, given: bool = True
 ) -> Edges:
-    """Edges from every element, and from every summand to the place along a dimension that it is added to.
+    """Return edges from every element, and from every summand to the place along a dimension where it is added.
 
     Where the places are ``given`` by data, there are edges to all of them, of which that one is open.
     """
@@ -201,7 +201,7 @@ def _reduced(
     include_self: bool = True,
     given: bool,
 ) -> Gated | None:
-    """Edges of sums and maxima at places; of those that meet in a maximum, the one to the first largest is open.
+    """Return edges of sums and maxima at places; in a maximum, the edge from the first largest element is open.
 
     Returns:
         None for sums at places that are not given by data, which are affine.
@@ -225,7 +225,7 @@ def _reduced(
 
 
 def chosen(condition: Tensor, x: Any, y: Any) -> Gated:
-    """Two values of which a condition opens one."""
+    """Return the edges of a choice between two values, of which a condition opens one."""
     operands = [t if isinstance(t, Tensor) else torch.tensor(float(t), dtype=torch.float64) for t in (x, y)]
     shape = torch.broadcast_shapes(condition.shape, *(t.shape for t in operands))
     opened = condition.detach().double().expand(shape).flatten()
@@ -240,7 +240,7 @@ def chosen(condition: Tensor, x: Any, y: Any) -> Gated:
 
 
 def _ordered(function: Callable[[Tensor], Any], x: Tensor, dim: int, *, running: bool) -> Edges:
-    """Edges from all along a dimension, or from all up to a place; open is the one that stands there."""
+    """Return edges from all along a dimension, or from all up to a place; the one that the result shows is open."""
     created = function(x.detach())
     places = torch.sort(x.detach(), 0)[1] if isinstance(created, Tensor) else created[1]
     places = places if places.dim() == x.dim() else places.unsqueeze(dim)

@@ -73,57 +73,60 @@ class Listing:
         self._terms: dict[tuple[Any, ...], tuple[Terms, Operation]] = {}
 
     def bind_parameter(self, first: int, parameter: Tensor) -> None:
-        """The elements of a parameter are edges, numbered from ``first`` on."""
+        """Note that the elements of a parameter are edges, numbered from ``first`` on."""
         numbers = torch.arange(first, first + parameter.numel()).reshape(parameter.shape)
         self.bind_weights(parameter, Weights(numbers, torch.ones(parameter.shape, dtype=torch.float64)))
 
     def bind_weights(self, tensor: Tensor, weights: Weights) -> None:
-        """The tensor holds weights."""
+        """Note that the tensor holds weights."""
         self._kept.append(tensor)
         self.weights[id(tensor)] = weights
 
     def bind_data(self, tree: Any) -> None:
-        """Tensors depend on the example alone."""
+        """Note that tensors depend on the example alone."""
         for t in pytree.tree_leaves(tree):
             if isinstance(t, Tensor):
                 self._kept.append(t)
                 self.data.add(id(t))
 
     def bind_nodes(self, tensor: Tensor, nodes: Tensor) -> None:
-        """The tensor holds activations."""
+        """Note that the tensor holds activations."""
         self._kept.append(tensor)
         self._units[id(tensor)] = nodes.reshape(tensor.shape)
 
     def is_unit(self, tensor: Any) -> bool:
-        """Whether the tensor holds activations; an input or a weight that was read has nodes, and is none."""
+        """Return whether the tensor holds hidden activations.
+
+        Inputs and weights that were read have nodes, but do not count.
+        """
         key = id(tensor)
         return key in self._units and key not in self.data and key not in self.weights
 
     def is_data(self, tensor: Any) -> bool:
-        """Whether the tensor depends on the example alone."""
+        """Return whether the tensor depends on the example alone."""
         return id(tensor) in self.data
 
     def is_weight(self, tensor: Any) -> bool:
-        """Whether the tensor holds weights."""
+        """Return whether the tensor holds weights."""
         return id(tensor) in self.weights
 
     def was_read(self, tensor: Tensor) -> bool:
-        """Whether an input has nodes."""
+        """Return whether an input has nodes."""
         return id(tensor) in self._units
 
     def is_zero(self, t: Tensor) -> bool:
-        """Whether a tensor is a constant of zeros."""
+        """Return whether a tensor is a constant of zeros."""
         known = self.is_data(t) or t.untyped_storage().data_ptr() in self.buffers
         return t.dim() > 0 and not known and not bool(t.any())
 
     def before_the_end(self, tensor: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """A tensor of units with their nodes, or those that a function of units at the end depends on."""
+        """Return a tensor of units with its nodes, or the tensors from which a function of outputs was computed."""
         if self.is_unit(tensor):
             return [(tensor, self._units[id(tensor)])]
         return self.tails.get(id(tensor), [])
 
     def new_nodes(self, shape: torch.Size) -> Tensor:
-        """Numbers of new nodes."""
+        """Return numbers of new nodes."""
         first, self.num_nodes = self.num_nodes, self.num_nodes + shape.numel()
         if self.num_nodes > LARGEST:
             raise UntraceableError(
@@ -132,7 +135,7 @@ class Listing:
         return torch.arange(first, self.num_nodes).reshape(shape)
 
     def sources(self, tensor: Tensor) -> Tensor:
-        """Node numbers of activations; data becomes inputs, a parameter edges from the bias node."""
+        """Return node numbers of activations; data becomes inputs, a parameter edges from the bias node."""
         nodes = self._units.get(id(tensor))
         if nodes is not None:
             return nodes
@@ -165,14 +168,14 @@ class Listing:
         self.edges.add(source, target, weight, factor[kept], gate)
 
     def add_gates(self, opened: Tensor) -> Tensor:
-        """Numbers of new gates, which are so far open."""
+        """Return numbers of new gates, which begin open."""
         numbers = torch.arange(self.num_gates, self.num_gates + len(opened))
         self.num_gates += len(opened)
         self.gates.append(opened)
         return numbers
 
     def terms(self, operation: Operation, values: Sequence[Tensor], operands: int) -> Terms:
-        """The terms of an operation; found once for all steps of a loop."""
+        """Return the terms of an operation, found once for all steps of a loop."""
         form = (operation.form(), operands)
         if form not in self._terms:
             self._terms[form] = terms_of(operation, values, operands), operation

@@ -89,7 +89,7 @@ def reads_of_each(
 
 
 def too_large(size: int) -> UntraceableError:
-    """The error for an operation that has too many pairs of elements."""
+    """Return the error for an operation that has too many pairs of elements."""
     return UntraceableError(
         "writing down the graph",
         "",
@@ -114,7 +114,7 @@ def _split(mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def each(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-    """The function of every row, one after the other where it cannot be done at once."""
+    """Apply a function to every row, one after the other if it cannot be vectorized."""
     try:
         return vmap(function)(rows)
     except (RuntimeError, NotImplementedError):  # an operation without a batching rule

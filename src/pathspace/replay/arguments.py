@@ -20,7 +20,7 @@ from pathspace.network.trace.functions import PLAIN, tensors_in
 def mapped(
     function: Callable[[Tensor], Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments with a function of every tensor in its place."""
+    """Apply a function to every tensor among arguments."""
 
     def of(value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -31,7 +31,7 @@ def mapped(
 
 
 def examples_in(network: Network, tensors: Sequence[Tensor]) -> int:
-    """How many examples the inputs hold.
+    """Count the examples in the inputs.
 
     Raises:
         ValueError: they hold no example, or have no dimension for them.
@@ -73,7 +73,7 @@ class Given:
 
     @staticmethod
     def of(network: Network, inputs: Any, cast: Callable[[Tensor], Tensor]) -> Given:
-        """The arguments of a network's model, with tensors in the type that ``cast`` gives them."""
+        """Return the arguments of a network's model, with tensors in the type that ``cast`` gives them."""
         args, kwargs = arguments_in(inputs)
         tensors = tensors_in(args, kwargs)
         if not tensors:
@@ -97,12 +97,12 @@ class Given:
         return [option for option in leaves if not isinstance(option, Tensor)]
 
     def example(self) -> list[Tensor]:
-        """The first example, a batch of one."""
+        """Return the first example, a batch of one."""
         pairs = zip(self.tensors, self.dims, strict=True)
         return [t if d is None else t.narrow(d, 0, 1) for t, d in pairs]
 
     def without_data(self) -> Arguments:
-        """The arguments of one example without values, in their own types."""
+        """Return the arguments of one example without values, in their own types."""
         example = iter(zip(self.example(), self.types, strict=True))
 
         def empty(_: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ class Given:
         return Arguments(*mapped(empty, self.call.args, self.call.kwargs))
 
     def for_vmap(self) -> tuple[list[Tensor], list[int | None]]:
-        """Tensors of which each example is a batch of one, and where the examples are."""
+        """Return tensors whose examples are batches of one, and the dimension of the examples."""
         if not any(d is not None for d in self.dims):  # there are none: the batch itself is one
             return [t.unsqueeze(0) for t in self.tensors], [0] * len(self.tensors)
         pairs = zip(self.tensors, self.dims, strict=True)
@@ -120,7 +120,7 @@ class Given:
 
 
 def misfit(network: Network, inputs: Any) -> str:
-    """How the form of inputs differs from that of the example which a network was traced with; empty if it does not."""
+    """Say how the form of inputs differs from that of the example input of the trace; return "" if it does not."""
     batch = network.call.batch_dim
     args, kwargs = arguments_in(inputs)
     inputs = (*args, *kwargs.values())
@@ -141,7 +141,7 @@ def misfit(network: Network, inputs: Any) -> str:
 
 
 def first_examples(network: Network, call: Arguments, count: float | None) -> Arguments:
-    """The arguments for the first ``count`` examples of a batch, or a share of them below 1; all if None."""
+    """Return arguments for the first ``count`` examples of a batch, or a share of them if below 1; all if None."""
     place = network.call.batch_dim
     first = next(iter(tensors_in(call.args, call.kwargs)), None)
     if count is None or place is None or first is None or first.dim() <= place:

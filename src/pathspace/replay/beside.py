@@ -133,7 +133,7 @@ class Beside(Interpreter):
     # -- tensors of the example -------------------------------------------------------------------------------
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The model is about to be called with these arguments."""
+        """Note the arguments of the call of the model that begins."""
         for tensor, value in zip(tensors_in(args, kwargs), self._example.arguments, strict=True):
             self._bind(tensor, wrapped(value))
             self.seen.inputs.append(value)
@@ -144,7 +144,7 @@ class Beside(Interpreter):
         return own
 
     def own(self, traced: Tensor) -> Tensor:
-        """The example's tensor in the place of a traced one, or of a constant."""
+        """Return the example's tensor for a traced one, or for a constant."""
         if id(traced) in self._own:
             return self._own[id(traced)][1]
         value = self.recorder.known(traced)
@@ -162,7 +162,7 @@ class Beside(Interpreter):
         return self._bind(traced, wrapped(constant))
 
     def _of_model(self, name: str) -> Tensor:
-        """A parameter or buffer, which is an input of the pass."""
+        """Return a parameter or buffer, as an input of the pass."""
         if name not in self._of_name:
             with unseen():
                 own = self._example.tensor(name)
@@ -173,7 +173,7 @@ class Beside(Interpreter):
         return self._of_name[name]
 
     def owns(self, tree: Any) -> Any:
-        """Arguments with the example's tensors in the place of traced ones, on its device."""
+        """Replace traced tensors among arguments by the example's, on its device."""
         device = self._example.device
         tree = pytree.tree_map_only(Tensor, self.own, tree)
         return pytree.tree_map_only(torch.device, lambda _: device, tree)
@@ -184,7 +184,7 @@ class Beside(Interpreter):
             return self._example.run(function)(*args, **kwargs)
 
     def plain(self, own: Tensor) -> Tensor:
-        """What stands behind a tensor of the example as it is now."""
+        """Return the current value of a tensor of the example, without its wrapper."""
         return self.capture.behind(own)
 
     # -- functions --------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ class Beside(Interpreter):
             self._note_node(t)
 
     def _way(self, call: Called, created: Tensor) -> Callable[..., None]:
-        """How a function is run on the example."""
+        """Return the way in which a function is run on the example."""
         recorder, value = self.recorder, self.recorder.known(created)
         slot = -1 if value is None else value.slot
         origin = recorder.origins.get(slot)
@@ -251,7 +251,7 @@ class Beside(Interpreter):
         return Beside._run_plainly
 
     def _ran_since(self, tensor: Tensor, before: int) -> bool:
-        """Whether a traced tensor was made, or written to, by a function that ran after so many."""
+        """Return whether a traced tensor was made, or written to, after so many functions had run."""
         return id(tensor) in self._own and self._run_at[id(tensor)] > before
 
     def _run_plainly(self, call: Called, result: Any, created: list[Tensor]) -> None:
@@ -300,7 +300,7 @@ class Beside(Interpreter):
         )
 
     def _run_detached(self, call: Called, result: Any, created: list[Tensor]) -> None:
-        """What is returned detached is an output all the same."""
+        """Run a function whose detached result is an output all the same."""
         del result
         self.bind_one(created[0], self.own(call.args[0]))
         if self._is_hidden(call.given[id(call.args[0])]):
@@ -315,7 +315,7 @@ class Beside(Interpreter):
         )
 
     def _run_cut(self, call: Called, result: Any, created: list[Tensor]) -> None:
-        """What enters is an output, what leaves an input."""
+        """Run a cut: its inputs are outputs of the network, its outputs are inputs."""
         if (call.name, self.recorder.calls[call.name] - 1) in self._counted:
             self._leave(call.tensors, call.given)
         args, kwargs = self.owns((call.args, call.kwargs))
@@ -348,12 +348,12 @@ class Beside(Interpreter):
                 self.leaves_as(value.slot, self.own(t))
 
     def leaves_as(self, slot: int, own: Tensor) -> None:
-        """An output counts as it leaves the network, after its activation if it has one."""
+        """Set the value of an output node to what leaves the network, after an activation if there is one."""
         if (slot,) in self.seen.nodes:
             self.seen.nodes[slot,] = self.plain(own)
 
     def run_outside(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A module left outside: what enters it is an output, what leaves it an input."""
+        """Run a module left outside: its inputs are outputs of the network, its outputs are inputs."""
         tensors, path = tensors_in(args, kwargs), self.recorder.path
         self._leave(tensors, {id(t): self.recorder.known(t) for t in tensors})
         result = super().run_outside(forward, args, kwargs)
@@ -373,7 +373,7 @@ class Beside(Interpreter):
         return result
 
     def end(self, result: Any) -> None:
-        """The model returned these outputs."""
+        """Note the outputs of the call of the model."""
         returned = Returned(None, self.network.returned.places)(result)
         for slot, tensor in zip(self.network.program.outputs, returned, strict=True):
             if slot is not None:
@@ -410,7 +410,7 @@ class Beside(Interpreter):
             self.bind_one(traced, own)
 
     def bind_one(self, traced: Tensor, own: Tensor) -> None:
-        """Likewise for one."""
+        """Bind one traced tensor to the example's."""
         self._bind(traced, own)
         value = self.recorder.known(traced)
         if value is not None and value.kind == "parameter" and self.recorder.name in MOVEMENTS:
@@ -427,17 +427,17 @@ class Beside(Interpreter):
             self.note_key((slot,), own)
 
     def note_key(self, key: Key, own: Tensor) -> None:
-        """Likewise, for a node that may be inside a recurrent layer."""
+        """Remember a node that may be inside a recurrent layer by its first value."""
         if key[0] in self.network.tape.filled:
             self.seen.nodes.setdefault(key, self.plain(own))
 
     def slot(self, traced: Tensor) -> int:
-        """Where a traced tensor stands on the tape; -1 for nowhere."""
+        """Return the slot of a traced tensor on the tape; -1 if it has none."""
         value = self.recorder.known(traced)
         return -1 if value is None else value.slot
 
     def is_weight(self, value: Value | None) -> bool:
-        """Whether a value depends on parameters only."""
+        """Return whether a value depends on parameters only."""
         return value is not None and (value.kind == "parameter" or value.slot in self.recorder.normed)
 
     def _is_hidden(self, value: Value | None) -> bool:
@@ -445,7 +445,7 @@ class Beside(Interpreter):
         return hidden and not self.is_weight(value)
 
     def ask(self, refusal: UntraceableError) -> bool:
-        """The answer that the data give to what is asked now."""
+        """Return the answer of the data to the current question."""
         call = self._asked
         assert call is not None
         function = _QUESTIONS.get(call.name)
@@ -476,7 +476,7 @@ class _Answers(Choices):
 
 
 def out_of_place(function: Callable[..., Any]) -> Callable[..., Tensor]:
-    """A function that writes into its first argument, as one that returns what it would write."""
+    """Return a function that writes into a copy of its first argument, and returns the copy."""
 
     def operation(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         x = x.clone()

@@ -87,7 +87,7 @@ class ChainPass:
 
 
 def chain_of(network: Network) -> Chain | None:
-    """What a network is if it is a chain; None for any other."""
+    """Return the network as a chain, or None if it is none."""
     tape, program, call = network.tape, network.program, network.call
     if call.batch_dim not in (0, 1) or call.outside or call.states or len(tape.outputs) != 1:
         return None
@@ -119,7 +119,7 @@ def chain_of(network: Network) -> Chain | None:
 def _after_movements(
     instructions: Sequence[Instruction], entering: Leaf
 ) -> tuple[list[Instruction], Tensor] | None:
-    """What follows the movements of what enters, and ones that were moved like it; None if something else does."""
+    """Skip leading movements; return the remaining instructions and a mask moved along, or None if this is no chain."""
     links, slot, ones = list(instructions), entering.slot, torch.ones(entering.shape, device="cpu")
     while links and links[0].form == "movement" and links[0].inputs == (slot,):
         moved = links[0].function(ones)
@@ -132,7 +132,7 @@ def _after_movements(
 def _recurrent_chain(
     links: Sequence[Instruction], owners: dict[int, str], ones: Tensor, parameters: Mapping[str, Tensor]
 ) -> Chain | None:
-    """A stack of recurrent layers, movements and a linear layer; takes the names of their parameters."""
+    """Read a stack of recurrent layers, movements and a linear layer; take the names of their parameters."""
     stack, last = links[0].form, links[-1]
     if not isinstance(stack, Stack) or stack.directions > 1 or any(stack.starts):
         return None
@@ -156,7 +156,7 @@ def _recurrent_chain(
 def _is_read_at_every_step(
     recurrent: Instruction, movements: Sequence[Instruction], read: int, steps: int, hidden: int
 ) -> bool | None:
-    """Whether all states of the last layer reach the readout as they are, or those of the last step; None: neither."""
+    """Return whether the readout reads all states of the last layer; False: those of the last step; None: neither."""
     stack, time = recurrent.form, torch.arange(steps, device="cpu")
     time = (time[:, None] if stack.time_dim == 0 else time[None])[..., None].expand(-1, -1, hidden)
     of_layers = torch.full((stack.layers, 1, hidden), -1, device="cpu")
@@ -196,7 +196,7 @@ class _Entering:
 
     @staticmethod
     def of(beside: Beside) -> _Entering | None:
-        """What was captured beside a trace; None if it asks something of its inputs."""
+        """Read the steps before the recurrent layers from a captured pass; return None if it asks about its inputs."""
         seen = beside.seen
         if seen.questions:
             return None
@@ -237,7 +237,7 @@ def chain_pass(
 
 
 def _states(x: Tensor, cells: Sequence[Cell], leaves: Mapping[str, Tensor]) -> Iterator[Tensor]:
-    """The states ``[T, n, H]`` of all recurrent layers."""
+    """Compute the states ``[T, n, H]`` of all recurrent layers."""
     for cell in cells:
         start = x.new_zeros(1, x.shape[1], len(leaves[cell.weight]))
         weights = [leaves[name] for name in cell.parameters]

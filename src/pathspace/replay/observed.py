@@ -88,5 +88,5 @@ class Use:
     shape: torch.Size = field(default_factory=torch.Size)  # of the result, [n, ...]
 
     def is_data(self, tensor: Tensor) -> bool:
-        """Whether an argument has the examples in its first dimension."""
+        """Return whether an argument has the examples in its first dimension."""
         return any(tensor is t for t in self.data)

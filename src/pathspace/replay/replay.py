@@ -98,7 +98,7 @@ def replay(
 
 
 def doubled(tensor: Tensor) -> Tensor:
-    """A tensor in float64, if it holds numbers that can be."""
+    """Convert a tensor to float64, if it holds numbers that can be."""
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
@@ -131,7 +131,7 @@ class Batch:
         wide: bool = False,
         parameters: Mapping[str, Tensor] | None = None,
     ) -> Batch:
-        """The batch, with the values of the model; arguments are those of :func:`replay`."""
+        """Prepare a batch with the values of the model; arguments are those of :func:`replay`."""
         current_values(network)
         cast = doubled if wide else widened
         given = Given.of(network, inputs, cast)
@@ -170,7 +170,7 @@ class Batch:
             return on_examples(program, [*given, *tensors], [*dims, *[None] * len(tensors)])
 
     def example(self) -> Example:
-        """What the model is traced beside."""
+        """Return the example beside which the model is traced."""
         device = next(iter(self.leaves.values())).device
 
         def answer(beside: Beside, question: Question) -> bool:
@@ -195,18 +195,18 @@ class Batch:
         )
 
     def tensor(self, name: str) -> Tensor:
-        """A parameter, a buffer, or a tensor that is a plain attribute of a module."""
+        """Return a parameter, a buffer, or a tensor that is a plain attribute of a module."""
         if name in self.tensors:
             return self.tensors[name]
         path, _, key = name.rpartition(".")  # a plain attribute
         return self.cast(getattr(self.network.model.get_submodule(path), key))
 
     def agrees(self, values: Values, question: _Asked) -> bool:
-        """Whether the model's question has the answer by which its steps were captured."""
+        """Return whether a question of the model has the answer with which its steps were captured."""
         return self.answer(values, question) == question.answer
 
     def answer(self, values: Values, question: _Asked) -> bool:
-        """The answer of the batch to a question."""
+        """Return the answer of the batch to a question."""
         value = values[question.value] if isinstance(question.value, Ref) else question.value
         shown = value.bool()
         if not (bool(shown.any()) and not bool(shown.all())):
@@ -242,7 +242,7 @@ class _UseOf:
 
     @staticmethod
     def of(use: UseOf, refer: Callable[[Any], Any]) -> _UseOf:
-        """A captured use, with places for tensors."""
+        """Make a captured use, with references in place of tensors."""
         args, kwargs, weights, results = refer((use.args, use.kwargs, use.weights, use.results))
         return _UseOf(use.name, use.function, args, kwargs, weights, results, use.stacked)
 
@@ -260,7 +260,7 @@ class _Pass:
 
     @staticmethod
     def of(beside: Beside) -> _Pass:
-        """What was captured beside a trace."""
+        """Make the steps of a pass that was captured beside a trace."""
         seen = beside.seen
         uses = seen.uses
         own = [*seen.nodes.values(), *(t for u in uses for t in u.results)]
@@ -280,7 +280,7 @@ class _Pass:
         return found
 
     def shown(self, values: Values, batch: Batch, *, differentiable: bool) -> Replay:
-        """Nodes and uses on a batch."""
+        """Return nodes and uses on a batch."""
         nodes = {}
         for key, ref in self.nodes.items():
             value = values[ref]
@@ -321,12 +321,12 @@ class _Pass:
 
 
 def _plain(option: Any) -> Any:
-    """What tells an argument that is no tensor from others."""
+    """Return a key that distinguishes an argument that is no tensor from others."""
     return repr(option) if isinstance(option, PLAIN) else id(option)
 
 
 def _outside(network: Network) -> nn.Module:
-    """A copy of the model for its modules left outside, in evaluation form; its parameters are not copied."""
+    """Copy the model for its modules left outside, in evaluation form; parameters are not copied."""
     if not network.call.outside:
         return network.model
     shared = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in network.model.parameters()}
@@ -334,7 +334,7 @@ def _outside(network: Network) -> nn.Module:
 
 
 def _passes(network: Network) -> dict[Any, Any]:
-    """The passes that were captured of a network as it is now."""
+    """Return the captured passes of the network in its current state."""
     call, passes = network.__dict__.get("_passes", (None, {}))
     if call is not network.call:  # something was switched in the model
         passes = {}
@@ -343,7 +343,7 @@ def _passes(network: Network) -> dict[Any, Any]:
 
 
 def captured(batch: Batch, of: Callable[[Beside], Found]) -> Found:
-    """What is wanted of the captured pass that serves a batch; it is made once."""
+    """Return what the reader makes of the captured pass that serves a batch; it is made once."""
     passes = _passes(batch.network)
     key = batch.key, of
     if key not in passes:

@@ -39,7 +39,7 @@ _EPS = 1e-5
 
 
 def normalization(beside: Beside, call: Called, result: Any, created: list[Tensor]) -> None:
-    """Fixed edges to the normalized unit, then one edge gamma and a bias."""
+    """Run a normalization as fixed edges to the normalized unit, then one edge gamma and a bias."""
     values = dict(zip(_NORMALIZATIONS[call.name], call.args, strict=False)) | call.kwargs
     traced = {key: values.get(key) for key in ("weight", "bias")}
     given = {key: value for key, value in beside.owns(values).items() if value is not None}
@@ -64,7 +64,7 @@ def normalization(beside: Beside, call: Called, result: Any, created: list[Tenso
 def _normalized(
     beside: Beside, call: Called, given: dict[str, Any], created: Tensor
 ) -> tuple[Tensor, tuple[int, ...]]:
-    """What is normalized, and the shape in which gain and bias stand beside it."""
+    """Return the input of a normalization, and the shape to which gain and bias broadcast."""
     x, mean, var = given["input"], given.get("running_mean"), given.get("running_var")
     eps = given.get("eps", _EPS)
     channels = (1, -1) + (1,) * (x.dim() - 2)
@@ -89,7 +89,7 @@ def _normalized(
 
 
 def _held(beside: Beside, layer: Normalization, x: Tensor, eps: float | None, *, centred: bool) -> Tensor:
-    """The normalized values, a fixed affine map of x: its statistics are constants."""
+    """Compute the normalized values as a fixed affine map of x: its statistics are constants."""
     shape = layer.shape if 0 not in layer.over else tuple(x.shape)
     with beside.capture.running():
         mean, square = beside.capture.whole(
@@ -110,7 +110,7 @@ def _held(beside: Beside, layer: Normalization, x: Tensor, eps: float | None, *,
 def statistics(
     x: Tensor, shape: tuple[int, ...], over: Sequence[int], centred: bool, batched: bool
 ) -> tuple[Tensor, Tensor]:
-    """Mean and mean square of x, held; over all examples too where the first dimension, which holds them, is one."""
+    """Compute mean and mean square of x, held constant, over all examples if dimension 0 is reduced."""
     x = x.detach()
     if 0 not in over or not batched:
         parts = x.reshape(shape)
@@ -124,7 +124,7 @@ def statistics(
 
 
 def weight_norm(beside: Beside, call: Called, result: Any, created: list[Tensor]) -> None:
-    """Directions of a length that is held, times gains: a weight made of parameters."""
+    """Run weight normalization: directions, whose lengths are held constant, times gains."""
 
     def weight(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
         return v * (g / torch.norm_except_dim(v.detach(), 2, dim))
@@ -133,7 +133,7 @@ def weight_norm(beside: Beside, call: Called, result: Any, created: list[Tensor]
 
 
 def embedding_bag(beside: Beside, call: Called, result: Any, created: list[Tensor]) -> None:
-    """The rows that bags name, which are nodes, then their sum, mean or maximum."""
+    """Run an embedding bag: the rows that bags name, which are nodes, then their sum, mean or maximum."""
     input, weight, *args = call.args
     arguments = dict(zip(_EMBEDDING_BAG, args, strict=False)) | call.kwargs
     mode, padding = arguments.get("mode", "mean"), arguments.get("padding_idx")
@@ -159,7 +159,7 @@ def embedding_bag(beside: Beside, call: Called, result: Any, created: list[Tenso
 
 
 def attention(beside: Beside, call: Called, result: Any, created: list[Tensor]) -> None:
-    """Scores, which are outputs of the network, and their softmax as fixed edges for the values."""
+    """Run attention: its scores are outputs of the network, and their softmax weighs the values by fixed edges."""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
     given = beside.owns(dict(zip(names, call.args, strict=False)) | call.kwargs)
     scale, mask = given.get("scale"), given.get("attn_mask")
@@ -189,7 +189,7 @@ def attention(beside: Beside, call: Called, result: Any, created: list[Tensor]) 
 
 
 def glu(beside: Beside, call: Called, result: Any, created: list[Tensor]) -> None:
-    """The half that enters the sigmoid, an output of the network, and the other one times fixed edges."""
+    """Run a GLU: the half that enters the sigmoid is an output of the network; the other half has fixed edges."""
     x, *dim = beside.owns(call.args)
     a, b = beside.run(torch.chunk, x, 2, *(dim or [call.kwargs.get("dim", -1)]))
     beside.note_node(beside.recorder.inside[beside.slot(created[0])], b)
@@ -197,7 +197,7 @@ def glu(beside: Beside, call: Called, result: Any, created: list[Tensor]) -> Non
 
 
 def recurrent(beside: Beside, call: Called, result: Any, created: list[Tensor]) -> None:
-    """A recurrent layer, step by step, so that its nodes show."""
+    """Run a recurrent layer step by step, so that its nodes can be read."""
     slot = beside.slot(created[0])
     if call.name == "rnn_relu_cell":
         x, h, *cell = beside.owns(call.args)
@@ -245,7 +245,7 @@ _PACKED = (
 def _steps(
     beside: Beside, x: Tensor, h: Tensor, cell: list[Tensor], direction: int, key: Callable[[int], Key]
 ) -> list[Tensor]:
-    """States h_t = [W_in x_t + W_rec h_{t-1} + b]_+ of one cell, ``x [T, ...]``."""
+    """Compute states h_t = [W_in x_t + W_rec h_{t-1} + b]_+ of one cell, ``x [T, ...]``."""
     w_in, w_rec, *biases = cell
 
     def entering(x: Tensor) -> Sequence[Tensor]:
@@ -273,7 +273,7 @@ def _steps(
 
 
 def linear(x: Tensor, weight: Tensor, *biases: Tensor) -> Tensor:
-    """A linear map with any number of biases."""
+    """Compute a linear map with any number of biases."""
     return F.linear(x, weight, sum(biases[1:], biases[0]) if biases else None)
 
 

@@ -222,7 +222,7 @@ def _compare_weights(
 
 
 def difference(old: Tensor, new: Tensor) -> tuple[float, float]:
-    """The largest difference of two tensors with entries, and the largest entry: what masks both alike counts as 0."""
+    """Return the largest difference of two tensors and the largest entry; entries masked in both count as 0."""
     old, new = old.double(), new.double()
     masks = (old == new) & (old.abs() >= MASK)
     return float((new - old).masked_fill(masks, 0).abs().max()), float(old.masked_fill(masks, 0).abs().max())

@@ -77,7 +77,7 @@ def type_of_split() -> Any:
 
 
 def totals(numbers: Tensor, tensors: Iterable[Tensor]) -> Tensor:
-    """Sums over all processes.
+    """Sum over all processes.
 
     Args:
         numbers: one for the part of each tensor, shape ``[n]``.

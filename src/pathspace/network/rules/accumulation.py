@@ -21,7 +21,7 @@ from pathspace.network.trace.values import Value
 
 
 def cumulative_sum(recorder: Recorder, input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """``cumsum``: everything along the dimension shares one scale."""
+    """Trace ``cumsum``: all elements along the dimension share one scale."""
     x = recorder.as_units(input)
     dim %= x.labels.dim()
     if x.batch == dim:
@@ -45,7 +45,7 @@ def add_at(
     alpha: float = 1,
     **named: Any,
 ) -> Tensor:
-    """``index_add`` and ``scatter_add``: some elements of a tensor get summands."""
+    """Trace ``index_add`` and ``scatter_add``, which add summands to some elements of a tensor."""
     source = named["src"] if source is None else source
     base, more = recorder.as_units(input), recorder.as_units(source)
     of_index = recorder.lookup(index)
@@ -79,7 +79,7 @@ def reduce_at(
     *,
     include_self: bool = True,
 ) -> Tensor:
-    """``scatter_reduce``: a sum, or a maximum, through any of whose members a path may leave."""
+    """Trace ``scatter_reduce``: a sum, or a maximum, of which every member can be on a path."""
     del include_self
     if reduce not in ("sum", "amax", "amin"):
         recorder.no_rule("its means and products have no rule; divide a sum by a number of members")
@@ -89,7 +89,7 @@ def reduce_at(
 def _anywhere(
     recorder: Recorder, operands: Any, base: Value, more: Value, dim: int, part: Any, alpha: float
 ) -> Tensor:
-    """Places that are inputs: every element along the dimension may get every summand."""
+    """Trace a sum whose positions are inputs: every element along the dimension may receive every summand."""
     added = recorder.scales.unify_along(more.labels[part], (dim,))
     size = tuple(n if d != dim else 1 for d, n in enumerate(added.shape))
     if any(n != m for d, (n, m) in enumerate(zip(size, base.shape, strict=True)) if d != dim):
@@ -103,7 +103,7 @@ def _anywhere(
 
 
 def labels_at(recorder: Recorder, base: Tensor, places: Tensor, labels: Tensor) -> Tensor:
-    """Labels of a sum: those of ``base`` and, at every flat place of it, of all that is added there."""
+    """Return the labels of a sum: those of ``base`` and, at each flat position, those of all that is added to it."""
     n, both = base.numel(), torch.cat([base.reshape(-1), labels.reshape(-1)])
     place = torch.cat([torch.arange(n), places.reshape(-1)])
 
@@ -114,7 +114,7 @@ def labels_at(recorder: Recorder, base: Tensor, places: Tensor, labels: Tensor) 
 
 
 def fold(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """``fold``: overlapping patches are added."""
+    """Trace ``fold``, which adds overlapping patches."""
     x = recorder.as_units(input)
     if x.batch is not None and x.batch == x.labels.dim() - 2:
         recorder.wrong_batch()

@@ -30,7 +30,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """softmax(q k^T / sqrt(d)) v; masks open and close paths, and all that they might open count.
+    """Trace softmax(q k^T / sqrt(d)) v. Masks open and close paths, and every path that a mask can open counts.
 
     (A mask that is learned is a summand of the scores: see ``written_out``.)
     """

@@ -42,7 +42,7 @@ def examples_after(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[int | None, Tensor | None]:
-    """Where the batch dimension is after a movement, and the pattern of the examples in it.
+    """Return the batch dimension after a movement, and the pattern of the examples in it.
 
     ``move`` moves a tensor of the value's shape, and ``after`` is the shape that it gets.
     """
@@ -78,7 +78,7 @@ def examples_after(
 def examples_written(
     recorder: Recorder, base: Value, index: Any, source: Value
 ) -> tuple[int | None, Tensor | None]:
-    """The batch dimension of a tensor after ``base[index] = source``, and the pattern of the examples in it."""
+    """Return the batch dimension of a tensor after ``base[index] = source``, and the pattern of the examples in it."""
     examples = recorder.examples
     if base.batch is not None or source.batch is None or base.kind != "input":
         return base.batch, base.examples

@@ -31,7 +31,7 @@ from pathspace.squared.tape import Leaf
 
 
 def cut(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any], refusal: UntraceableError) -> Any:
-    """The result of a function of tensors that has no rule.
+    """Cut the network at a function of tensors that has no rule, and return the function's result.
 
     Raises:
         UntraceableError: the function does, or may do, more than to return tensors; most often ``refusal``.
@@ -61,7 +61,7 @@ def cut(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any], refus
 
 
 def cut_inside(recorder: Recorder, value: Value, dtype: torch.dtype, arguments: int = 1) -> Tensor:
-    """What a function without a rule makes of an activation, inside an operation that takes so many activations."""
+    """Cut at a function without a rule inside an operation, and return what the operation reads of that function."""
     result = torch.empty(value.shape, dtype=dtype, device="meta")
     recorder.add_leaf(result, "input", batch=value.batch, examples=value.examples)
     here = _here(recorder, (True,) * arguments)
@@ -70,12 +70,12 @@ def cut_inside(recorder: Recorder, value: Value, dtype: torch.dtype, arguments: 
 
 
 def _here(recorder: Recorder, entering: tuple[bool, ...]) -> Cut:
-    """A cut at the operation that is running."""
+    """Return a cut at the operation that is running."""
     return Cut(recorder.name, recorder.path, recorder.calls[recorder.name] - 1, entering)
 
 
 def _run(recorder: Recorder, args: Any, kwargs: Any, refusal: UntraceableError) -> tuple[Any, list[Tensor]]:
-    """What a function returns where there are no values, and those of its arguments that it wrote into."""
+    """Run a function without values; return its result, and the arguments that it wrote into."""
     args, kwargs = with_sizes(args, kwargs)
     kwargs = {key: value for key, value in kwargs.items() if not isinstance(value, torch.Generator)}
     one = {id(t): t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
@@ -116,7 +116,7 @@ def _check_write(
 
 
 def _origin(recorder: Recorder, traced: Sequence[Value | None], refusal: UntraceableError) -> Origin:
-    """What enters; noted as an operation, so that the pass is known again by it."""
+    """Return the origin of a cut's result; note the cut as an operation, by which later passes are compared."""
     entering = tuple([v is not None and v.kind == "hidden" for v in traced])
     parameters = {v.name for v in traced if v is not None and v.kind == "parameter"}
     recorder.left |= parameters
@@ -141,7 +141,7 @@ def _value(
     refusal: UntraceableError,
     real: bool,
 ) -> Value:
-    """An input of the network; a tail where the trace is strict, or where nobody knows where the examples are."""
+    """Make a result an input of the network; a tail if the trace is strict or the batch dimension is unknown."""
     slot, labels = recorder.new_slot(), torch.tensor(FIXED).expand(shape)
     batch, examples, certain = _examples(recorder, traced, shape)
     lost = any(v is not None and v.kind == "tail" for v in traced)
@@ -159,7 +159,7 @@ def _value(
 def _examples(
     recorder: Recorder, traced: Sequence[Value | None], shape: torch.Size
 ) -> tuple[int | None, Tensor | None, bool]:
-    """Where a result has the batch, the pattern of the examples in it, and whether that is certain.
+    """Return the batch dimension of a result, the pattern of the examples in it, and whether both are certain.
 
     A function that is not known may do anything with the examples: what it does is seen by the shapes that it returns
     for one and for two of them.

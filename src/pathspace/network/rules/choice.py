@@ -19,7 +19,7 @@ from pathspace.network.trace.values import Origin, Value
 
 
 def extreme(recorder: Recorder, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """``max`` and ``min`` in their three forms: of two tensors, over a dimension, and over all of them."""
+    """Trace ``max`` and ``min`` in their three forms: of two tensors, over a dimension, and over all dimensions."""
     other = args[0] if args else kwargs.get("other")
     if isinstance(other, Tensor):
         return larger(recorder, x, other)
@@ -32,7 +32,7 @@ def extreme(recorder: Recorder, x: Tensor, *args: Any, **kwargs: Any) -> Any:
 
 
 def indices(recorder: Recorder, of: Value, shape: torch.Size, batch: int | None) -> Tensor:
-    """Where a maximum was: the same at every scale of what was compared, as a mask is.
+    """Make the positions of a maximum a constant: like a mask, they are the same at every scale.
 
     In a strict trace it may be returned, but nothing may depend on it.
     """
@@ -47,13 +47,13 @@ def indices(recorder: Recorder, of: Value, shape: torch.Size, batch: int | None)
 
 
 def position(recorder: Recorder, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """``argmax`` and ``argmin``: what is compared has one scale."""
+    """Trace ``argmax`` and ``argmin``: the compared elements have one scale."""
     largest = recorder.value(recorder.apply("amax", torch.amax, x, dim, keepdim))
     return indices(recorder, largest, largest.shape, largest.batch)
 
 
 def larger(recorder: Recorder, x: Tensor, y: Tensor) -> Tensor:
-    """The larger, or the smaller, of two: a path may leave through either, so the squared network adds them.
+    """Trace the larger or smaller of two tensors: a path can pass through either, so the squared network adds them.
 
     A parameter is a bound, which scales with the units that it bounds: its elements are edges from the bias node.
     """
@@ -69,7 +69,7 @@ def larger(recorder: Recorder, x: Tensor, y: Tensor) -> Tensor:
 
 
 def where(recorder: Recorder, condition: Tensor, *branches: Any, **named: Any) -> Tensor:
-    """One of two values, as a constant or something that depends on data alone says."""
+    """Trace ``where`` with a condition that is a constant or depends on data alone."""
     both = [*branches, *(named[key] for key in ("input", "self", "other") if key in named)]
     if len(both) != 2:
         recorder.no_rule("with a condition alone it returns places that depend on the data")
@@ -104,12 +104,12 @@ def where(recorder: Recorder, condition: Tensor, *branches: Any, **named: Any) -
 
 
 def masked_fill(recorder: Recorder, input: Tensor, mask: Tensor, value: Any) -> Tensor:
-    """Some elements replaced by a number."""
+    """Trace ``masked_fill``, which replaces some elements by a number."""
     return where(recorder, mask, value, input)
 
 
 def pool_with_indices(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-    """Max-pooling that also says where the maxima were."""
+    """Trace max-pooling that also returns the positions of the maxima."""
     plain = recorder.name.removesuffix("_with_indices")
     kwargs = {key: value for key, value in kwargs.items() if key != "return_indices"}
     largest = 5 if not plain.startswith("adaptive") else 1  # arguments before return_indices

@@ -37,16 +37,16 @@ class Form:
     out: Letters
 
     def swapped(self) -> Form:
-        """The same product, its operands exchanged."""
+        """Return the same product with its operands exchanged."""
         return Form(self.second, self.first, self.out)
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        """The product."""
+        """Compute the product."""
         return torch.einsum(x, self.first, y, self.second, self.out)
 
 
 def matmul_form(x: Sequence[int], y: Sequence[int]) -> Form:
-    """``torch.matmul`` of tensors of these shapes."""
+    """Return the form of ``torch.matmul`` of tensors of these shapes."""
     inner, row, column = 0, 1, 2
     batch = list(range(3, 3 + max(len(x), len(y), 2) - 2))
     first = [*batch[len(batch) - max(0, len(x) - 2) :], row, inner] if len(x) > 1 else [inner]
@@ -55,7 +55,7 @@ def matmul_form(x: Sequence[int], y: Sequence[int]) -> Form:
 
 
 def tensordot_form(x: Sequence[int], y: Sequence[int], dims: Any = 2) -> Form:
-    """``torch.tensordot`` of tensors of these shapes."""
+    """Return the form of ``torch.tensordot`` of tensors of these shapes."""
     if isinstance(dims, int):
         dims = (range(len(x) - dims, len(x)), range(dims))
     ours, theirs = ([d % n for d in some] for some, n in zip(dims, (len(x), len(y)), strict=True))
@@ -67,7 +67,7 @@ def tensordot_form(x: Sequence[int], y: Sequence[int], dims: Any = 2) -> Form:
 
 
 def einsum_form(equation: str, x: Sequence[int], y: Sequence[int]) -> Form:
-    """``torch.einsum`` of an equation with two operands of these shapes."""
+    """Return the form of ``torch.einsum`` of an equation with two operands of these shapes."""
     left, arrow, result = equation.replace(" ", "").partition("->")
     sides = left.split(",")
     dots = [len(shape) - len(side.replace("...", "")) for side, shape in zip(sides, (x, y), strict=True)]
@@ -88,7 +88,7 @@ def einsum_form(equation: str, x: Sequence[int], y: Sequence[int]) -> Form:
 
 
 def _apart(form: Form, x: Sequence[int], y: Sequence[int]) -> Form:
-    """Indices of one size broadcast: such a dimension has an index of its own, and is summed over."""
+    """Give each broadcast dimension of size one an index of its own, which is summed over."""
     fresh = count(max([*form.first, *form.second], default=0) + 1)
     size = dict(zip(form.second, y, strict=True))
     first = [n if size.get(n, s) == s or s > 1 else next(fresh) for n, s in zip(form.first, x, strict=True)]
@@ -98,7 +98,7 @@ def _apart(form: Form, x: Sequence[int], y: Sequence[int]) -> Form:
 
 
 def contract(recorder: Recorder, args: Any, x: Tensor, y: Tensor, form: Form) -> Tensor:
-    """The product of two tensors: what it is to path geometry depends on what they are."""
+    """Trace a product of two tensors; its edges depend on whether they are weights, constants or activations."""
     if len(set(form.first)) < len(form.first) or len(set(form.second)) < len(form.second):
         recorder.no_rule("an index occurs twice in one operand", "Take the diagonal first")
     a, b = recorder.lookup(x), recorder.lookup(y)
@@ -128,7 +128,7 @@ def _batch(recorder: Recorder, value: Value, letters: Letters, form: Form) -> in
 
 
 def _by_weights(recorder: Recorder, x: Value, w: Value, form: Form, dtype: torch.dtype) -> Tensor:
-    """Every element of the parameter is an edge from the units it multiplies to those of the result."""
+    """Trace a product with a parameter, each of whose elements is an edge to a unit of the result."""
     fresh = count(max([*form.first, *form.second]) + 1)  # a dimension of one broadcasts, be it the batch
     examples = None if x.batch is None else form.first[x.batch]
     second = [
@@ -160,7 +160,7 @@ def _by_weights(recorder: Recorder, x: Value, w: Value, form: Form, dtype: torch
 
 
 def _by_fixed_edges(recorder: Recorder, x: Value, factor: Tensor, form: Form, dtype: torch.dtype) -> Tensor:
-    """A constant, a buffer or an input between units: those that one of the result reads share its scale."""
+    """Trace a product with a constant, buffer or input: all units that one unit of the result reads share its scale."""
     of_factor = recorder.lookup(factor)
     batch = _batch(recorder, x, form.first, form)
     if of_factor is not None and of_factor.batch is not None:
@@ -186,7 +186,7 @@ def _by_fixed_edges(recorder: Recorder, x: Value, factor: Tensor, form: Form, dt
 
 
 def _by_activations(recorder: Recorder, x: Value, y: Value, form: Form, dtype: torch.dtype) -> Tensor:
-    """A sum of products of activations, which have one scale: what one factor has more, the other has less.
+    """Trace a sum of products of activations: all products have one scale, so scales of the two factors are inverse.
 
     Of scores, which enter a softmax, it is 1: queries and keys are inverse to each other by the dimension of a head. In
     the squared network it is what it is: masses multiply.
@@ -218,19 +218,19 @@ _MOST = 2**16
 
 
 def _of_a_sum(recorder: Recorder, labels: Tensor, count: int) -> Tensor:
-    """The labels of sums over the last ``count`` dimensions, whose summands share one each."""
+    """Return the labels of sums over the last ``count`` dimensions, whose summands share one label each."""
     dims = tuple(range(-count, 0))
     return recorder.scales.unify_along(labels, dims).squeeze(dims)
 
 
 def _laid_out(t: Tensor, letters: Letters, order: Letters) -> Tensor:
-    """The same with its dimensions in another order, and new ones of size one for letters that it lacks."""
+    """Permute the dimensions to this order, with new ones of size one for missing letters."""
     t = t.permute([letters.index(n) for n in order if n in letters])
     return t[tuple(slice(None) if n in letters else None for n in order)]
 
 
 def einsum(recorder: Recorder, equation: Any, *operands: Any) -> Tensor:
-    """An einsum of one tensor or two; of more, see ``written_out``."""
+    """Trace an einsum of one tensor or two; ``written_out`` splits those of more."""
     if not isinstance(equation, str):
         recorder.no_rule("its indices are given as lists", "Give them as a string of letters")
     in_a_list = len(operands) == 1 and isinstance(operands[0], (list, tuple))
@@ -253,7 +253,7 @@ _SEVERAL = (
 
 
 def tensordot(recorder: Recorder, a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
-    """A sum of products over some dimensions."""
+    """Trace ``tensordot``, a sum of products over some dimensions."""
     return contract(recorder, (a, b, dims), a, b, tensordot_form(a.shape, b.shape, dims))
 
 

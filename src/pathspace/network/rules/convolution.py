@@ -17,7 +17,7 @@ from pathspace.network.trace.values import Value
 def convolution(
     recorder: Recorder, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
 ) -> Tensor:
-    """Convolution and its transpose; all positions of a channel share one scale.
+    """Trace a convolution or its transpose; all positions of a channel share one scale.
 
     A kernel that is a constant or a buffer is a set of fixed edges: channels that one of the result reads share one.
     """
@@ -81,7 +81,7 @@ def _targets(
 
 
 def _for_each(labels: Tensor, groups: int, channels: int) -> Tensor:
-    """The labels of a channel's partners, those in its group, for every channel; without copies in a single group."""
+    """Return, for every channel, the labels of the channels of its group. A single group is not copied."""
     return labels.reshape(groups, 1, -1).expand(-1, channels // groups, -1).reshape(channels, -1)
 
 

@@ -25,12 +25,14 @@ _INPLACE_ARGUMENT = {"relu": 0, "leaky_relu": 1, "rrelu": 3}
 
 
 def number(value: Any) -> Tensor:
-    """A Python number without loss: float32 would round 0.1."""
+    """Return a Python number as a tensor without loss: float32 would round 0.1."""
     return torch.tensor(float(value), dtype=torch.float64)
 
 
 def counted(constant: Tensor) -> Tensor:
-    """What a constant that is added, filled in or compared with counts as: a number as large as an infinity as a mask.
+    """Return the value as which a constant counts that is added, filled in or compared with.
+
+    A number as large as an infinity counts as a mask.
 
     An infinity itself fits every scale and starts no path, as a zero does: a maximum may pass it over.
     """
@@ -39,7 +41,7 @@ def counted(constant: Tensor) -> Tensor:
 
 
 def as_counted(recorder: Recorder, term: Tensor) -> Tensor:
-    """A traced term as it is, a constant as what it counts as."""
+    """Return a traced term as it is, and a constant as the value that it counts as."""
     if recorder.lookup(term) is not None:
         return term
     counts = counted(term)
@@ -49,13 +51,13 @@ def as_counted(recorder: Recorder, term: Tensor) -> Tensor:
 
 
 def homogeneous(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """ReLU, LeakyReLU (also with a random slope), absolute value: f(s x) = s f(x) for s > 0."""
+    """Trace ReLU, LeakyReLU (also with a random slope) or the absolute value: f(s x) = s f(x) for s > 0."""
     recorder.activated.append(recorder.as_units(input))
     return recorder.note_unit(unchanged(recorder, input, *args, **kwargs))
 
 
 def unchanged(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Dropout, of activations or of weights: all paths count, so it is the identity in the squared network."""
+    """Trace dropout of activations or weights. All paths count, so it is the identity in the squared network."""
     value = recorder.value(input)
     position = _INPLACE_ARGUMENT.get(recorder.name, 2)
     inplace = kwargs.get("inplace", len(args) > position and args[position])
@@ -77,7 +79,10 @@ def _drops_nothing(recorder: Recorder, args: Any, kwargs: Any) -> bool:
 
 
 def clamp(recorder: Recorder, x: Tensor, min: Any = None, max: Any = None) -> Tensor:
-    """``clamp(min=0)`` is a ReLU, ``clamp(max=0)`` what it leaves; other bounds are constants that do not scale."""
+    """Trace ``clamp``: with min=0 it is a ReLU, with max=0 the negative part.
+
+    Other bounds are constants that do not scale.
+    """
     bounds = [number(b) if isinstance(b, (int, float)) else b for b in (min, max) if b is not None]
     if len(bounds) == 1 and recorder.lookup(bounds[0]) is None and bool(recorder.zeros(bounds[0]).all()):
         return homogeneous(recorder, x)
@@ -87,14 +92,17 @@ def clamp(recorder: Recorder, x: Tensor, min: Any = None, max: Any = None) -> Te
 def threshold(
     recorder: Recorder, input: Tensor, threshold: float, value: float, inplace: bool = False
 ) -> Tensor:
-    """``threshold(x, 0, 0)`` is a ReLU; any other number does not scale."""
+    """Trace ``threshold``: ``threshold(x, 0, 0)`` is a ReLU; other numbers do not scale."""
     if threshold != 0 or value != 0:
         recorder.no_rule(BOUNDED)
     return homogeneous(recorder, input, inplace=inplace)
 
 
 def prelu(recorder: Recorder, input: Tensor, weight: Tensor) -> Tensor:
-    """PReLU: its slope is no edge; rescaling leaves it and its gradient alone, so it takes the plain rule."""
+    """Trace PReLU.
+
+    Its slope is no edge: rescaling changes neither the slope nor its gradient, so it takes the plain rule.
+    """
     slope = recorder.lookup(weight)
     if slope is not None and slope.kind == "hidden":
         recorder.no_rule("its slope is an activation, or a function of parameters that may scale")
@@ -104,7 +112,10 @@ def prelu(recorder: Recorder, input: Tensor, weight: Tensor) -> Tensor:
 
 
 def add(recorder: Recorder, x: Any, y: Any, *, alpha: float = 1) -> Tensor:
-    """A sum or a difference: both terms have the same scale. A parameter is a bias; a constant fixes the scale at 1."""
+    """Trace a sum or difference, whose terms share one scale.
+
+    A parameter is a bias; a constant fixes the scale at 1.
+    """
     terms = [t if isinstance(t, Tensor) else number(t) for t in (x, y)]
     a, b = (recorder.value(as_counted(recorder, t)) for t in terms)
     if a.kind == b.kind == "parameter":
@@ -126,7 +137,7 @@ def add(recorder: Recorder, x: Any, y: Any, *, alpha: float = 1) -> Tensor:
 
 
 def add_bias(recorder: Recorder, bias: Value, labels: Tensor) -> Tensor:
-    """Edges from the bias node to units with these labels; returns the labels of the sum."""
+    """Add edges from the bias node to units with these labels; return the labels of the sum."""
     n, ndim = labels.dim(), bias.labels.dim()
     keep = tuple(d for d in range(n - ndim, n) if bias.shape[d - n] > 1)
     target = recorder.scales.unify_over(labels, keep)

@@ -23,7 +23,7 @@ def embedding(
     *_: Any,
     **__: Any,
 ) -> Tensor:
-    """Rows of a table ``[V, d]``: gamma^2 of output k is the sum of E[v, k]^2 over v, at every position."""
+    """Trace a lookup in a table ``[V, d]``: gamma^2 of output k is the sum of E[v, k]^2 over v, at every position."""
     del padding_idx
     if max_norm is not None:
         recorder.refuse("max_norm rescales the rows that are looked up, which changes the parameters")
@@ -57,7 +57,7 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Tensor:
-    """The sum, mean or maximum of the rows that a bag names, for bags of one length."""
+    """Trace the sum, mean or maximum of the rows that a bag names, for bags of one length."""
     del norm_type, scale_grad_by_freq, sparse, include_last_offset
     if offsets is not None or input.dim() != 2:
         recorder.no_rule(

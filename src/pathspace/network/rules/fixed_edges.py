@@ -19,13 +19,13 @@ from pathspace.network.trace.values import whole
 
 
 def negative(recorder: Recorder, input: Tensor) -> Tensor:
-    """``-x``: a fixed edge of weight -1 from every element, also of a parameter."""
+    """Trace ``-x``: a fixed edge of weight -1 from every element, also of a parameter."""
     value = recorder.value(input)
     return finish(recorder, whole, (input,), (value,), value.labels, value.kind)
 
 
 def triangle(recorder: Recorder, input: Tensor, diagonal: int = 0) -> Tensor:
-    """``tril`` and ``triu``: a product with zeros and ones."""
+    """Trace ``tril`` and ``triu`` as products with zeros and ones."""
     mask = recorder.func(torch.ones(input.shape[-2:], dtype=torch.float64), diagonal)
     return scaled(recorder, input, (input,), mask)
 
@@ -38,7 +38,7 @@ def difference(
     prepend: Tensor | None = None,
     append: Tensor | None = None,
 ) -> Tensor:
-    """``diff``: neighbours subtracted, n times: fixed edges of binomial coefficients, of either sign."""
+    """Trace ``diff``, n differences of neighbours, as fixed edges of binomial coefficients of either sign."""
     ends = [t for t in (prepend, input, append) if t is not None]
     x = input if len(ends) == 1 else recorder.apply("cat", torch.cat, ends, dim)
     value = recorder.as_units(x)

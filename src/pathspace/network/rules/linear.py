@@ -16,7 +16,7 @@ from pathspace.network.trace.values import Value
 
 
 def require_parameter(recorder: Recorder, weight: Tensor) -> Value:
-    """The value of a weight, which must be a parameter (or a view of one)."""
+    """Return the value of a weight, which must be a parameter or a view of one."""
     value = recorder.value(weight)
     if value.kind == "hidden":
         recorder.no_rule(
@@ -38,7 +38,7 @@ def require_parameter(recorder: Recorder, weight: Tensor) -> Value:
 
 
 def linear(recorder: Recorder, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """y = x W^T + b, W of shape ``[out, in]``: edges from the features of x to those of y."""
+    """Trace y = x W^T + b with W of shape ``[out, in]``: edges from the features of x to those of y."""
     of_weight = recorder.lookup(weight)
     if of_weight is None or of_weight.kind in ("input", "buffer"):
         return _fixed(recorder, input, weight, bias)
@@ -71,7 +71,7 @@ def linear(recorder: Recorder, input: Tensor, weight: Tensor, bias: Tensor | Non
 
 
 def _fixed(recorder: Recorder, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """A linear map whose weight is a constant, a buffer or an input."""
+    """Trace a linear map whose weight is a constant, a buffer or an input."""
     n = input.dim()
     form = Form([*range(n)], [n, n - 1][-weight.dim() :], [*range(n - 1), n][: n - 2 + weight.dim()])
     y = contract(recorder, (input, weight), input, weight, form)
@@ -81,7 +81,7 @@ def _fixed(recorder: Recorder, input: Tensor, weight: Tensor, bias: Tensor | Non
 def map_units(
     recorder: Recorder, weight: Value, count: int, source: Tensor, *, vector: bool = False
 ) -> Tensor:
-    """Labels of the ``count`` outputs of a weight ``[out, in]`` applied to units with labels ``source``."""
+    """Return the labels of the ``count`` outputs of a weight ``[out, in]`` that reads units with labels ``source``."""
     target = recorder.uses.earlier_target(weight, source)
     if target is None:
         target = recorder.made_of(source, count)
@@ -96,7 +96,7 @@ def map_units(
 def by_normed(
     recorder: Recorder, w: Value, source: Tensor, groups: int = 1, *, transposed: bool = False
 ) -> Tensor:
-    """Labels of what a weight with gains of its own makes of units: scales of both are multiplied.
+    """Return the labels of a normalized weight's outputs: scales of the weight and the units are multiplied.
 
     Args:
         recorder: the traced values so far.
@@ -121,7 +121,7 @@ def by_normed(
 
 
 def matmul(recorder: Recorder, x: Tensor, y: Tensor) -> Tensor:
-    """``x @ y``; with a parameter of two dimensions it is a linear map like any other."""
+    """Trace ``x @ y``; a parameter of two dimensions makes it a linear map."""
     a, b = recorder.lookup(x), recorder.lookup(y)
     weights = [v is not None and v.kind == "parameter" for v in (a, b)]
     if weights == [False, True] and y.dim() == 2:

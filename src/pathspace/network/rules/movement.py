@@ -39,12 +39,12 @@ def _on_labels(function: Callable[[Tensor], Any], labels: Tensor) -> Any:
 
 
 def as_now(arguments: Any) -> Any:
-    """Arguments as they are now: the squared network is run later, when the model may have changed its indices."""
+    """Copy the arguments: the squared network runs later, when the model may have changed its indices."""
     return pytree.tree_map_only(Tensor, lambda t: t.detach().clone(), arguments)
 
 
 def move_one(recorder: Recorder, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """A movement of one tensor, with one result or a tuple of results."""
+    """Trace a movement of one tensor, with one result or a tuple of results."""
     value, name, func = recorder.value(x), recorder.name, recorder.func
     if _reads_traced(recorder, (args, kwargs)):
         recorder.no_rule("its indices or sizes depend on the data, so the network has no single graph")
@@ -154,7 +154,7 @@ def _has_runs(labels: Tensor, dim: int) -> bool:
 
 
 def _shown(value: Value, of: Value, name: str, move: Any, number: int | None, args: tuple[Any, ...]) -> Value:
-    """What a movement made, in the memory of what it moved where it is a view of that."""
+    """Return the result of a movement, as a view of the moved value where torch returns a view."""
     index = args[0] if name == "__getitem__" else ()
     chosen = any(isinstance(i, (Tensor, list)) for i in (index if isinstance(index, tuple) else (index,)))
     if chosen or name in (*_COPIES.split(), "interpolate", "upsample"):
@@ -172,7 +172,7 @@ def _shown(value: Value, of: Value, name: str, move: Any, number: int | None, ar
 
 
 def join(recorder: Recorder, tensors: Any, *args: Any, **kwargs: Any) -> Tensor:
-    """Concatenation and stacking."""
+    """Trace concatenation and stacking."""
     values, name, func = [recorder.as_units(t) for t in tensors], recorder.name, recorder.func
 
     def move(*parts: Tensor) -> Tensor:
@@ -199,7 +199,7 @@ _TYPES |= {"long": torch.int64, "int": torch.int32}
 
 
 def cast(recorder: Recorder, x: Tensor, *args: Any, **kwargs: Any) -> Tensor | str:
-    """Changes of type or device, and copies: the same value."""
+    """Trace changes of type or device, and copies, which do not change the value."""
     value, name = recorder.value(x), recorder.name
     dtype = _TYPES.get(name, x.dtype)
     # torch.float32, "torch.FloatTensor" or torch.FloatTensor; without any it names the type
@@ -222,7 +222,7 @@ def cast(recorder: Recorder, x: Tensor, *args: Any, **kwargs: Any) -> Tensor | s
 
 
 def like_other(recorder: Recorder, x: Tensor, other: Tensor) -> Tensor:
-    """``view_as``, ``expand_as``, ``reshape_as``: only the other's shape is read."""
+    """Trace ``view_as``, ``expand_as`` and ``reshape_as``, which read only the shape of the other tensor."""
     plain = {"view_as": "reshape", "expand_as": "expand", "reshape_as": "reshape"}[recorder.name]
     return recorder.apply(plain, getattr(torch.Tensor, plain), x, tuple(other.shape))
 
@@ -230,7 +230,10 @@ def like_other(recorder: Recorder, x: Tensor, other: Tensor) -> Tensor:
 def pad(
     recorder: Recorder, input: Tensor, pad: Any, mode: str = "constant", value: float | None = None
 ) -> Tensor:
-    """Padding: zeros fit every scale, and an infinity that a maximum passes over; copied values keep theirs."""
+    """Trace padding.
+
+    Zeros fit every scale, as do infinities that a maximum passes over; copied values keep their scale.
+    """
     if value and not math.isinf(value):
         recorder.no_rule(f"it pads with the constant {value}, which does not scale with the units beside it")
     padded = recorder.as_units(input)
@@ -247,7 +250,7 @@ def pad(
 
 
 def write(recorder: Recorder, x: Tensor, index: Any, item: Any) -> None:
-    """``x[index] = item``: a copy of x with some elements replaced."""
+    """Trace ``x[index] = item`` as a copy of x with some elements replaced."""
     base = recorder.value(x)
     if _reads_traced(recorder, index):
         _write_masked(recorder, x, index, item)
@@ -277,7 +280,7 @@ def write(recorder: Recorder, x: Tensor, index: Any, item: Any) -> None:
 
 
 def _write_masked(recorder: Recorder, x: Tensor, mask: Any, item: Any) -> None:
-    """``x[mask] = number`` with a mask that is an input, or a comparison."""
+    """Trace ``x[mask] = number`` with a mask that is an input or a comparison."""
     single = not isinstance(item, Tensor) or (item.dim() == 0 and recorder.lookup(item) is None)
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or not single:
         recorder.no_rule(

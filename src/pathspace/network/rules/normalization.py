@@ -41,7 +41,7 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Batch normalization, in the form in which it was called."""
+    """Trace batch normalization, in the form in which it was called."""
     del momentum
     x, _, place = _channels(recorder, input)
     if x.kind != "hidden" and weight is None:  # a function of inputs is an input
@@ -63,7 +63,7 @@ def layer_norm(
     *_: Any,
     **__: Any,
 ) -> Tensor:
-    """Layer normalization: S is the features of a token, the last dimensions."""
+    """Trace layer normalization: S is the features of a token, the last dimensions."""
     x, k = recorder.as_units(input), len(normalized_shape)
     n = x.labels.dim()
     over = tuple(range(n - k, n))
@@ -80,7 +80,7 @@ def rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Tensor:
-    """Root mean square normalization: as layer normalization, without a mean and a bias."""
+    """Trace root mean square normalization, which is layer normalization without a mean and a bias."""
     del eps
     return layer_norm(recorder, input, normalized_shape, weight)
 
@@ -111,7 +111,7 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Instance normalization: S is all positions of a channel; with running statistics it is BatchNorm."""
+    """Trace instance normalization: S is all positions of a channel. With running statistics it is BatchNorm."""
     del momentum
     x, _, place = _channels(recorder, input)
     if not use_input_stats:
@@ -120,7 +120,7 @@ def instance_norm(
 
 
 def _channels(recorder: Recorder, input: Tensor) -> tuple[Value, int, tuple[int, ...]]:
-    """What enters ``[batch, channels, ...]``, the number of channels, and where their gains stand."""
+    """Return the input ``[batch, channels, ...]``, the number of channels, and the positions of their gains."""
     x = recorder.as_units(input)
     if x.batch is not None and x.batch != 0:
         recorder.wrong_batch()
@@ -137,7 +137,7 @@ def normalized(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Division by a statistic of what enters, then a gain and a bias.
+    """Trace a division by a statistic of the input, followed by a gain and a bias.
 
     ``x`` is the value of what enters; for ``shape``, ``over`` and ``place`` see :class:`Normalization`.
     """
@@ -158,7 +158,7 @@ def normalized(
 def _affine(
     recorder: Recorder, x: Value, place: tuple[int, ...], weight: Tensor | None, bias: Tensor | None
 ) -> tuple[list[Value], Tensor]:
-    """Gain and bias as edges to units of scales of their own, and the labels of these units."""
+    """Add gain and bias as edges to units of their own scales, and return the labels of these units."""
     recorder.scales.unify(x.labels, torch.tensor(FIXED))
     inputs: list[Value] = []
     target = torch.tensor(FIXED)
@@ -187,13 +187,13 @@ def _fixed(
     bias: Tensor | None,
     eps: float,
 ) -> Tensor:
-    """Normalization with running statistics."""
+    """Trace normalization with running statistics."""
     affine, labels = _affine(recorder, x, place, weight, bias)
     inputs = [x, *affine, *(recorder.value(t) for t in (running_mean, running_var) if t is not None)]
     present = [t is not None for t in (weight, bias, running_mean, running_var)]
 
     def inverse(*slots: Tensor) -> Tensor:
-        """1 / sigma^2; the variance arrives squared, like every buffer."""
+        """Return 1 / sigma^2; the variance arrives squared, like every buffer."""
         return 1 / (slots[-1].reshape(place).sqrt() + eps)
 
     def squared(h: Tensor, *slots: Tensor, held: Tensor | None = None) -> Tensor:

@@ -22,7 +22,7 @@ _DIMENSION |= {"argsort": 0}
 
 
 def ordered(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """The values, in the order and the number that the function gives, and their indices."""
+    """Trace a sort: return the values, in the order and number that the function gives, and their indices."""
     x, name, func = recorder.as_units(input), recorder.name, recorder.func
     if x.kind == "input":
         created = recorder.preprocess(func, (input, *args), kwargs)
@@ -56,7 +56,7 @@ def ordered(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> Any
 
 
 def dimension(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-    """The dimension that a function puts in order; None for all of them."""
+    """Return the dimension that a function sorts; None for all of them."""
     if name == "msort":
         return 0
     at = _DIMENSION[name]

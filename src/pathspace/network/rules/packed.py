@@ -40,12 +40,12 @@ class Packed:
     any_length: bool
 
     def steps(self, rows: Tensor) -> Tensor:
-        """Rows ``[T * B, ...]`` as ``[T, B, ...]``."""
+        """Reshape rows ``[T * B, ...]`` to ``[T, B, ...]``."""
         return rows.reshape(-1, self.examples, *rows.shape[1:])
 
 
 def pack(recorder: Recorder, input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
-    """``pack_padded_sequence``, without its sorting."""
+    """Trace ``pack_padded_sequence``, without its sorting."""
     x, of_lengths = recorder.as_units(input), recorder.lookup(lengths)
     if x.labels.dim() < 2:
         raise RuntimeError(f"{recorder.where()}: packs a tensor of {x.labels.dim()} dimensions")
@@ -83,7 +83,7 @@ def pad(
     padding_value: float,
     total_length: int,
 ) -> tuple[Tensor, Tensor]:
-    """``pad_packed_sequence``, without its sorting: zeros after the last step."""
+    """Trace ``pad_packed_sequence``, without its sorting: zeros after the last step."""
     packed, x = packed_of(recorder, batch_sizes), recorder.as_units(rows)
     if padding_value != 0 and not math.isinf(padding_value):
         recorder.refuse(
@@ -109,7 +109,7 @@ def pad(
 
 
 def packed_of(recorder: Recorder, batch_sizes: Tensor) -> Packed:
-    """What is known of the sequences with these batch sizes."""
+    """Return the recorded facts about the sequences with these batch sizes."""
     packed = recorder.packed.get(id(batch_sizes))
     if packed is None:
         recorder.refuse(
@@ -120,7 +120,7 @@ def packed_of(recorder: Recorder, batch_sizes: Tensor) -> Packed:
 
 
 def in_order(recorder: Recorder, x: Tensor, dim: int, index: Tensor) -> Tensor | None:
-    """``x.index_select(dim, index)`` where that only changes the order of the examples; None where it does more."""
+    """Trace ``x.index_select(dim, index)`` if it only permutes the examples; return None otherwise."""
     of_index, value = recorder.lookup(index), recorder.lookup(x)
     dim %= x.dim()
     if of_index is None:
@@ -142,7 +142,7 @@ def in_order(recorder: Recorder, x: Tensor, dim: int, index: Tensor) -> Tensor |
 
 
 def inverse_order(recorder: Recorder, x: Tensor, dim: int, index: Tensor, *rest: Any, **named: Any) -> Tensor:
-    """``scatter_`` as ``torch.nn.utils.rnn`` uses it: the inverse of a permutation of the examples."""
+    """Trace ``scatter_`` as ``torch.nn.utils.rnn`` uses it: to invert a permutation of the examples."""
     del dim, rest, named
     of_index = recorder.lookup(index)
     if of_index is None or not of_index.order or recorder.lookup(x) is not None or x.dim() != 1:

@@ -33,7 +33,7 @@ def _tuple(value: Any, n: int) -> tuple[int, ...]:
 def pooled_labels(
     recorder: Recorder, labels: Tensor, dims: Sequence[int], largest: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Labels after pooling over ``dims``; ``largest`` takes the maximum of each window, whose inputs share a scale."""
+    """Return the labels after pooling over ``dims``; with ``largest`` the inputs of each window share a scale."""
     small = recorder.scales.resolve(without_repeats(labels))
     if all(small.shape[d] == 1 for d in dims):  # the same everywhere, as channels are
         shape = largest(torch.empty(labels.shape, device="meta")).shape
@@ -42,7 +42,7 @@ def pooled_labels(
 
 
 def _entering(recorder: Recorder, input: Tensor) -> tuple[Value, int]:
-    """What enters, and over how many dimensions it is pooled."""
+    """Return the input, and the number of dimensions that are pooled."""
     x, n = recorder.as_units(input), int(next(c for c in recorder.name if c.isdigit()))
     # in the place of channels the batch is as good as elsewhere: each is pooled alone
     if x.batch is not None and x.batch >= x.labels.dim() - n:
@@ -60,7 +60,7 @@ def max_pool(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Tensor:
-    """Max-pooling of one, two or three dimensions."""
+    """Trace max-pooling of one, two or three dimensions."""
     if return_indices:
         recorder.no_rule("the indices it returns depend on the data")
     x, n = _entering(recorder, input)
@@ -106,7 +106,7 @@ def window_sum(
 
 
 def avg_pool(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Average pooling, with every way of counting the padding."""
+    """Trace average pooling, with every way of counting the padding."""
     x, n = _entering(recorder, input)
     names = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
     options = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -146,7 +146,7 @@ def _averaged(
 
 
 def _adaptive_weight(size: int, out: int) -> Tensor:
-    """1/n for the windows [floor(i S / O), ceil((i+1) S / O)) of adaptive pooling."""
+    """Return 1/n for the windows [floor(i S / O), ceil((i+1) S / O)) of adaptive pooling."""
     shares = [1.0 / (-(-(i + 1) * size // out) - i * size // out) for i in range(out)]
     return torch.tensor(shares, dtype=torch.float64)
 
@@ -154,7 +154,7 @@ def _adaptive_weight(size: int, out: int) -> Tensor:
 def adaptive_pool(
     recorder: Recorder, input: Tensor, output_size: Any, return_indices: bool = False
 ) -> Tensor:
-    """Adaptive average and maximum pooling."""
+    """Trace adaptive average and maximum pooling."""
     x, n = _entering(recorder, input)
     if return_indices:
         recorder.no_rule("the indices it returns depend on the data")
@@ -181,7 +181,7 @@ def reduce(
     keepdim: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """``sum``, ``mean``, ``amax`` and ``amin`` over dimensions."""
+    """Trace ``sum``, ``mean``, ``amax`` and ``amin`` over dimensions."""
     x = recorder.value(input)
     n = x.labels.dim()
     dims = tuple(range(n)) if dim is None or dim == () else tuple(d % n for d in _tuple(dim, 1))

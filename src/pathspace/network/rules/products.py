@@ -30,7 +30,7 @@ from pathspace.squared.tape import raised
 
 
 def multiply(recorder: Recorder, x: Any, y: Any, *, rounding_mode: str | None = None) -> Tensor:
-    """A product with a constant (a fixed weight), with a parameter (one edge per element) or of activations."""
+    """Trace a product with a constant (a fixed weight), with a parameter (one edge per element) or of activations."""
     if rounding_mode is not None:
         recorder.no_rule(ROUNDED)
     a, b = (recorder.lookup(t) if isinstance(t, Tensor) else None for t in (x, y))
@@ -74,7 +74,7 @@ def multiply(recorder: Recorder, x: Any, y: Any, *, rounding_mode: str | None = 
 
 
 def power(recorder: Recorder, input: Tensor, exponent: Any = 2) -> Tensor:
-    """``x ** k`` of an activation, k a positive whole number."""
+    """Trace ``x ** k`` of an activation, k a positive whole number."""
     if not isinstance(input, Tensor):
         recorder.no_rule(BOUNDED)
     value = recorder.value(input)
@@ -92,7 +92,7 @@ def power(recorder: Recorder, input: Tensor, exponent: Any = 2) -> Tensor:
 
 
 def glu(recorder: Recorder, input: Tensor, dim: int = -1) -> Tensor:
-    """``a * sigmoid(b)``, a and b the halves of the input: the network is cut at the sigmoid, and a goes on."""
+    """Trace ``a * sigmoid(b)``, a and b the halves of the input. The network is cut at the sigmoid, and a continues."""
     if recorder.strict or recorder.value(input).kind != "hidden":
         recorder.no_rule(BOUNDED)
     a, b = recorder.apply("chunk", torch.Tensor.chunk, input, 2, dim)
@@ -107,7 +107,7 @@ def _has_scale(recorder: Recorder, value: Value) -> bool:
 
 
 def _by_input(recorder: Recorder, operands: Any, value: Value, factor: Value) -> Tensor:
-    """A factor that depends on data alone, such as a mask, counts as one: all paths that it might open count."""
+    """Trace a factor that depends on data alone, such as a mask, as one: every path that it can open counts."""
     shape = torch.broadcast_shapes(value.shape, factor.shape)
 
     def squared(t: Tensor, _: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ def _by_input(recorder: Recorder, operands: Any, value: Value, factor: Value) ->
 
 
 def scaled(recorder: Recorder, traced: Tensor, operands: Any, constant: Tensor) -> Tensor:
-    """The product of a traced tensor with a constant, as the result of an operation on ``operands``."""
+    """Return the product of a traced tensor with a constant, as the result of an operation on ``operands``."""
     value = recorder.value(traced)
     weights = constant.detach().double()
 
@@ -133,7 +133,7 @@ def scaled(recorder: Recorder, traced: Tensor, operands: Any, constant: Tensor) 
 
 
 def learned_scale(recorder: Recorder, operands: Any, other: Value, weight: Value) -> Tensor:
-    """``x * p`` with a parameter p: one edge from every element of x to one of the result."""
+    """Trace ``x * p`` with a parameter p: one edge from every element of x to one of the result."""
     shape = torch.broadcast_shapes(other.shape, weight.shape)
     n, ndim = len(shape), weight.labels.dim()
     keep = tuple(d for d in range(n) if d >= n - ndim and weight.shape[d - n] == shape[d])

@@ -29,7 +29,7 @@ from pathspace.squared.tape import Mix, Tap
 def rnn(
     recorder: Recorder, input: Tensor, hx: Tensor, params: Any, *args: Any, below: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """A (stacked, bidirectional) ReLU RNN: returns the output sequence and the last states.
+    """Trace a (stacked, bidirectional) ReLU RNN; return the output sequence and the last states.
 
     ``below`` counts the layers of the same module that are read apart.
     """
@@ -106,7 +106,7 @@ class _SquaredStack:
     def __call__(
         self, h: Tensor, *slots: Tensor, taps: list[Tap] | None = None, mix: Mix | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The output sequence and the last states, of the input and of weights and first states."""
+        """Compute the output sequence and the last states, from the input, the weights and the first states."""
         stack, dim = self.stack, 1 - self.stack.time_dim
         inside: list[tuple[Tensor, Tensor, Tensor]] | None = None if taps is None else []
         sequence, last = stacked_recurrence(self._one_of(h, dim, mix), slots, stack, inside, mix)
@@ -116,14 +116,14 @@ class _SquaredStack:
         return self.batch_of(sequence, dim), self.batch_of(last, 1)
 
     def _one_of(self, t: Tensor, dim: int, mix: Mix | None) -> Tensor:
-        """One sequence if the same enters all; else all, in dimension 1."""
+        """Return one sequence if all are equal, otherwise all of them, in dimension 1."""
         if self.examples is None:
             return t
         alike = not self.apart or (mix is None and t.stride(dim) == 0 and not any(self.stack.starts))
         return t.select(dim, 0) if alike else t.movedim(dim, 1)
 
     def batch_of(self, one: Tensor, dim: int) -> Tensor:
-        """All sequences, of one or of all in dimension 1."""
+        """Return all sequences, from one of them or from all in dimension 1."""
         if one.dim() > 2:
             return one.movedim(1, dim)
         if self.examples is None:
@@ -144,7 +144,7 @@ def _packed_rnn(
     train: bool,
     bidirectional: bool,
 ) -> tuple[Tensor, Tensor]:
-    """A (stacked, bidirectional) ReLU RNN on packed sequences, layer by layer."""
+    """Trace a (stacked, bidirectional) ReLU RNN on packed sequences, layer by layer."""
     packed, x = packed_of(recorder, batch_sizes), recorder.as_units(rows)
     directions, steps = (2 if bidirectional else 1), len(batch_sizes)
     each = directions * (4 if has_biases else 2)
@@ -172,7 +172,7 @@ def _packed_rnn(
 
 
 def _any_last(recorder: Recorder, sequence: Tensor, directions: int) -> Tensor:
-    """The last states ``[directions, B, H]``: forwards that of any step, backwards that of the first."""
+    """Return the last states ``[directions, B, H]``: forwards that of any step, backwards that of the first."""
     x = recorder.value(sequence)
 
     def last(t: Tensor) -> Tensor:
@@ -190,7 +190,7 @@ def _check_features(recorder: Recorder, x: Value, weight: Tensor) -> None:
 
 
 def _cell_labels(recorder: Recorder, cell: Sequence[Tensor], source: Tensor) -> Tensor:
-    """Labels of the hidden units of one cell whose inputs have labels ``source``."""
+    """Return the labels of the hidden units of a cell whose inputs have labels ``source``."""
     w_in, w_rec, *biases = [require_parameter(recorder, p) for p in cell]
     hidden = w_rec.shape[0]
     labels = map_units(recorder, w_in, hidden, source)
@@ -203,7 +203,7 @@ def _cell_labels(recorder: Recorder, cell: Sequence[Tensor], source: Tensor) -> 
 
 
 def _start_value(recorder: Recorder, hx: Tensor, cell: int | None, labels: Tensor) -> Value | None:
-    """What the initial state adds to the squared network; None for zero and for a carried state."""
+    """Return the summand of the initial state in the squared network; None for zero and for a carried state."""
     of_start = recorder.lookup(hx)
     if of_start is None:
         if bool(recorder.zeros(hx).all()):
@@ -232,7 +232,7 @@ def rnn_cell(
     b_ih: Tensor | None = None,
     b_hh: Tensor | None = None,
 ) -> Tensor:
-    """One step of a ReLU RNN."""
+    """Trace one step of a ReLU RNN."""
     x = recorder.as_units(input)
     if x.batch is not None and (x.labels.dim() == 1 or x.batch != 0):
         recorder.wrong_batch()

@@ -31,7 +31,7 @@ STEPS = _PRODUCTS | _SUMS | _POWERS | _INVERSES | frozenset(movement.CASTS) | {"
 
 
 def statistic_of(name: str, args: Sequence[Any], kwargs: Any, values: list[Value]) -> Statistic | None:
-    """What the result of a function may be of an activation: its square, or one more step to a root mean square."""
+    """Return the statistic that a function makes of an activation: a square, or a later step to the root."""
     x = values[0]
     twice = len(values) == 2 and x.slot == values[1].slot and x.shape == values[1].shape
     if twice and name in _PRODUCTS and x.kind == "hidden":
@@ -61,7 +61,7 @@ def _mean(statistic: Statistic, args: Sequence[Any], kwargs: Any) -> Statistic |
 
 
 def _power(name: str, args: Sequence[Any], kwargs: Any) -> float | None:
-    """The power that an operation takes of its argument; None for any other."""
+    """Return the power to which an operation raises its argument; None for any other operation."""
     fixed = {"square": 2.0, "sqrt": 0.5, "rsqrt": -0.5, "reciprocal": -1.0}
     if name in fixed:
         return fixed[name]
@@ -72,13 +72,13 @@ def _power(name: str, args: Sequence[Any], kwargs: Any) -> float | None:
 
 
 def _is_constant(args: Sequence[Any]) -> bool:
-    """Whether what is added is a number that is not negative: the eps."""
+    """Return whether the summand is a number that is not negative: the eps."""
     eps = next((t for t in args if not isinstance(t, Tensor) or not t.is_meta), None)
     return isinstance(eps, (int, float, Tensor)) and bool(torch.as_tensor(eps).ge(0).all())
 
 
 def by_its_root(recorder: Recorder, args: Sequence[Any], kwargs: Any) -> Any:
-    """X times the inverse of its root mean square, or divided by that: a normalization; None for anything else."""
+    """Trace x / rms(x), or x times the inverse, as a normalization; return None for anything else."""
     name = recorder.name
     if name not in _PRODUCTS | _QUOTIENTS or kwargs or len(args) != 2:
         return None

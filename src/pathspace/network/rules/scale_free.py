@@ -17,7 +17,7 @@ from pathspace.network.trace.recorder import Recorder
 
 
 def compare(recorder: Recorder, input: Tensor, other: Any, **_: Any) -> Tensor:
-    """``a > b`` and its kin: both have one scale. Zero fits every scale; any other constant fixes it at 1."""
+    """Trace ``a > b`` and its kin: both have one scale. Zero fits every scale; any other constant fixes it at 1."""
     a, b = (recorder.value(t if isinstance(t, Tensor) else number(t)) for t in (input, other))
     if "parameter" in (a.kind, b.kind):
         recorder.no_rule("it compares with a parameter: no gradient would train it there", "Make it a buffer")
@@ -30,7 +30,7 @@ def compare(recorder: Recorder, input: Tensor, other: Any, **_: Any) -> Tensor:
 
 
 def sign(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """The sign of an activation, or whether it is finite: the same at every scale."""
+    """Trace the sign of an activation, or whether it is finite: both are the same at every scale."""
     value = recorder.value(input)
     if value.kind == "parameter" or recorder.values_in(args, kwargs):
         recorder.no_rule("it takes the sign of a parameter, or mixes it with another traced tensor")
@@ -38,7 +38,7 @@ def sign(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> Tensor
 
 
 def noise_like(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Random numbers that take no more than the form of an activation."""
+    """Trace random numbers that read only the shape and type of an activation."""
     kwargs = {key: value for key, value in kwargs.items() if key not in ("device", "generator")}
     return recorder.note_drawn(
         recorder.as_inputs(recorder.func, (input, *args), kwargs, recorder.value(input).batch)
@@ -46,7 +46,7 @@ def noise_like(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> 
 
 
 def noise(recorder: Recorder, args: Any, kwargs: Any) -> Tensor:
-    """Random numbers of a form of their own; none are drawn."""
+    """Trace random numbers of a given shape; none are drawn."""
     if recorder.name.endswith("_"):
         return recorder.note_drawn(recorder.add_leaf(args[0], "input"))
     kwargs = {key: value for key, value in kwargs.items() if key not in ("device", "generator", "pin_memory")}

@@ -21,7 +21,7 @@ from pathspace.network.trace.values import Value
 
 
 def getitem(recorder: Recorder, x: Tensor, index: Any) -> Any:
-    """``x[index]``, where the index may be an input."""
+    """Trace ``x[index]``, where the index may be an input."""
     items = index if isinstance(index, tuple) else (index,)
     traced = [i for i in pytree.tree_leaves(items) if recorder.lookup(i) is not None]
     if not traced:
@@ -48,7 +48,7 @@ def getitem(recorder: Recorder, x: Tensor, index: Any) -> Any:
 
 
 def _one_of_each(items: tuple[Any, ...], traced: list[Tensor], batch: int, examples: int) -> bool:
-    """Whether it is ``x[arange(B), places]`` or ``x[places, arange(B)]``: one element of every example."""
+    """Return whether it is ``x[arange(B), places]`` or ``x[places, arange(B)]``: one element of every example."""
     if len(items) < 2 or not all(isinstance(i, slice) and i == slice(None) for i in items[2:]):
         return False
     rows, other = items[batch], items[1 - batch]
@@ -62,7 +62,7 @@ def _one_of_each(items: tuple[Any, ...], traced: list[Tensor], batch: int, examp
 
 
 def picked_along(recorder: Recorder, x: Tensor, dim: int, index: Value, shape: torch.Size) -> Tensor:
-    """``x[:, index]``: each of the result is any along the dimension, in one place of the other dimensions."""
+    """Trace ``x[:, index]``: each result can be any element along the dimension, the other indices being equal."""
     value = recorder.as_units(x)
     dim %= value.labels.dim()
     if value.batch == dim or index.batch is not None:
@@ -85,7 +85,7 @@ def picked_along(recorder: Recorder, x: Tensor, dim: int, index: Value, shape: t
 
 
 def index_select(recorder: Recorder, input: Tensor, dim: int, index: Tensor) -> Tensor:
-    """``index_select`` along one dimension."""
+    """Trace ``index_select`` along one dimension."""
     of_index = recorder.lookup(index)
     same = in_order(recorder, input, dim, index)
     if same is not None:
@@ -103,7 +103,7 @@ def index_select(recorder: Recorder, input: Tensor, dim: int, index: Tensor) -> 
 
 
 def gather(recorder: Recorder, input: Tensor, dim: int, index: Tensor, **_: Any) -> Tensor:
-    """``gather`` along one dimension."""
+    """Trace ``gather`` along one dimension."""
     of_index = recorder.lookup(index)
     if of_index is None:
         return move_one(recorder, input, dim, index)

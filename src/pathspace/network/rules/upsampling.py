@@ -24,7 +24,7 @@ def interpolate(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> Tensor:
-    """``nearest`` repeats, ``area`` averages; the others weigh neighbours, one dimension after the other."""
+    """Trace interpolation: ``nearest`` repeats, ``area`` averages, other modes weigh neighbours by dimension."""
     if mode in ("nearest", "nearest-exact"):
         sizes = {"size": size, "scale_factor": scale_factor, "recompute_scale_factor": recompute_scale_factor}
         return move_one(recorder, input, **sizes, mode=mode)
@@ -48,7 +48,7 @@ def interpolate(
         return value[d] if isinstance(value, (tuple, list)) else value
 
     def of_units(d: int) -> Tensor:
-        """What interpolation along a dimension does to unit vectors, ``[in, out]``."""
+        """Apply interpolation along a dimension to unit vectors; ``[in, out]``."""
         units = torch.eye(x.shape[2 + d], dtype=torch.float64)
         n, f = of_dimension(size, d), of_dimension(scale_factor, d)
         if mode != "bicubic" and not antialias:

@@ -24,7 +24,7 @@ from pathspace.network.trace.values import whole
 
 
 def weight_norm(recorder: Recorder, v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-    """``torch._weight_norm``: of slices along ``dim``, or of all of v for -1."""
+    """Trace ``torch._weight_norm``: of slices along ``dim``, or of all of v for -1."""
     direction, gain = (require_parameter(recorder, t) for t in (v, g))
     if recorder.strict:
         recorder.no_rule("it divides by the length of a parameter")

@@ -33,7 +33,7 @@ def assemble(
     call: Call,
     program: Program,
 ) -> Network:
-    """The network of a finished recording.
+    """Make a network from a finished recording.
 
     Args:
         model: the user's model.
@@ -104,7 +104,7 @@ def assemble(
 
 
 def _numbered(roots: Tensor, products: Mapping[int, Monomial]) -> tuple[Tensor, Tensor, Tensor]:
-    """The unit classes: the scales at the ends of edges, without those that are monomials of others.
+    """Count off the unit classes: the scales at the ends of edges, except those that are monomials of others.
 
     Returns:
         The variables that stand for the classes; the label of every variable (see ``EdgeLabels``); and of every label
@@ -133,7 +133,7 @@ def _numbered(roots: Tensor, products: Mapping[int, Monomial]) -> tuple[Tensor, 
 
 
 def _class_names(origins: Iterable[tuple[str, int]]) -> tuple[str, ...]:
-    """Where each class was made; an operation that one module calls several times is counted from 2 on."""
+    """Name each class after the operation that made it; repeated calls of one module are numbered from 2 on."""
     met: Counter[tuple[str, int]] = Counter()
     names = []
     for where, index in origins:
@@ -144,7 +144,7 @@ def _class_names(origins: Iterable[tuple[str, int]]) -> tuple[str, ...]:
 
 
 def _edge_labels(recorder: Recorder, name: str, shape: torch.Size) -> tuple[Tensor, Tensor]:
-    """Target and source labels of a parameter, compact where all its uses are of the parameter as it is."""
+    """Return target and source labels of a parameter, compact if all its uses are of the whole parameter."""
     scales: Scales = recorder.scales
     uses = recorder.uses.of[name]
     if len(uses) == 1 and recorder.uses.is_whole(uses[0], name):
@@ -164,7 +164,7 @@ def _edge_labels(recorder: Recorder, name: str, shape: torch.Size) -> tuple[Tens
 def _nodes(
     recorder: Recorder, renumber: Callable[[Tensor], Tensor], live: Set[int], num_classes: int
 ) -> Mapping[int, Tensor]:
-    """Values of units after their ReLU; for classes without one, the values of linear maps; else of anything."""
+    """Collect the values of units after their ReLU, otherwise after their linear maps, otherwise any values."""
     nodes: dict[int, Tensor] = {}
     covered = torch.zeros(num_classes + 1, dtype=torch.bool)
     # units of recurrent layers have their mass from these (see ``paths.kernel.node_mass``)
@@ -192,7 +192,7 @@ def _nodes(
 def _before_activation(
     recorder: Recorder, renumber: Callable[[Tensor], Tensor], live: Set[int], outputs: Sequence[Value]
 ) -> MappingProxyType[int, Tensor]:
-    """Slot -> labels of the nodes of the graph, by the value that they have before their activation."""
+    """Map slots to the labels of the nodes of the graph, by the value that they have before their activation."""
     seen: dict[tuple[int, ...], Tensor] = {}  # a loop meets the same labels at every step
 
     def numbered(labels: Tensor) -> Tensor:
@@ -218,7 +218,7 @@ def _classes(labels: Tensor) -> list[int]:
 
 
 def coverage(recorder: Recorder) -> dict[str, int]:
-    """How many elements of each parameter are used as edges."""
+    """Count the elements of each parameter that are used as edges."""
     result = {}
     for name, uses in recorder.uses.of.items():
         size = recorder.uses.shapes[name].numel()

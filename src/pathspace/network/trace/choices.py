@@ -41,11 +41,11 @@ class Choices:
         self._refusal: UntraceableError | None = None
 
     def start(self) -> None:
-        """A pass begins."""
+        """Start a pass."""
         self.given = []
 
     def answer(self, refusal: UntraceableError) -> bool:
-        """The answer to the next question, and what to raise if it matters."""
+        """Return the answer to the next question; ``refusal`` is raised if the answer matters."""
         place, self._refusal = len(self.given), refusal
         if place >= len(self._answers) + _MOST_GRAPHS:  # as in a loop until some input is reached
             raise refusal
@@ -59,7 +59,7 @@ class Choices:
 
 
 def whatever_the_answers(traced: Callable[[Choices], Network], movements: Collection[str]) -> Network:
-    """The network that is the same for all answers: that of the first ones, yes to all.
+    """Trace once per combination of answers; return the network of the first (all yes) if all networks are equal.
 
     Args:
         traced: a trace with given answers.
@@ -94,7 +94,7 @@ def whatever_the_answers(traced: Callable[[Choices], Network], movements: Collec
 
 
 def _next(given: list[bool]) -> list[bool] | None:
-    """The answers after these, from all yes to all no; None after the last."""
+    """Return the next combination of answers, from all yes to all no; None after the last."""
     while given and not given[-1]:
         given = given[:-1]
     return [*given[:-1], False] if given else None

@@ -41,25 +41,25 @@ class Examples:
         self._earlier = earlier
 
     def single(self) -> torch.Size | None:
-        """The shape that the latest movement made of one example; None if that pass did something else."""
+        """Return the shape that the latest movement made of one example; None if that pass did something else."""
         place = len(self.moved) - 1
         if place >= len(self._earlier) or self._earlier[place][:2] != self.moved[place][:2]:
             return None
         return self._earlier[place][2]
 
     def each(self) -> Tensor:
-        """The pattern of one each."""
+        """Return the pattern with one element for each example."""
         return torch.arange(self.count)
 
     def pattern(self, pattern: Tensor) -> Tensor | None:
-        """A pattern as values keep it: None for one each."""
+        """Return a pattern as values store it: None for one element each."""
         if torch.equal(pattern, self.each()):
             return None
         self.merged = True
         return pattern
 
     def places(self, value: Value) -> Tensor | None:
-        """The example of every element of a tensor, ``[*shape]``; None if that is not known."""
+        """Return the example of every element of a tensor, ``[*shape]``; None if it is unknown."""
         if value.batch is None:
             return None
         pattern = self.each() if value.examples is None else value.examples
@@ -71,7 +71,7 @@ class Examples:
 
 
 def along(places: Tensor) -> tuple[int, Tensor] | None:
-    """The dimension along which examples lie, and their pattern; None if they are mixed.
+    """Return the dimension along which examples lie, and their pattern; None if they are mixed.
 
     Args:
         places: the example of every element.

@@ -22,7 +22,7 @@ _OTHER_ORDER = ("batch_norm", "embedding", "embedding_bag", "instance_norm")  # 
 
 
 def short_name(func: Callable[..., Any]) -> str:
-    """The operation's own name: ``relu`` for torch.relu, F.relu and Tensor.relu alike."""
+    """Return the operation's name: ``relu`` for torch.relu, F.relu and Tensor.relu alike."""
     name = _NAMES.get(func)
     if name is None:
         operator = getattr(func, "overloadpacket", func)
@@ -52,7 +52,7 @@ PLAIN = (int, float, bool, str, slice, torch.dtype, torch.device, type(None), ty
 
 
 def tensors_in(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """All tensors among arguments, in their order."""
+    """Return all tensors among arguments, in order."""
     result: list[Tensor] = []
     for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor):
@@ -77,7 +77,7 @@ _LAYERS = frozenset(
 def by_position(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of a function with those leading ones by position that were given by torch's names; no ``out=None``."""
+    """Return arguments without ``out=None``, and leading ones by position even if they were given by name."""
     of_numpy = {"axis": "dim", "keepdims": "keepdim"}  # which torch takes, too
     kwargs = {of_numpy.get(k, k): value for k, value in kwargs.items() if k != "out" or value is not None}
     order = (*_IN_ORDER, "weight", "bias") if name in _LAYERS else _IN_ORDER
@@ -89,7 +89,7 @@ def by_position(
 
 
 def fits(function: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
-    """Whether a function may be called with these arguments."""
+    """Return whether a function accepts these arguments."""
     try:
         signature(function).bind(*args, **kwargs)
     except TypeError:
@@ -141,7 +141,7 @@ _ASSIGNMENTS = frozenset(["__iadd__", "__imul__", "__ipow__", "__isub__", "__itr
 
 
 def changes(name: str) -> bool:
-    """Whether a function writes into its first argument, as its name says."""
+    """Return whether a function writes into its first argument, judging by its name."""
     return name in _ASSIGNMENTS or (name.endswith("_") and not name.endswith("__"))
 
 
@@ -169,7 +169,7 @@ ENDINGS = {
 
 
 def with_sizes(args: Iterable[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments with sizes that are tensors among numbers, ``(n, torch.div(m, 2) - 1)``, as numbers."""
+    """Replace tensors in sizes, as in ``(n, torch.div(m, 2) - 1)``, by numbers."""
 
     def number(x: Any) -> Any:
         return int(x) if isinstance(x, Tensor) and x.dim() == 0 and not x.is_meta else x
@@ -182,7 +182,7 @@ def with_sizes(args: Iterable[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[An
 
 
 def without_values(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The result of a function of tensors without values, of which the shape alone is wanted."""
+    """Return the result of a function of tensors without values, of which only the shape is needed."""
     if any(t.is_meta for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)):
         args, kwargs = pytree.tree_map_only(Tensor, _emptied, (args, kwargs))  # constants too
     if name in NORMALIZATIONS:  # with one example there may be a single value, which torch refuses
@@ -197,7 +197,7 @@ def without_values(name: str, func: Callable[..., Any], args: tuple[Any, ...], k
 
 
 def says_meta(error: Exception) -> bool:
-    """Whether an error is torch's where values are missing."""
+    """Return whether torch raised an error because values are missing."""
     return "meta" in str(error) or isinstance(error, NotImplementedError)
 
 
@@ -207,14 +207,14 @@ def of_missing_values(error: Exception) -> bool:
 
 
 def on_values(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """The form of what a function without a kernel for the meta device returns; None if it goes by values."""
+    """Return the shape and type of a function without a kernel for the meta device; None if they depend on values."""
     zeros, others = (on_zeros(func, args, kwargs, step) for step in (0, 1))
     forms = [[t.shape for t in pytree.tree_leaves(r) if isinstance(t, Tensor)] for r in (zeros, others)]
     return zeros if others is not None and forms[0] == forms[1] else None
 
 
 def on_zeros(func: Callable[..., Any], args: Any, kwargs: Any, step: int = 0) -> Any:
-    """The form of what a function returns for zeros, if the meta device alone refuses it; else None.
+    """Return the shape and type of a function of zeros, if only the meta device refuses it; else None.
 
     None also where it writes into its arguments. A ``step`` of 1 gives 1, 2, ..., 7, 1, ...: they may count rows.
     """
@@ -235,6 +235,6 @@ def on_zeros(func: Callable[..., Any], args: Any, kwargs: Any, step: int = 0) ->
 
 
 def _emptied(t: Tensor) -> Tensor:
-    """The tensor without values; a sparse one has then no layout either."""
+    """Return the tensor without values; a sparse one loses its layout, too."""
     dense = t.layout is torch.strided
     return t if t.is_meta and dense else torch.empty(t.shape, dtype=t.dtype, device="meta")

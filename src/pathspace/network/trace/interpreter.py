@@ -76,10 +76,10 @@ class Interpreter(TorchFunctionMode):
         self._viewed: dict[int, Any] = {}  # constants that have views
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The model is about to be called with these arguments."""
+        """Note the arguments of the call of the model that begins."""
 
     def end(self, result: Any) -> None:
-        """It returned these outputs."""
+        """Note the outputs of the call of the model."""
 
     def __torch_function__(
         self,
@@ -102,7 +102,7 @@ class Interpreter(TorchFunctionMode):
                 return recorder.refuse(*_BY_VALUES)
 
     def _interpreted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result of the function that is running."""
+        """Return the result of the function that is running."""
         recorder, name, func = self.recorder, self.recorder.name, self.recorder.func
         recorder.calls[name] += not self.paused
         if name in CHECKS:
@@ -149,7 +149,7 @@ class Interpreter(TorchFunctionMode):
         traced: list[Value | None],
         registered: Registration | None,
     ) -> Any:
-        """The result of the function that is running, of tensors some of which have values."""
+        """Return the result of the function that is running, if some of its tensors have values."""
         recorder, name = self.recorder, self.recorder.name
         self._check_destination(args)
         if name in SHAPED_FACTORIES:
@@ -173,7 +173,7 @@ class Interpreter(TorchFunctionMode):
         return self._noted(args, kwargs, tensors, traced)
 
     def _noted(self, args: Any, kwargs: Any, tensors: list[Tensor], traced: list[Value | None]) -> Any:
-        """The result of a function by its rule, which is remembered."""
+        """Return the result of a function by its rule, and remember it."""
         recorder, name = self.recorder, self.recorder.name
         values = [v for v in traced if v is not None]
         given = [t.shape for t in tensors]  # now: a rule may rebind its arguments
@@ -210,7 +210,7 @@ class Interpreter(TorchFunctionMode):
         return decomposed
 
     def _followed(self, args: Any, kwargs: Any, traced: list[Value | None], values: list[Value]) -> Any:
-        """The result of a function of tensors that have values."""
+        """Return the result of a function of tensors that have values."""
         recorder, name, kinds = self.recorder, self.recorder.name, {v.kind for v in values}
         if kinds & {"tail", "indices"}:
             return self._after_the_end(args, kwargs, values)
@@ -235,7 +235,7 @@ class Interpreter(TorchFunctionMode):
         return result
 
     def _by_rule(self, args: Any, kwargs: Any, kinds: set[str], traced: list[Value | None]) -> Any:
-        """What the rule of an operation makes of it; NoRule where it has none, or none for this."""
+        """Apply the rule of an operation. Raise NoRule if it has none, or none for these arguments."""
         recorder, name = self.recorder, self.recorder.name
         types = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.dtype)]
         if kinds & {"hidden", "parameter"} and not all(t.is_floating_point for t in types):
@@ -282,7 +282,7 @@ class Interpreter(TorchFunctionMode):
             )
 
     def _after_the_end(self, args: Any, kwargs: Any, values: list[Value]) -> Any:
-        """A function of what was made from outputs: free, as long as no parameter has a part in it."""
+        """Compute a function of outputs, which needs no rule as long as no parameter takes part in it."""
         recorder, name, kinds = self.recorder, self.recorder.name, {v.kind for v in values}
         for value in values:
             if value.kind == "indices" and kinds & {"hidden", "parameter"}:
@@ -296,7 +296,7 @@ class Interpreter(TorchFunctionMode):
         return boundary.cut(recorder, args, kwargs, refusal)
 
     def _constant(self, args: Any, kwargs: Any) -> Any:
-        """A function of constants only: computed for real, so that its values are known."""
+        """Compute a function of constants alone with real values, so that its result is known."""
         recorder, name = self.recorder, self.recorder.name
         if name in RANDOM:  # the numbers are inputs, as a mask is
             if name.endswith("_") and (args[0]._is_view() or id(args[0]) in self._viewed):
@@ -348,7 +348,7 @@ class Interpreter(TorchFunctionMode):
         return differing(name, recorder.func, args, kwargs, recorder.differs, moves=moves)
 
     def _deciding(self, constant: Tensor) -> frozenset[str]:
-        """Names of the buffers that a constant was made of, if scales go by its values."""
+        """Return the names of the buffers that a constant was made of, if scales depend on its values."""
         name = self.recorder.name
         chooses = not constant.is_floating_point() and name not in (*ARITHMETIC, *CHOICES, *COMPARISONS)
         if chooses and self.recorder.buffers_in(constant, "drawn"):
@@ -360,7 +360,7 @@ class Interpreter(TorchFunctionMode):
         return self.recorder.buffers_in(constant, "mask", "indices", "numbers")
 
     def _of_zeros(self, args: tuple[Any, ...]) -> Tensor | None:
-        """A product of an input with a constant, if that is zero throughout."""
+        """Return zeros for a product of an input with a constant of zeros; None otherwise."""
         constant = next((t for t in args if isinstance(t, Tensor) and self.recorder.lookup(t) is None), None)
         if constant is None or not constant.dim() or not bool(self.recorder.zeros(constant).all()):
             return None
@@ -368,11 +368,11 @@ class Interpreter(TorchFunctionMode):
         return torch.zeros(shape, dtype=torch.promote_types(*(t.dtype for t in args)))
 
     def _form_of(self, t: Tensor) -> Tensor:
-        """A constant as it is; a tensor of the form of any other."""
+        """Return a constant as it is, and a tensor of the shape and type of any other value."""
         return t if self.recorder.lookup(t) is None else torch.zeros((), dtype=t.dtype).expand(t.shape)
 
     def _of_buffers(self, args: Any, kwargs: Any) -> Any:
-        """A function of buffers and constants, computed with the values that they have now; None if that is unknown."""
+        """Compute a function of buffers and constants with their current values; return None if those are unknown."""
         real = self.recorder.real
         if changes(self.recorder.name):
             if args:
@@ -414,7 +414,7 @@ class Interpreter(TorchFunctionMode):
             )
 
     def run_outside(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A module left to the plain rule: what enters it is an output of the network, what leaves it an input."""
+        """Run a module left to the plain rule: its inputs are outputs of the network, its outputs are inputs."""
         recorder = self.recorder
         values = recorder.values_in(args, kwargs)
         batch = next((v.batch for v in values if v.batch is not None), None)
@@ -440,7 +440,7 @@ class Interpreter(TorchFunctionMode):
 
 
 def _shaped_factory(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """``x.new_zeros(...)``, ``torch.zeros_like(x)``: a real constant of the right type."""
+    """Run ``x.new_zeros(...)``, ``torch.zeros_like(x)`` and the like: a real constant of the right type."""
     like, rest = args[0], args[1:]
     kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "memory_format")}
     kwargs.setdefault("dtype", like.dtype)

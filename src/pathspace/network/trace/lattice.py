@@ -46,7 +46,7 @@ def solved(equations: Iterable[Sequence[int]]) -> dict[int, Monomial]:
 
 
 def _eliminated(rows: list[Monomial]) -> dict[int, Monomial]:
-    """One variable after the other, as a monomial of those that were not eliminated before it."""
+    """Eliminate one variable after the other, as a monomial of those not yet eliminated."""
     solved: dict[int, Monomial] = {}
     while rows:
         later = []
@@ -66,7 +66,7 @@ def _eliminated(rows: list[Monomial]) -> dict[int, Monomial]:
 
 
 def _substituted(powers: Iterable[tuple[int, int]], solved: dict[int, Monomial]) -> Monomial:
-    """The product of powers of labels, whose sign is that of an exponent, in variables that are not eliminated."""
+    """Express a product of powers of labels in the variables that remain; a label's sign is an exponent's."""
     result: Monomial = {}
     left = list(powers)
     while left:

@@ -35,13 +35,13 @@ def check_memory(model: nn.Module, left: tuple[str, ...]) -> None:
 
 
 def in_memory_of_parameters(model: nn.Module) -> list[Tensor]:
-    """Buffers and attributes that share memory with a parameter, and change unseen where that is rescaled."""
+    """Return buffers and attributes that share memory with a parameter, and change unnoticed when it is rescaled."""
     pairs = ([t for _, t in pair if not isinstance(t, nn.Parameter)] for pair in _pairs(model))
     return [others[0] for others in pairs if len(others) == 1]
 
 
 def _pairs(model: nn.Module) -> Iterator[tuple[tuple[str, Tensor], tuple[str, Tensor]]]:
-    """Tensors that have an element in common, two at a time, with their names."""
+    """Yield pairs of tensors that have an element in common, with their names."""
     before = list[tuple[str, Tensor]]()
     for name, t in sorted(_held(model), key=lambda held: held[1].data_ptr()):
         before = [(o, b) for o, b in before if b.data_ptr() + _size(b) * b.element_size() > t.data_ptr()]
@@ -52,7 +52,7 @@ def _pairs(model: nn.Module) -> Iterator[tuple[tuple[str, Tensor], tuple[str, Te
 
 
 def _held(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The parameters, buffers and other tensors of all modules, each once, by their names."""
+    """Return the parameters, buffers and other tensors of all modules, each once, by their names."""
     seen = set[int]()
     named = [*model.named_parameters(), *model.named_buffers()]
     for path, module in model.named_modules():
@@ -66,17 +66,17 @@ def _held(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _is_plain(t: Tensor) -> bool:
-    """Whether a tensor has elements, at places of its own in memory."""
+    """Return whether a tensor has elements, each at a place of its own in memory."""
     return type(t) in (Tensor, nn.Parameter) and t.layout is torch.strided and not t.is_meta and t.numel() > 0
 
 
 def _size(t: Tensor) -> int:
-    """How many elements there are from the first of a tensor to its last, with those between them."""
+    """Return the number of elements from the first of a tensor to its last, with those between them."""
     return 1 + sum(step * (n - 1) for step, n in zip(t.stride(), t.shape, strict=True))
 
 
 def _overlap(t: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have an element in common, of which the first begins no earlier than the other."""
+    """Return whether two tensors have an element in common, if the first begins no earlier than the other."""
     offset, rest = divmod(t.data_ptr() - other.data_ptr(), t.element_size())
     if rest or t.dtype != other.dtype:  # read in another way
         return True

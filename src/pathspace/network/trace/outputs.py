@@ -21,14 +21,14 @@ Kept = dict[tuple[nn.Module, str], list[Tensor]]
 
 
 def kept_by(model: nn.Module) -> Kept:
-    """The tensors in each attribute and buffer of its modules."""
+    """Return the tensors in each attribute and buffer of a model's modules."""
     own = vars(nn.Module())  # torch's, of parameters, modules and hooks
     named = [(m, {**vars(m), **m._buffers}.items()) for m in model.modules()]
     return {(m, key): tensors_in(value) for m, places in named for key, value in places if key not in own}
 
 
 def outputs_of(recorder: Recorder, result: Any, returned: Any, shadow: nn.Module, before: Kept) -> Outputs:
-    """The outputs of a network, which have the scale 1 from now on.
+    """Fix the scales of the network's outputs at 1, and return the outputs.
 
     Args:
         recorder: what was recorded.
@@ -89,7 +89,7 @@ def _in_words(result: Any, values: list[Value | None]) -> str:
 
 
 def _carried(recorder: Recorder, before: Kept, now: Kept) -> list[Value]:
-    """Activations kept where this call read the last one's, or found none; states of layers scale with their units."""
+    """Find states that scale with their units: stored where this call read the last call's, or found none."""
     kept: list[Tensor] = []
     for place, old in before.items():
         if not old or any(id(t) in recorder.read for t in old):
@@ -98,7 +98,7 @@ def _carried(recorder: Recorder, before: Kept, now: Kept) -> list[Value]:
 
 
 def _held(recorder: Recorder, returned: Any, now: Kept) -> list[Origin]:
-    """The cuts that lead to anything the model returns or keeps; what enters them has the scale 1."""
+    """Return the cuts that lead to anything the model returns or stores; the inputs of these cuts have the scale 1."""
     if all(origin.cut is None for origin in recorder.origins.values()):
         return []
     found = map(recorder.lookup, tensors_in([returned, list(now.values())]))
@@ -106,7 +106,7 @@ def _held(recorder: Recorder, returned: Any, now: Kept) -> list[Origin]:
 
 
 def _cuts(recorder: Recorder, counted: Iterable[Origin], held: Iterable[Origin]) -> tuple[Cut, ...]:
-    """All cuts, once each, with what they do."""
+    """Return all cuts, once each, with what they do."""
     counting, holding = ({origin.cut for origin in some} for some in (counted, held))
     all_cuts = dict.fromkeys(origin.cut for origin in recorder.origins.values() if origin.cut is not None)
     return tuple(replace(cut, counts=cut in counting, holds=cut in holding) for cut in all_cuts)
@@ -117,7 +117,7 @@ def _slots(values: Iterable[Value | None]) -> list[int]:
 
 
 def _reached(recorder: Recorder, slots: Iterable[int]) -> list[Origin]:
-    """Where the inputs come from that lead to some slots, in the order in which they were made."""
+    """Return the origins of the inputs that lead to some slots, in the order in which they were made."""
     if not recorder.origins:
         return []
     seen = recorder.reached(slots)
@@ -125,7 +125,7 @@ def _reached(recorder: Recorder, slots: Iterable[int]) -> list[Origin]:
 
 
 def _note_what_enters(recorder: Recorder, counted: Iterable[Origin]) -> None:
-    """Outputs are what enters a cut; at the others nothing counts."""
+    """Remove the slots that enter a cut from its operation, unless the cut leads to an output."""
     counting = {id(origin.operation) for origin in counted}
     for origin in recorder.origins.values():
         operation = origin.operation

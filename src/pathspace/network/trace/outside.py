@@ -14,7 +14,7 @@ Outside = nn.Module | type[nn.Module] | str
 
 
 def outside_names(model: nn.Module, outside: Outside | Iterable[Outside]) -> set[str]:
-    """The paths of the modules that are meant.
+    """Return the paths of the modules to leave outside.
 
     Raises:
         ValueError: something in ``outside`` means no module of the model.
@@ -46,7 +46,7 @@ def _chosen(by_path: dict[str, nn.Module], item: Outside) -> set[str]:
 def with_all_obstacles(
     first: UntraceableError, model: nn.Module, outside: set[str], attempt: Callable[[set[str]], object]
 ) -> UntraceableError:
-    """The refusal of a strict trace, with whatever else it would refuse and what to leave outside for it.
+    """Return the refusal of a strict trace, extended by all further refusals and by the modules to leave outside.
 
     Each obstacle's module is left outside, and the trace goes on to the next one.
 
@@ -91,7 +91,7 @@ def with_all_obstacles(
 
 
 def _told(refusals: list[UntraceableError]) -> str:
-    """A line for each operation and reason, with the modules in which it stands."""
+    """Describe each operation and reason in a line, with the modules in which it occurs."""
     places: dict[tuple[str, str], list[str]] = {}
     for one in refusals:
         places.setdefault((one.operation, one.reason), []).append(

@@ -42,7 +42,7 @@ class ParameterUses:
         self.shapes: dict[str, torch.Size] = {}
 
     def is_whole(self, use: ParameterUse, name: str) -> bool:
-        """Whether a use is of the parameter as it is, every element once and in its place."""
+        """Return whether a use is of the whole parameter, every element once and in its place."""
         return _same_index(use.index, index_of(self.shapes[name]))
 
     def add(
@@ -91,7 +91,7 @@ class ParameterUses:
             uses.append(new)
 
     def _tie_repeats(self, use: ParameterUse, size: int) -> None:
-        """An element that occurs several times in one view (repeat, expand, indexing) has one target and one source."""
+        """Give an element that a view shows several times (repeat, expand, indexing) one target and one source."""
         flat = written_out(use.index).reshape(-1)
         if flat.numel() == 0 or int(torch.bincount(flat, minlength=size).max()) < 2:
             return
@@ -102,7 +102,7 @@ class ParameterUses:
             self.scales.unify(wide, one_of_them[flat])
 
     def earlier_target(self, parameter: Value, source: Tensor) -> Tensor | None:
-        """The target labels of an earlier use of the same matrix on units of the same scales, if there was one.
+        """Return the target labels of an earlier use of the matrix on units of the same scales, if there was one.
 
         It lets a loop of many steps find its labels at once instead of making and merging new ones at every step.
         """
@@ -126,12 +126,12 @@ class ParameterUses:
 
 
 def index_of(shape: torch.Size) -> Tensor:
-    """The flat index of every element of a parameter, told by strides."""
+    """Return the flat index of every element of a parameter, encoded by strides."""
     return torch.empty(shape, dtype=torch.long, device="meta")
 
 
 def moved_index(function: Callable[[Tensor], Any], index: Tensor) -> Any:
-    """What a movement of the elements of a parameter makes of their index."""
+    """Apply a movement of the elements of a parameter to their index."""
     with suppress(RuntimeError, NotImplementedError):
         moved = function(index)
         memory = index.untyped_storage()._cdata
@@ -141,7 +141,7 @@ def moved_index(function: Callable[[Tensor], Any], index: Tensor) -> Any:
 
 
 def written_out(index: Tensor) -> Tensor:
-    """An index with its values."""
+    """Return an index with explicit values."""
     if not index.is_meta:
         return index
     result = torch.tensor(index.storage_offset())
@@ -151,14 +151,14 @@ def written_out(index: Tensor) -> Tensor:
 
 
 def repeats(index: Tensor, dim: int) -> bool:
-    """Whether a view shows the same elements at every place along a dimension."""
+    """Return whether a view repeats the same elements along a dimension."""
     if index.is_meta:
         return index.stride(dim) == 0
     return bool((index == index.narrow(dim, 0, 1)).all())
 
 
 def _as_it_is(index: Tensor, shape: torch.Size) -> list[int] | None:
-    """The order of dimensions that makes a view the whole parameter again; None where there is none, or no need."""
+    """Return the permutation that makes a view the whole parameter again; None if none exists, or none is needed."""
     if not index.is_meta or index.dim() != len(shape) or (index.shape == shape and index.is_contiguous()):
         return None
     order = sorted(range(index.dim()), key=lambda d: (-index.stride(d), -index.shape[d]))
@@ -167,7 +167,7 @@ def _as_it_is(index: Tensor, shape: torch.Size) -> list[int] | None:
 
 
 def _permuted(labels: Tensor, order: Sequence[int]) -> Tensor:
-    """Labels that are broadcast to a view, after its dimensions are put in another order."""
+    """Broadcast labels to a view and permute its dimensions."""
     return labels.reshape(*[1] * (len(order) - labels.dim()), *labels.shape).permute(*order)
 
 
@@ -185,7 +185,7 @@ def _inverse(labels: Tensor) -> Tensor:
 
 
 def _dimension_of(index: Tensor, dim: int | None, shape: torch.Size) -> int | None:
-    """The dimension of the parameter along which dimension ``dim`` of a view runs."""
+    """Return the dimension of the parameter along which dimension ``dim`` of a view runs."""
     if dim is None or len(shape) < 2:
         return None
     dim %= index.dim()

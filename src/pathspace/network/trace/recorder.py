@@ -104,17 +104,17 @@ class Recorder:
     # -- values -----------------------------------------------------------------------------------------------
 
     def new_slot(self) -> int:
-        """A fresh slot of the squared network."""
+        """Return a new slot of the squared network."""
         self._slots += 1
         return self._slots - 1
 
     def bind(self, tensor: Tensor, value: Value) -> Tensor:
-        """From now on ``tensor`` has this value."""
+        """Set the value of ``tensor``."""
         self._values[id(tensor)] = (tensor, value, _memory(tensor))
         return tensor
 
     def lookup(self, tensor: Any) -> Value | None:
-        """The value of a tensor, or None for a constant and for what is no tensor."""
+        """Return the value of a tensor, or None for a constant and for anything that is no tensor."""
         entry = self._values.get(id(tensor))
         if entry is None:
             return None
@@ -124,25 +124,25 @@ class Recorder:
         return value if value.version == value.memory.version else self._after_writes(tensor, value)
 
     def known(self, tensor: Any) -> Value | None:
-        """What was last known of a tensor, without a look at what was written since; for whoever only watches."""
+        """Return the last known value of a tensor, without applying later writes; for callers that only watch."""
         entry = self._values.get(id(tensor))
         return None if entry is None else entry[1]
 
     def values_in(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Value]:
-        """Those of the tensors among arguments that have one, in their order."""
+        """Return the values of those tensors among arguments that have one, in order."""
         return [v for t in tensors_in(args, kwargs) if (v := self.lookup(t)) is not None]
 
     def all_values(self) -> Iterator[Value]:
-        """Of all tensors, as they are now."""
+        """Return the current values of all tensors."""
         return (value for _, value, _ in self._values.values())
 
     def rank(self, tensor: Tensor) -> int:
-        """0 for an activation, 1 for what depends on no parameter, 2 for a parameter."""
+        """Return 0 for an activation, 1 for a value that depends on no parameter, 2 for a parameter."""
         value = self.lookup(tensor)
         return 1 if value is None else {"hidden": 0, "parameter": 2}.get(value.kind, 1)
 
     def value(self, tensor: Tensor) -> Value:
-        """The value of a tensor; a constant becomes a leaf of the squared network."""
+        """Return the value of a tensor; a constant becomes a leaf of the squared network."""
         value = self.lookup(tensor)
         if value is not None:
             return value
@@ -154,17 +154,20 @@ class Recorder:
         return Value(slot, torch.where(self.zeros(tensor).cpu(), WILD, FIXED), kind="input")
 
     def zeros(self, constant: Tensor) -> Tensor:
-        """Where a constant is zero whatever numbers buffers hold: it fits every scale, as a recurrence's start."""
+        """Return where a constant is zero for any values of buffers.
+
+        Zeros fit every scale, as the start of a recurrence does.
+        """
         return (constant == 0) & ~self.differs(constant)
 
     def differs(self, constant: Tensor) -> Tensor:
-        """Where a constant may come to differ from zero. Masks do not change, as they are watched."""
+        """Return where a constant may become different from zero. Masks do not change, as they are watched."""
         of = self.made_of_buffers(constant)
         unsure = of is not None and self.buffers_in(constant, "indices", "numbers", "single", "drawn")
         return of.differs if of is not None and unsure else constant != 0
 
     def made_of_buffers(self, constant: Tensor) -> OfBuffers | None:
-        """What is known of a constant that was made of buffers."""
+        """Return the facts about a constant that was made of buffers."""
         of, base = self.of_buffers.get(id(constant)), constant._base if constant._is_view() else constant
         if id(base) not in self.written:
             return of
@@ -172,12 +175,12 @@ class Recorder:
         return OfBuffers(constant, anywhere(constant), names)
 
     def buffers_in(self, constant: Tensor, *kinds: str) -> frozenset[str]:
-        """Names of the buffers of some kinds that a constant was made of."""
+        """Return the names of the buffers of some kinds that a constant was made of."""
         of = self.made_of_buffers(constant)
         return frozenset(n for n in (of.names if of else ()) if self.kinds[n] in kinds)
 
     def copy_buffer(self, buffer: Tensor, name: str) -> Tensor:
-        """A copy of a buffer on the CPU, as the model may write into it, whose values a trace may go by."""
+        """Return a copy of a buffer on the CPU whose values a trace may use, as the model may write into the buffer."""
         own = buffer.detach().to("cpu", copy=True)
         kind = "numbers" if own.is_floating_point() else "mask" if own.dtype == torch.bool else "indices"
         self.of_buffers[id(own)] = OfBuffers(own, anywhere(own), frozenset({name}))
@@ -220,7 +223,7 @@ class Recorder:
             self.refuse(f"{ROUNDED}: it writes them into a tensor of type {target.dtype}")
 
     def write(self, target: Tensor, source: Tensor) -> Tensor:
-        """From now on ``target`` holds what ``source`` does, and whatever shares its memory shows it."""
+        """Set the value of ``target`` to that of ``source``, and update all values that share its memory."""
         old, new = self.value(target), self.value(source)
         if old.memory.members == 1:
             return self.bind(target, new)
@@ -250,7 +253,7 @@ class Recorder:
         return value
 
     def write_elements(self, target: Tensor, part: View, source: Value) -> None:
-        """Some elements of a tensor that shares memory hold something else from now on."""
+        """Replace some elements of a tensor that shares memory."""
         old = self.value(target)
         view = old.view
         if view is None:
@@ -260,7 +263,7 @@ class Recorder:
         old.memory.write(part(old.memory.elements(view)), source)
 
     def _after_writes(self, tensor: Tensor, value: Value) -> Value:
-        """The value of a tensor after writes into memory that it shares."""
+        """Return the value of a tensor after writes into memory that it shares."""
         memory = value.memory
         if memory.unsure > value.version or (value.view is None and memory.version > value.version):
             self.refuse(
@@ -349,7 +352,7 @@ class Recorder:
     def _examples_of(
         self, name: str | None, inputs: Sequence[Value], batch: int | None, shape: torch.Size
     ) -> Tensor | None:
-        """The pattern of the examples in a result with the batch in this dimension, from what it is made of."""
+        """Return the pattern of the examples in a result with this batch dimension, from the values it reads."""
         if self.examples.count == 1 or batch is None or batch >= len(shape):
             return None
         patterns = [v.examples for v in inputs if v.examples is not None and len(v.examples) == shape[batch]]
@@ -358,7 +361,7 @@ class Recorder:
         return patterns[0] if patterns else None
 
     def as_units(self, tensor: Tensor) -> Value:
-        """The value of a tensor; a parameter in the place of activations is made of edges from the bias node."""
+        """Return the value of a tensor; a parameter in the place of activations becomes edges from the bias node."""
         value = self.value(tensor)
         if value.kind != "parameter":
             return value
@@ -368,7 +371,10 @@ class Recorder:
         return self.value(self.note_unit(units))
 
     def made_of(self, source: Tensor, count: int) -> Tensor:
-        """Labels of units that weights make of others, which are new where anything enters: W 0 = 0, whatever W is."""
+        """Return labels of units that weights make of others.
+
+        They are new where anything enters: W 0 = 0 for every W.
+        """
         zero = bool((self.scales.resolve(source) == WILD).all())
         return torch.full((count,), WILD) if zero else self.scales.fresh(count, self.where())
 
@@ -389,7 +395,7 @@ class Recorder:
 
     @contextmanager
     def running(self, name: str, func: Callable[..., Any]) -> Iterator[None]:
-        """A context in which an operation runs, perhaps inside another one."""
+        """Return a context manager in which an operation runs, perhaps inside another one."""
         self._running.append((name, func))
         try:
             yield
@@ -407,7 +413,7 @@ class Recorder:
         return self._running[-1][1]
 
     def preprocess(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A fixed function of the inputs alone (centring, one-hot, ...): its result is an input of the network."""
+        """Make the result of a fixed function of the inputs alone (centring, one-hot, ...) an input of the network."""
         batch = next((v.batch for v in self.values_in(args, kwargs) if v.batch is not None), None)
         target = args[0] if args and changes(self.name) else None
         before = self.lookup(target)
@@ -460,7 +466,7 @@ class Recorder:
         return drawn
 
     def reached(self, slots: Iterable[int], until: Collection[int] = ()) -> set[int]:
-        """All slots that these were computed from, through cuts and functions of inputs, too, not beyond some."""
+        """Return all slots from which these were computed, through cuts and functions of inputs, up to some slots."""
         read = {slot: i.inputs for i in self.instructions for slot in i.outputs}
         seen, left = set[int](), list(slots)
         while left:
@@ -474,7 +480,7 @@ class Recorder:
         return seen
 
     def of_data_alone(self, values: Iterable[Value]) -> bool:
-        """Whether no parameter has a part in some values."""
+        """Return whether no parameter takes part in some values."""
         learned = {leaf.slot for leaf in self.leaves if leaf.kind == "parameter"}
         learned |= {slot for slot, origin in self.origins.items() if origin.cut is not None}
         return not learned & self.reached(v.slot for v in values)
@@ -487,7 +493,7 @@ class Recorder:
         return self.module_path[-1] if self.module_path else ""
 
     def where(self, name: str | None = None) -> str:
-        """The operation and the module that are running."""
+        """Return the operation and the module that are running."""
         name = name or self.name
         return f"{name} in '{self.path}'" if self.path else name
 
@@ -521,16 +527,16 @@ class Recorder:
         return kind(operation or self.name, self.path, reason, advice)
 
     def wrong_batch(self, operation: str | None = None) -> NoReturn:
-        """The batch dimension turned out to be another one."""
+        """Raise an error: the chosen batch dimension is wrong."""
         raise WrongBatchDimension(operation or self.name, self.path)
 
     def mixes(self, operation: str | None = None) -> NoReturn:
-        """Elements of one example came to lie in the place of another's."""
+        """Raise an error: the operation moved elements of one example to the place of another's."""
         raise MixedExamples(operation or self.name, self.path)
 
 
 def _memory(tensor: Tensor) -> tuple[int, int]:
-    """What changes if somebody replaces a tensor's memory unseen by rules, which write into none."""
+    """Return a fingerprint of a tensor's storage; rules never write into it, so only a replacement changes it."""
     try:
         return tensor._cdata, tensor._version
     except RuntimeError:  # made in inference mode

@@ -47,7 +47,7 @@ class Scales:
         self._products: dict[bytes, Tensor] = {}  # by factors: a loop multiplies the same ones at every step
 
     def fresh(self, count: int, origin: str) -> Tensor:
-        """``count`` new variables, made at ``origin`` (used in the names of unit classes)."""
+        """Return ``count`` new variables, made at ``origin`` (used in the names of unit classes)."""
         first = self._count
         self._firsts.append(first)
         self._origins.append(origin)
@@ -59,12 +59,12 @@ class Scales:
         return torch.arange(first, self._count)
 
     def origin(self, variable: int) -> tuple[str, int]:
-        """Where a variable was made, and its index there."""
+        """Return the place where a variable was made, and its index there."""
         batch = bisect_right(self._firsts, variable) - 1
         return self._origins[batch], variable - self._firsts[batch]
 
     def resolve(self, labels: Tensor) -> Tensor:
-        """The labels with every variable replaced by its representative; same shape."""
+        """Replace every variable by its representative; the shape stays the same."""
         small = without_repeats(labels)
         result = self._older[small]
         if self._detours:
@@ -76,7 +76,10 @@ class Scales:
         return result if small is labels else result.expand(labels.shape)
 
     def representatives(self) -> Tensor:
-        """Those of all variables and, from the end, of their inverses; the variables point to them from now on."""
+        """Return the representatives of all variables and, from the end, of their inverses.
+
+        Variables point to them afterwards.
+        """
         while not torch.equal(further := self._older[self._older], self._older):
             self._older = further
         self._detours = 0
@@ -101,7 +104,7 @@ class Scales:
         return torch.where(a == WILD, b, a).expand(shape)
 
     def product(self, a: Tensor, b: Tensor, origin: str) -> Tensor:
-        """The labels of what two broadcastable arrays of labels make when their values are multiplied."""
+        """Return the labels of the product of two values whose labels broadcast."""
         shape = a.shape if a.shape == b.shape else torch.broadcast_shapes(a.shape, b.shape)
         a, b = torch.broadcast_tensors(*(self.resolve(without_repeats(t)) for t in (a, b)))
         result = torch.where(a == FIXED, b, torch.where(b == FIXED, a, FIXED))
@@ -112,11 +115,11 @@ class Scales:
         return result.expand(shape)
 
     def distinct(self, labels: Tensor) -> Tensor:
-        """The same labels, one of each along dimensions in which they are all alike."""
+        """Return the same labels, one of each along dimensions in which they are all equal."""
         return without_repeats(compressed(self.resolve(without_repeats(labels))))
 
     def _multiplied(self, a: Tensor, b: Tensor, origin: str) -> Tensor:
-        """Variables for the products of representatives, one for each pair of them."""
+        """Return variables for the products of representatives, one for each pair of them."""
         size = 2 * self._count  # pairs as numbers, which are sorted faster
         numbers, place = (torch.minimum(a, b) * size + torch.maximum(a, b)).unique(return_inverse=True)
         larger = (numbers + size // 2).remainder(size) - size // 2
@@ -128,7 +131,7 @@ class Scales:
         return self.resolve(self._products[key])[place]
 
     def solve(self) -> dict[int, Monomial]:
-        """What the equations of products leave free: for each representative that is not, what it is made of.
+        """Solve the equations of products: express each representative that is not free by those that are.
 
         The others are generators: their scales may be anything, and with them every scale has a value.
         """
@@ -196,12 +199,12 @@ class Scales:
 
 
 def _to_themselves(count: int) -> Tensor:
-    """As many labels of both signs as two times ``count``, in the order in which they are looked up."""
+    """Return two times ``count`` labels of both signs, in the order of lookups."""
     return torch.cat([torch.arange(count), torch.arange(-count, 0)])
 
 
 def without_repeats(labels: Tensor) -> Tensor:
-    """One of each along expanded dimensions: a channel's label is stored once, not once a pixel."""
+    """Keep one label of each along expanded dimensions: a channel's label is stored once, not once a pixel."""
     if 0 not in labels.stride():
         return labels
     for d, (size, stride) in enumerate(zip(labels.shape, labels.stride(), strict=True)):
@@ -211,7 +214,7 @@ def without_repeats(labels: Tensor) -> Tensor:
 
 
 def compressed(labels: Tensor) -> Tensor:
-    """The same labels, expanded along dimensions in which they are all alike."""
+    """Return the same labels, expanded along dimensions in which they are all equal."""
     shape = labels.shape
     for d in range(labels.dim()):
         first = labels.narrow(d, 0, 1)

@@ -28,7 +28,7 @@ Model = TypeVar("Model", bound=nn.Module)
 def shadow_of(
     model: nn.Module, recorder: Recorder, memo: Mapping[int, Any] | None = None
 ) -> tuple[nn.Module, dict[str, nn.Parameter]]:
-    """A copy of the model without data, its parameters and floating-point buffers bound to leaves.
+    """Copy a model without data; its parameters and floating-point buffers are bound to leaves.
 
     Args:
         model: any module.
@@ -112,7 +112,7 @@ def may_change_results(hook: Callable[..., Any]) -> bool:
 
 
 def _plain_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Tensors that are attributes of modules and neither parameters nor buffers, with their names."""
+    """Return tensors that are attributes of modules and neither parameters nor buffers, with their names."""
     for path, module in model.named_modules():
         for key, value in vars(module).items():
             plain = type(value) is Tensor and value.layout is torch.strided and not value.is_meta
@@ -121,7 +121,7 @@ def _plain_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def made_by_hooks(model: nn.Module) -> list[Tensor]:
-    """Attributes of modules that hooks compute from parameters before every call: pruning, weight normalization.
+    """Return attributes that hooks compute from parameters before every call: pruning, weight normalization.
 
     They cannot be copied, and need not be: a call makes them anew.
     """
@@ -131,19 +131,19 @@ def made_by_hooks(model: nn.Module) -> list[Tensor]:
 
 
 def _optimizers_of(model: nn.Module) -> dict[int, Any]:
-    """Optimizers that modules hold, by identity: no forward pass needs a copy of them and of all that they keep."""
+    """Return optimizers that modules hold, by identity. No forward pass needs copies of them and of their states."""
     held = (value for module in model.modules() for value in vars(module).values())
     return {id(value): value for value in held if isinstance(value, torch.optim.Optimizer)}
 
 
 def _empty_hooks_of(model: nn.Module) -> dict[int, Any]:
-    """Dictionaries of hooks without any, made anew, by identity: deepcopy would take apart each, eleven a module."""
+    """Return new dictionaries for empty ones of hooks: deepcopy would copy eleven of them for every module."""
     held = (value for module in model.modules() for value in vars(module).values())
     return {id(value): OrderedDict() for value in held if type(value) is OrderedDict and not value}
 
 
 def copy_of(model: Model, memo: dict[int, Any] | None = None) -> Model:
-    """A deep copy of a model, with what hooks made left to be made anew.
+    """Copy a model deeply; attributes made by hooks are made again.
 
     Args:
         model: any module; it is not changed.
@@ -156,7 +156,7 @@ def copy_of(model: Model, memo: dict[int, Any] | None = None) -> Model:
 
 
 def evaluation_form_of(model: Model, memo: dict[int, Any] | None = None) -> Model:
-    """A copy in evaluation form; its hooks on gradients are the user's own, and left out. See :func:`copy_of`."""
+    """Copy a model in evaluation form, without hooks on gradients, which belong to the user. See :func:`copy_of`."""
     copied = evaluated(copy_of(model, _optimizers_of(model) | (memo or {})))
     for module in copied.modules():
         module._backward_hooks.clear()
@@ -167,7 +167,7 @@ def evaluation_form_of(model: Model, memo: dict[int, Any] | None = None) -> Mode
 def arguments_for(
     recorder: Recorder, example_input: Any, batch_dim: int | None, size: int, states: frozenset[int | str]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The model's arguments without data, with ``size`` examples, bound to leaves."""
+    """Return the model's arguments without data, with ``size`` examples, bound to leaves."""
     if not isinstance(example_input, (dict, tuple, list, Tensor, Arguments)):
         raise ValueError(
             f"example_input is a {type(example_input).__name__}; give a tensor, a tuple of arguments or a dict of them "
@@ -220,7 +220,7 @@ def arguments_for(
 
 
 def with_hooks(module: nn.Module) -> Callable[..., Any]:
-    """The whole call of a copied module, hooks included; the module itself is left without them."""
+    """Return the whole call of a copied module with its hooks, and remove the hooks from the module."""
     inner = object.__new__(type(module))  # copy.copy refuses parametrized modules
     inner.__dict__.update(module.__dict__)
     module._forward_pre_hooks, module._forward_hooks = OrderedDict(), OrderedDict()

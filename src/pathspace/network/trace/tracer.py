@@ -245,7 +245,7 @@ def _example_in_words(example_input: Any) -> str:
 
 
 def _without_classes(network: Network) -> str:
-    """Why nothing in a network can be rescaled."""
+    """Return the reason why nothing in a network can be rescaled."""
     lines = told(network.cuts)
     if lines:
         why = f"every unit of it enters or leaves an operation that does not scale: it is cut at {'; at '.join(lines)}"
@@ -282,7 +282,7 @@ class _Plan:
     interpreter: Callable[[Recorder], Interpreter] = Interpreter
 
     def network(self, batch_dim: int | str | None) -> Network:
-        """The network, with the batch in a given dimension or in any that can be.
+        """Return the network, with the batch in a given dimension or in any that can be.
 
         Where a reshape mixes units of several classes, the model is traced with inputs of other sizes, too. If it takes
         these and has other classes then, units that are mixed share one.
@@ -318,7 +318,7 @@ class _Plan:
         return whatever_the_answers(traced, MOVEMENTS)
 
     def with_any_batch(self) -> Network:
-        """The network with the first dimension as the batch that can be, or without one."""
+        """Return the network with the first dimension that can be the batch, or without a batch."""
         problem: Exception | None = None
         mixed: MixedExamples | None = None
         for candidate in (*range(min(2, len(self._shape))), None):
@@ -340,7 +340,7 @@ class _Plan:
         raise problem
 
     def with_batch(self, batch_dim: int | None) -> Network:
-        """The network with the batch in a given dimension."""
+        """Return the network with the batch in a given dimension."""
         try:
             one = self._of_one(batch_dim)
             if batch_dim is not None:
@@ -356,17 +356,17 @@ class _Plan:
         return one.network
 
     def _of_several(self, batch_dim: int, one: _Pass) -> _Pass | None:
-        """A pass with the given number of examples; None for a model that takes one example at a time."""
+        """Trace with the given number of examples; return None for a model that takes one example at a time."""
         with suppress(RuntimeError, IndexError):
             return self._trace(batch_dim, Examples(self._count(batch_dim), one.examples.moved))
         return None
 
     def _count(self, batch_dim: int) -> int:
-        """The number of examples in the example input, but two at least."""
+        """Count the examples in the example input, but return at least two."""
         return max(2, self._shape[batch_dim])
 
     def _checked(self, batch_dim: int) -> Network:
-        """The network, if it is the same with the given number of examples as with one."""
+        """Return the network, if it is the same with the given number of examples as with one."""
         one = self._of_one(batch_dim)
         examples = Examples(self._count(batch_dim), one.examples.moved)
         try:
@@ -384,11 +384,11 @@ class _Plan:
         return one.network
 
     def of_one(self, batch_dim: int | None) -> Network:
-        """The network by one pass with one example."""
+        """Return the network by a pass with one example."""
         return self._of_one(batch_dim).network
 
     def _of_one(self, batch_dim: int | None) -> _Pass:
-        """One pass with one example; another, if a reshape made it take a dimension for the batch that is none."""
+        """Trace with one example; trace again if a reshape made the pass choose a wrong batch dimension."""
         examples = Examples()
         try:
             return self._trace(batch_dim, examples)
@@ -405,7 +405,7 @@ class _Plan:
 
     @tables_on_the_cpu()
     def _trace(self, batch_dim: int | None, examples: Examples) -> _Pass:
-        """One pass, with so many examples in the dimension ``batch_dim``."""
+        """Trace once, with so many examples in the dimension ``batch_dim``."""
         self.choices.start()
         recorder = Recorder(
             RULES, examples, strict=self.strict, choices=self.choices, tie_mixed=self.tie_mixed
@@ -547,7 +547,7 @@ def _no_batch(which: str, used: WrongBatchDimension, needed: str) -> Untraceable
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """What torch.compile and data parallelism wrap: the same parameters in the same computation."""
+    """Unwrap torch.compile and data parallelism: the same parameters in the same computation."""
     while True:
         if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             model = model.module

@@ -20,7 +20,7 @@ View = Callable[[Tensor], Tensor]
 
 
 def whole(t: Tensor) -> Tensor:
-    """The view of all."""
+    """Return the view of all elements."""
     return t
 
 
@@ -46,13 +46,13 @@ class Memory:
         self._last_write: Tensor | None = None  # of every element
 
     def share(self, value: Value) -> None:
-        """One more tensor shows what ``value`` does."""
+        """Note that one more tensor shares the memory of ``value``."""
         if self.owner is None:  # up to now there was one tensor
             self.owner = value
         self.members += 1
 
     def elements(self, view: View) -> Tensor:
-        """Which elements a view shows."""
+        """Return the indices of the elements that a view shows."""
         assert self.owner is not None
         return view(torch.arange(self.owner.labels.numel()).reshape(self.owner.shape))
 
@@ -69,7 +69,7 @@ class Memory:
         self.pending.append((elements, value))
 
     def changed(self, view: View, version: int) -> bool:
-        """Whether a view shows anything that was written after a version."""
+        """Return whether a view shows elements that were written after a version."""
         return self._last_write is not None and bool((self._last_write[self.elements(view)] > version).any())
 
 
@@ -158,12 +158,12 @@ class Value:
 
 
 def apart(value: Value) -> Value:
-    """The same in memory of its own."""
+    """Return the same value in memory of its own."""
     return replace(value, memory=Memory(), view=whole, version=0, statistic=None)
 
 
 def common_kind(values: Sequence[Value]) -> str:
-    """The kind of a result: hidden as soon as a parameter had a part in it."""
+    """Return the kind of a result: hidden as soon as a parameter takes part in it."""
     kinds = {v.kind for v in values}
     if kinds == {"buffer"}:
         return "buffer"
@@ -171,7 +171,7 @@ def common_kind(values: Sequence[Value]) -> str:
 
 
 def put(elements: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """The function that replaces some elements of a tensor."""
+    """Return the function that replaces some elements of a tensor."""
 
     def replaced(old: Tensor, new: Tensor) -> Tensor:
         result = old.reshape(-1).clone()

@@ -21,7 +21,7 @@ class OfBuffers(NamedTuple):
 
 
 def anywhere(like: Tensor) -> Tensor:
-    """Truth values of this shape, all true, in the memory of one."""
+    """Return a mask of this shape, all true, in the memory of one element."""
     return torch.ones((), dtype=torch.bool).expand(like.shape)
 
 
@@ -34,7 +34,7 @@ def differing(
     *,
     moves: bool,
 ) -> list[Tensor] | None:
-    """Where the results of an operation on constants may differ from zero; None where anything may.
+    """Return where the results of an operation on constants may differ from zero; None if anywhere.
 
     Args:
         name: of the operation.

@@ -117,7 +117,7 @@ def _pitch(size, columns):
 
 @njit(error_model="numpy")
 def _aligned(room):
-    """The first address in an array, of 64 bytes more than are needed, at which a line of the cache begins."""
+    """Return the first address in an array at which a cache line begins; the array has 64 bytes to spare."""
     return (np.int64(room.ctypes.data) + 63) // 64 * 64
 
 
@@ -280,7 +280,7 @@ def _backward(call, out, g_out, g_last, g_x, g_h0, g_in, g_rec, g_bias, chunk, l
 
 
 def _kept(date):
-    """The loops as Numba keeps them on disk: until this file changes, or what they close over."""
+    """Compile the loops; Numba caches them on disk until this file, or a value that they close over, changes."""
 
     @njit(error_model="numpy", nogil=True, cache=True)
     def forward(*arguments):

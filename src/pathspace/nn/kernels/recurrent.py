@@ -173,7 +173,7 @@ _UNITS = {torch.float32: np.float32(1), torch.float64: np.float64(1)}
 
 @lru_cache(64)
 def _even(steps: int, sequences: int) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of each step, and where they begin, of sequences that are all of one length; nobody writes to them."""
+    """Return the rows of each step and their starts, for sequences of one length; callers must not write to them."""
     return np.full(steps, sequences), np.arange(steps) * sequences
 
 

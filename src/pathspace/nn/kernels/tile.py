@@ -128,7 +128,7 @@ class Block:
             self._store(b.load(self.sums[q][n]), self._address(out, out_row, q, n), n)
 
     def _opaque(self, value: Any, register: str) -> Any:
-        """A value of which LLVM does not know how it was computed: it neither does that anew nor in another way."""
+        """Hide from LLVM how a value was computed, so that it does not compute it again or in another way."""
         nothing = ir.InlineAsm(ir.FunctionType(value.type, [value.type]), "", f"={register},0", False)
         return self.builder.call(nothing, [value])
 

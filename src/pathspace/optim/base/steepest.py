@@ -174,7 +174,7 @@ def _add_directions_(
 
 
 def _back(tensors: list[Tensor], far: list[Tensor | None] | None) -> list[Tensor]:
-    """Steps of the near member as steps of the weights."""
+    """Convert steps of the recentred network to steps of the weights."""
     if far is None:
         return tensors
     return [t if m is None else (t * m).to(t.dtype) for t, m in zip(tensors, far, strict=True)]

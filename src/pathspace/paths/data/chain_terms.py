@@ -34,7 +34,7 @@ from pathspace.squared.squares import Outer
 def chain_terms(
     seen: ChainPass, request: Request, generator: torch.Generator, names: Sequence[str]
 ) -> KappaTerms:
-    """:func:`pathspace.paths.data.data_dependent.kappa_terms` with random signs, for a chain.
+    """Compute :func:`pathspace.paths.data.data_dependent.kappa_terms` with random signs, for a chain.
 
     Args:
         seen: a forward pass on data.
@@ -56,7 +56,7 @@ def chain_terms(
 
 
 def _paths(seen: ChainPass, request: Request) -> tuple[dict[str, Tensor | Outer], list[Tensor]]:
-    """The share of the paths, and psi of all layers, ``[T, units]``; at alpha = 1 psi of the readout alone."""
+    """Compute the term of the paths, and psi of all layers, ``[T, units]``; at alpha = 1 only psi of the readout."""
     chain, leaves, rest = seen.chain, seen.leaves, 1 - request.alpha
     out = leaves[chain.readout.weight]
     psi = [out.new_ones(1, 1).expand(chain.steps if chain.every else 1, len(out))]
@@ -91,7 +91,7 @@ def _paths(seen: ChainPass, request: Request) -> tuple[dict[str, Tensor | Outer]
 
 
 def _spread(seen: ChainPass, layer: int, request: Request) -> Tensor:
-    """Stat of the values z of a layer, ``[T, H]``."""
+    """Compute stat of the values z of a layer, ``[T, H]``."""
     # z_t = W_in x_t + b + W_rec h_{t-1}
     cell, leaves = seen.chain.cells[layer], seen.leaves
     h, x = seen.states[layer], seen.states[layer - 1] if layer else seen.x
@@ -102,7 +102,7 @@ def _spread(seen: ChainPass, layer: int, request: Request) -> Tensor:
 
 
 def _recur(rows: Sequence[Tensor], W: Tensor, factor: float) -> None:
-    """Rows_t += factor W^2 rows_{t-1}, one after the other, in place; rows ``[H]``."""
+    """Add factor W^2 rows_{t-1} to rows_t, one step after the other, in place; rows ``[H]``."""
     square = W * W
     for before, row in itertools.pairwise(rows):
         row.addmv_(square, before, alpha=factor)
@@ -114,7 +114,7 @@ def _recur(rows: Sequence[Tensor], W: Tensor, factor: float) -> None:
 def _seeds(
     seen: ChainPass, psi: list[Tensor], request: Request, generator: torch.Generator
 ) -> tuple[list[Tensor | None], Tensor | None, Pairs | None]:
-    """Seeds of all layers and of the readout, ``[m, T, units]``, None for zero; whose they are, and which are pairs."""
+    """Draw seeds of all layers and the readout, ``[m, T, units]``, None for zero, with their examples and pairs."""
     flat, places = torch.cat([row.reshape(-1) for row in psi]), None
     # nodes without any weight have no signs drawn; at the far end of long sequences it may be below all numbers
     some = [row.any(1) for row in psi]
@@ -134,7 +134,7 @@ def _seeds(
 def _seeds_of_rows(
     psi: Tensor, count: int, request: Request, generator: torch.Generator
 ) -> tuple[Tensor, Tensor | None, Pairs | None]:
-    """Seeds ``[m, units]``, the numbers of their examples, None for all; for the covariance pairs of the rows."""
+    """Draw seeds ``[m, units]``; return the numbers of their examples, None for all, and pairs for the covariance."""
     if request.statistic == "covariance":
         drawn = random_pairs(count, generator, psi.device, part=request.part)
         half = len(drawn.first)
@@ -148,12 +148,12 @@ def _seeds_of_rows(
 
 
 def _examples(h: Tensor, chosen: Tensor | None) -> Tensor:
-    """Some examples of ``[T, n, units]``, or all."""
+    """Return some examples of ``[T, n, units]``, or all."""
     return h if chosen is None else h.index_select(1, chosen)
 
 
 def _pulled_back(seen: ChainPass, seeds: list[Tensor | None], states: list[Tensor]) -> list[Tensor]:
-    """Deltas of all layers and of the readout, ``[T, m, units]``."""
+    """Compute the deltas of all layers and of the readout, ``[T, m, units]``."""
     chain, leaves = seen.chain, seen.leaves
     end = seeds[-1]
     assert end is not None
@@ -168,7 +168,7 @@ def _pulled_back(seen: ChainPass, seeds: list[Tensor | None], states: list[Tenso
 
 
 def _pull_through(recurrent: Tensor, seeds: Tensor | None, h: Tensor, above: Tensor, deltas: Tensor) -> None:
-    """Delta_t = s_t + 1[h_t > 0] o (W_rec^T delta_{t+1} + above_t), ``[T, m, H]``; above at all steps or the last."""
+    """Compute delta_t = s_t + 1[h_t > 0] o (W_rec^T delta_{t+1} + above_t) ``[T, m, H]``; above of all steps or 1."""
     rows, gates, entering = deltas.unbind(0), (h > 0).to(h.dtype).unbind(0), above.unbind(0)
     seed, back = None if seeds is None else seeds.unbind(1), entering[-1]
     for t in range(len(rows) - 1, -1, -1):
@@ -185,7 +185,7 @@ def _pull_through(recurrent: Tensor, seeds: Tensor | None, h: Tensor, above: Ten
 def _seeded(
     seen: ChainPass, deltas: list[Tensor], entering: list[Tensor], count: int, pairs: Pairs | None
 ) -> Seeded:
-    """The layers as uses of their parameters, with what the seeds become at their results."""
+    """Return the layers as uses of their parameters, with the seeds pulled back to their results."""
     chain, leaves = seen.chain, seen.leaves
     uses: list[Use] = []
     results: list[Tensor | None] = []

@@ -60,7 +60,7 @@ def data_dependent_kappa(
     estimator: Estimator = "exact",
     generator: torch.Generator | None = None,
 ) -> dict[str, Tensor]:
-    """The metric of data-dependent Path-SGD for every parameter of a network.
+    """Compute the metric of data-dependent Path-SGD for every parameter of a network.
 
     Args:
         network: a traced network.
@@ -140,7 +140,7 @@ class KappaTerms:
     drawn: bool
 
     def kappa(self, name: str, data: Tensor, factor: float) -> Tensor:
-        """Path + factor data of a parameter, with data of any origin."""
+        """Return path + factor data of a parameter, with data from any source."""
         path = self.path.get(name)
         if path is None:
             return data * factor
@@ -179,7 +179,7 @@ def kappa_terms(
     generator: torch.Generator,
     names: Sequence[str] | None = None,
 ) -> KappaTerms:
-    """The two terms of :func:`data_dependent_kappa`, path + alpha data.
+    """Compute the two terms of :func:`data_dependent_kappa`, path + alpha data.
 
     Args:
         network: a traced network.
@@ -218,7 +218,7 @@ def kappa_terms(
 def in_safe_type(
     network: Network, inputs: Any, request: Request, generator: torch.Generator | None
 ) -> tuple[dict[str, Tensor], KappaTerms]:
-    """Kappa on a batch, and its two terms; again in float64 if the type of the parameters cannot hold it.
+    """Compute kappa on a batch, and its two terms; in float64 if the type of the parameters cannot hold them.
 
     Raises:
         FloatingPointError: it is not finite even there.
@@ -239,7 +239,7 @@ def in_safe_type(
 
 
 def fits(kappa: Surveyed, types: Mapping[str, torch.dtype], request: Request) -> bool:
-    """Whether some types hold kappa, so that it need not be computed in float64.
+    """Return whether some types hold kappa, so that it need not be computed in float64.
 
     A kappa of zeros may have vanished; only output biases have it, for the covariance without a share of the paths.
     """
@@ -251,7 +251,7 @@ def fits(kappa: Surveyed, types: Mapping[str, torch.dtype], request: Request) ->
 
 
 def in_float64(network: Network, inputs: Any, parameters: Mapping[str, Tensor] | None = None) -> Replay:
-    """A forward pass in float64, with the network's parameters or with given values.
+    """Run a forward pass in float64, with the network's parameters or with given values.
 
     Raises:
         FloatingPointError: the model cannot run in it.
@@ -294,7 +294,7 @@ def path_share(
     statistic: Statistic,
     wanted: Sequence[str] | None = None,
 ) -> tuple[dict[str, Tensor | Outer], dict[Key, Tensor]]:
-    """(1 - alpha) psi_v gamma_u^2 of all parameters, and psi of the nodes, for one example; without what is zero."""
+    """Compute (1 - alpha) psi_v gamma_u^2 of parameters, and psi of nodes, for one example; leave out zeros."""
     names = list(network.parameters) if wanted is None else list(wanted)
     with torch.inference_mode(False), torch.enable_grad():
         wide = all_widened(replayed.leaves, network.parameters)
@@ -315,7 +315,7 @@ Seeding = tuple[Seeded, float]
 def _at_once(
     replayed: Replay, psi: dict[Key, Tensor], request: Request, generator: torch.Generator
 ) -> Iterator[Seeding]:
-    """Random signs at all units."""
+    """Draw random signs at all units."""
     if psi:
         part, place = request.part, request.place
         seeds, pairs = sign_seeds(replayed, psi, request.statistic, generator, part=part, place=place)
@@ -326,7 +326,7 @@ def _at_once(
 
 
 def _one_by_one(replayed: Replay, psi: dict[Key, Tensor]) -> Iterator[Seeding]:
-    """A seed of one for every unit o by itself, with psi_o."""
+    """Yield a seed of one at each unit o separately, with psi_o."""
     for key, weights in psi.items():
         node = replayed.nodes[key]
         for position, weight in enumerate(weights.reshape(-1).tolist()):

@@ -73,7 +73,7 @@ class Seeded:
         return self.replayed.count if self.part is None else len(self.part)
 
     def rows(self, x: Tensor) -> Tensor:
-        """Those examples of a tensor that has them in its first dimension."""
+        """Return the selected examples of a tensor whose first dimension holds examples."""
         return x if self.part is None else x.index_select(0, self.part)
 
     @staticmethod
@@ -113,7 +113,7 @@ class Seeded:
 def statistics(
     seeded: Seeded, statistic: Statistic, sharing: Sharing, names: Sequence[str] | None = None
 ) -> dict[str, Tensor]:
-    """Stat of every parameter's J, or the sum of stat over its edges.
+    """Compute stat of every parameter's J, or the sum of stat over its edges.
 
     Args:
         seeded: uses of parameters, and the gradients at their results.
@@ -137,7 +137,7 @@ def statistics(
 
 
 def products(seeded: Seeded, name: str, other: str, statistic: Statistic) -> Tensor:
-    """Mean product, or covariance, of J of a parameter ``[out, ...]`` and J of another one ``[out]``, row by row."""
+    """Compute the mean product, or covariance, of J of two parameters ``[out, ...]`` and ``[out]``, by row."""
     pairs, leaves = seeded.pairs, seeded.replayed.leaves
     n, leaf, bias = seeded.count, leaves[name], leaves[other]
     rows = (-1,) + (1,) * (leaf.dim() - 1)
@@ -176,7 +176,7 @@ def products(seeded: Seeded, name: str, other: str, statistic: Statistic) -> Ten
 
 
 def _uses(seeded: Seeded, names: Sequence[str]) -> dict[str, list[UseOf]]:
-    """The uses of some parameters, or of what is made of them."""
+    """Return the uses of some parameters, or of the values made of them."""
     leaves = seeded.replayed.leaves
     name_of = {id(leaves[name]): name for name in names}
     result: dict[str, list[UseOf]] = {name: [] for name in names}
@@ -226,12 +226,12 @@ def _of_parameter(seeded: Seeded, leaf: Tensor, uses: list[UseOf], statistic: St
 
 
 def _without_rounding(variance: Tensor, second: Tensor) -> Tensor:
-    """Zero where a variance is no more than the rounding of the mean square: a step divided by it has any length."""
+    """Replace a variance by zero where it is within rounding of the mean square: steps divide by it."""
     return torch.where(variance > _ROUNDING * torch.finfo(second.dtype).eps * second, variance, 0.0)
 
 
 def _used_once(use: Use, weight: Tensor, delta: Tensor) -> tuple[Tensor | None, Tensor] | None:
-    """H ``[n, 1, in]`` and delta ``[n, 1, out]`` where J is their outer product; None where it is not."""
+    """Return h ``[n, 1, in]`` and delta ``[n, 1, out]`` where J is their outer product; None where it is not."""
     if weight is use.args[1] and use.name != "linear" and delta.shape[3:].numel() > 1:
         return None  # a convolution: no need to look at what it reads
     layer = sequences(use, weight, delta)
@@ -244,13 +244,13 @@ def _used_once(use: Use, weight: Tensor, delta: Tensor) -> tuple[Tensor | None, 
 
 
 def _halves(x: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
-    """Twice the half sum and the half difference of pairs of rows."""
+    """Return twice the half sum and the half difference of pairs of rows."""
     a, b = x.index_select(0, pairs.first), x.index_select(0, pairs.second)
     return a + b, a.sub_(b)
 
 
 def _of_pairs(u: Tensor | None, v: Tensor | None, s: Tensor, t: Tensor, weight: float) -> Tensor:
-    """The sum of (J^i - J^j)^2 over pairs, times a weight."""
+    """Compute the sum of (J^i - J^j)^2 over pairs, times a weight."""
     if u is None or v is None:
         return t.square().sum(0).mul_(weight)
     # with twice the halves, (J^i - J^j)^2 = (s v + t u)^2 / 4
@@ -259,7 +259,7 @@ def _of_pairs(u: Tensor | None, v: Tensor | None, s: Tensor, t: Tensor, weight: 
 
 
 def _chunks(seeded: Seeded, leaf: Tensor, uses: Sequence[UseOf]) -> Iterator[Examples]:
-    """Examples, or numbers of pairs, a chunk at a time."""
+    """Yield examples, or numbers of pairs, one chunk at a time."""
     total = seeded.count if seeded.pairs is None else len(seeded.pairs.first)
     # what a convolution reads is written out, too
     read = [
@@ -318,7 +318,7 @@ def _edges_of_layer(seeded: Seeded, h: Tensor | None, delta: Tensor, statistic: 
 
 
 def _only(delta: Tensor, part: Tensor | None) -> Tensor:
-    """Delta with zeros at all other examples."""
+    """Return delta with zeros at all other examples."""
     if part is None:
         return delta
     result = torch.zeros_like(delta)

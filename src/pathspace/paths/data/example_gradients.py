@@ -33,7 +33,7 @@ UseOf = tuple[Use, Tensor, Tensor]
 
 
 def summed_gradients(uses: list[UseOf], leaf: Tensor, examples: Examples, pairs: Pairs | None) -> Tensor:
-    """J of some examples, or J^i - J^j of some pairs, ``[m, *leaf.shape]``; memory of its own."""
+    """Compute J of some examples, or J^i - J^j of some pairs, ``[m, *leaf.shape]``, in memory of its own."""
     parts = [_gradients(use, weight, delta, leaf, examples, pairs) for use, weight, delta in uses]
     return sum(parts[1:], parts[0])
 
@@ -52,7 +52,7 @@ def _gradients(
 
 
 def _of_examples(use: Use, weight: Tensor, delta: Tensor, examples: Examples) -> Tensor:
-    """J of some examples, ``[m, *weight.shape]``, in memory of its own."""
+    """Compute J of some examples, ``[m, *weight.shape]``, in memory of its own."""
     layer = sequences(use, weight, delta, examples)
     if layer is not None:
         h, d = layer
@@ -69,7 +69,7 @@ def _of_examples(use: Use, weight: Tensor, delta: Tensor, examples: Examples) ->
 def of_argument(
     function: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any], argument: Tensor
 ) -> Callable[[Tensor], Tensor]:
-    """An operation as a function of one of its arguments."""
+    """Return an operation as a function of one of its arguments."""
 
     def operation(value: Tensor) -> Tensor:
         args_now, kwargs_now = mapped(lambda t: value if t is argument else t.detach(), args, kwargs)
@@ -79,7 +79,7 @@ def of_argument(
 
 
 def on_batch(use: Use, argument: Tensor, data: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
-    """A use on all examples as a function of one of its arguments, with some values in the place of its data."""
+    """Return a use on all examples as a function of one of its arguments, with some values in place of its data."""
     every = torch.arange(use.shape[0])  # all arguments may be shared
 
     def operation(value: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ def on_batch(use: Use, argument: Tensor, data: Sequence[Tensor]) -> Callable[[Te
 
 
 def _by_operation(use: Use, weight: Tensor, delta: Tensor, examples: Examples) -> Tensor:
-    """J of any operation: its own gradient, one example at a time, all at once."""
+    """Compute J of any operation by its own gradient, for all examples at once."""
 
     def one(d: Tensor, *values: Tensor) -> Tensor:
         one_of = {id(t): value for t, value in zip(use.data, values, strict=True)}
@@ -107,14 +107,14 @@ def _by_operation(use: Use, weight: Tensor, delta: Tensor, examples: Examples) -
 
 
 def some(tensor: Tensor, examples: Examples) -> Tensor:
-    """Some examples of a tensor that has them in the first dimension; whole rows are copied faster than by [...]."""
+    """Return some examples of a tensor, along its first dimension; whole rows are copied faster than by [...]."""
     return tensor[examples] if isinstance(examples, slice) else tensor.index_select(0, examples)
 
 
 def sequences(
     use: Use, weight: Tensor, delta: Tensor, examples: Examples = _ALL
 ) -> tuple[Tensor | None, Tensor] | None:
-    """H (None for a bias) and delta of a linear or convolutional layer; None for any other operation."""
+    """Return h (None for a bias) and delta of a linear or convolutional layer; None for any other operation."""
     if use.kwargs or not isinstance(use.args[0], Tensor):
         return None
     x, matrix = use.args[0], use.args[1]
@@ -139,7 +139,7 @@ def sequences(
 
 
 def _patches(use: Use, x: Tensor) -> Tensor | None:
-    """What every output of a convolution of x reads, ``[n, P, in * taps]``; None for what is not known here."""
+    """Return the elements that each output of a convolution reads, ``[n, P, in * taps]``; None for unknown forms."""
     _, matrix, _, stride, padding, dilation, groups = [*use.args, *_CONVOLUTION[len(use.args) :]]
     space = matrix.dim() - 2
     if groups != 1 or isinstance(padding, str):

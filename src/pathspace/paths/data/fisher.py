@@ -38,7 +38,7 @@ from pathspace.paths.space.reduction import reduction_graph
 
 @tables_on_the_cpu()
 def fisher(network: Network, data: Any, *, output: Output = "gaussian", dim: int = -1) -> Tensor:
-    """The Fisher information of a network's output, mean over examples of J^T Lambda J.
+    """Compute the Fisher information of a network's output, mean over examples of J^T Lambda J.
 
     Args:
         network: a traced network.
@@ -98,7 +98,7 @@ def natural_gradient(
     tolerance: float = 1e-10,
     iterations: int = 1000,
 ) -> dict[str, Tensor]:
-    """The natural gradient with the whole Fisher information, (F + damping diag(kappa))^-1 g.
+    """Compute the natural gradient with the whole Fisher information, (F + damping diag(kappa))^-1 g.
 
     Args:
         network: a traced network.
@@ -152,7 +152,7 @@ def natural_gradient(
 
 
 def _fisher_product(network: Network, data: Any, output: Output, dim: int) -> Callable[[Tensor], Tensor]:
-    """V -> F v."""
+    """Return the function v -> F v."""
     graph = reduction_graph(network)
     model, parameters = in_float64(network)
     one = next(examples(network.call, data))  # whose outputs have no classes along the dimension of examples
@@ -179,7 +179,7 @@ def _fisher_product(network: Network, data: Any, output: Output, dim: int) -> Ca
 def _conjugate_gradients(
     operator: Callable[[Tensor], Tensor], g: Tensor, scale: Tensor, tolerance: float, iterations: int
 ) -> Tensor:
-    """Solve operator(d) = g, preconditioned by a diagonal ``scale``."""
+    """Solve operator(d) = g by conjugate gradients, preconditioned by a diagonal ``scale``."""
     d, rest = torch.zeros_like(g), g.clone()
     z = scale * rest
     size = first = rest @ z

@@ -58,7 +58,7 @@ def check_options(alpha: float, statistic: str) -> None:
 
 
 def spread_of(z: Tensor, batch: int, statistic: Statistic) -> Tensor:
-    """stat_i[z^i] over the dimension of the examples, which is kept."""
+    """Compute stat_i[z^i] over the dimension of the examples, and keep that dimension."""
     if statistic == "covariance":
         z = z - z.mean(batch, keepdim=True)
     return z.square().mean(batch, keepdim=True)
@@ -67,7 +67,7 @@ def spread_of(z: Tensor, batch: int, statistic: Statistic) -> Tensor:
 def measure(
     network: Network, squared: Mapping[str, Tensor], replayed: Replay, alpha: float, statistic: Statistic
 ) -> Measure:
-    """gamma^2 of all nodes, differentiable in the squared parameters and in the values on data."""
+    """Compute gamma^2 of all nodes, differentiable in the squared parameters and in the values on data."""
     nodes: dict[Key, Tensor] = {}
     missing: list[Key] = []  # later steps of recurrent layers whose first one ran
 
@@ -100,7 +100,7 @@ def measure(
 def data_dependent_norm(
     network: Network, inputs: Any, *, alpha: float = 0.5, statistic: Statistic = "second_moment"
 ) -> Tensor:
-    r"""The squared data-dependent path norm gamma_net^2 of D16, which interpolates between path norm and data.
+    r"""Compute D16's squared data-dependent path norm gamma_net^2, between paths (alpha = 0) and data (1).
 
     .. code-block:: text
 
@@ -158,7 +158,7 @@ class UnitMeasure:
     layers: dict[str, list[int]] = field(default_factory=dict, repr=False)
 
     def __str__(self) -> str:
-        """A table with one row a layer: how many units, and the least, the median and the largest gamma."""
+        """Format a table with one row a layer: how many units, and the least, the median and the largest gamma."""
         width = max([5, *(len(name) for name in self.layers)])
         lines = [f"{'layer':<{width}}  units     least    median   largest"]
         for name, members in self.layers.items():
@@ -172,7 +172,7 @@ class UnitMeasure:
 def unit_measure(
     network: Network, inputs: Any, *, alpha: float = 0.5, statistic: Statistic = "second_moment"
 ) -> UnitMeasure:
-    """The node measure gamma of every unit class, to look at.
+    """Compute the node measure gamma of every unit class, as a table to look at.
 
     Args:
         network: a traced network.

@@ -59,7 +59,7 @@ class Pairs:
 def random_pairs(
     count: int, generator: torch.Generator, device: torch.device, *, part: bool = False
 ) -> Pairs:
-    """A random matching of n examples, or for ``part`` of half of them if there are many; each equally likely."""
+    """Draw a random matching of n examples, all equally likely; with ``part`` of half of them if there are many."""
     order = torch.randperm(count, generator=generator, device=generator.device).to(device)
     half = size_of_part(count, part) // 2
     return Pairs(order[:half], order[half : 2 * half], order[2 * half :], count)
@@ -68,7 +68,7 @@ def random_pairs(
 def random_part(
     count: int, generator: torch.Generator, device: torch.device, place: Place = ALONE
 ) -> Tensor | None:
-    """The numbers of half of n examples, each equally likely; None, for all, if the whole batch has few.
+    """Draw half of n examples, all equally likely; return their numbers, or None for all if the batch is small.
 
     One of two neighbours is drawn, so that processes with even parts of a batch draw what one process would.
     """
@@ -85,7 +85,7 @@ def random_part(
 
 
 def size_of_part(count: int, part: bool = True, place: Place = ALONE) -> int:
-    """How many of n examples a mean square is taken over, if a part is enough."""
+    """Return the number of examples over which a mean square is taken, if a part of n is enough."""
     return count // 2 if part and count * place[1] >= MANY else count
 
 
@@ -98,7 +98,7 @@ def sign_seeds(
     part: bool = False,
     place: Place = ALONE,
 ) -> tuple[dict[Key, Tensor], Pairs | None]:
-    """Seeds eps_o sqrt(psi_o) at every node o of every example, and for R = C the pairs that share their signs.
+    """Draw seeds eps_o sqrt(psi_o) at every node o of every example, and for R = C the pairs that share their signs.
 
     An example that is in no pair has zeros; ``part`` leaves out a part of a large batch.
     """
@@ -129,7 +129,7 @@ def sign_seeds(
 
 
 def seed_rows(sizes: Tensor, rows: int, generator: torch.Generator, place: Place = ALONE) -> Tensor:
-    """Rows of uncorrelated random signs, ``[rows, D]``, times the sizes ``[D]`` of the seeds.
+    """Draw rows of uncorrelated random signs, ``[rows, D]``, times the sizes ``[D]`` of the seeds.
 
     Of the rows of all processes, those at the place of this one.
     """
@@ -145,7 +145,7 @@ def seed_rows(sizes: Tensor, rows: int, generator: torch.Generator, place: Place
 def random_signs(
     shape: tuple[int, int], generator: torch.Generator, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Independent signs +-1; a random byte makes eight of them."""
+    """Draw independent signs +-1, eight from each random byte."""
     count = shape[0] * shape[1]
     # the first sign in the lowest bit
     drawn = torch.randint(0, 256, (-(-count // 8),), generator=generator, device=generator.device)
@@ -154,7 +154,7 @@ def random_signs(
 
 @functools.cache
 def _signs_of_bytes(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The eight signs that each byte stands for, ``[256, 8]``."""
+    """Return the eight signs of each value of a byte, ``[256, 8]``."""
     with torch.inference_mode(False):
         byte, place = torch.arange(256, device="cpu"), torch.arange(8, device="cpu")
         bits = byte[:, None].bitwise_right_shift(place).bitwise_and(1)

@@ -186,7 +186,7 @@ def _sums(network: Network, q: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Te
 
 
 def _with_means(tape: Tape) -> Tape:
-    """The same, with the mean of a window where a maximum has the sum, which of ones is how many values there are."""
+    """Return the same with the mean of a window where a maximum has the sum, which for ones is the window's size."""
 
     def mean(i: Instruction) -> Instruction:
         sums: Any = i.function

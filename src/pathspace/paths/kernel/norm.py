@@ -122,7 +122,7 @@ def inverse_statistics(network: Network, weights: Mapping[str, Tensor]) -> dict[
 
 
 def all_widened(source: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
-    """Some parameters, :func:`widened` and of one type: float64 if a model mixes it with others."""
+    """Return some parameters, :func:`widened` and of one type: float64 if a model mixes it with others."""
     wide = {name: widened(source[name]) for name in names}
     if len({p.dtype for p in wide.values()}) > 1:
         return {name: p.double() for name, p in wide.items()}

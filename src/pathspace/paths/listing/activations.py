@@ -32,7 +32,7 @@ from pathspace.paths.space.skeleton import Skeleton
 def activity_from_values(
     network: Network, skeleton: Skeleton, values: Mapping[str, Tensor], signs: Tensor, data: Any
 ) -> Activity:
-    """What is active and what is returned, from basis values and skeleton signs alone (S19 Theorem 2).
+    """Compute activations and outputs from basis values and skeleton signs alone (S19 Theorem 2).
 
     Args:
         network: a traced network; its weights are not looked at.

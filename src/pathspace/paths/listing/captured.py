@@ -49,7 +49,7 @@ class Handler:
     def __call__(
         self, mode: TorchFunctionMode, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
     ) -> Any:
-        """The result of a function, or NotImplemented if it runs as it is."""
+        """Return the result of a function, or NotImplemented to run it as it is."""
         if self._paused:
             return NotImplemented
         name = short_name(func)
@@ -99,7 +99,7 @@ class Handler:
             self._apart = before
 
     def run_outside(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """A module left to the plain rule: what enters it is an output, what leaves it an input."""
+        """Run a module left to the plain rule: its inputs are outputs, its outputs are inputs."""
         paused, self._paused = self._paused, True
         try:
             return self.capture.whole("outside", forward, args, kwargs, Boundary())
@@ -107,7 +107,7 @@ class Handler:
             self._paused = paused
 
     def recurrent(self, mode: TorchFunctionMode, func: Callable[..., Any], *args: Any) -> Any:
-        """``nn.RNN`` and ``nn.RNNCell``: torch itself takes them apart; the first state must be zero if it is data."""
+        """Run ``nn.RNN`` and ``nn.RNNCell``, which torch itself decomposes. A first state that is data must be zero."""
         packed = short_name(func) == "rnn_relu" and isinstance(args[2], Tensor)
         place = 2 if packed else 1
         hx = args[place]
@@ -126,7 +126,7 @@ class Handler:
     def pack(
         self, mode: TorchFunctionMode, func: Any, x: Tensor, lengths: Tensor, batch_first: bool
     ) -> tuple[Tensor, Tensor]:
-        """All steps of packed sequences, and a mask."""
+        """Return all steps of packed sequences, and a mask."""
         del func
         with self._taken_apart(mode):
             return self._packed.pack(x, lengths, batch_first, fixed=not self.capture.depends(lengths))
@@ -138,7 +138,7 @@ class Handler:
             return self._packed.pad(*args)
 
     def normalize(self, mode: TorchFunctionMode, func: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """``batch_norm``, of which one without running statistics is refused."""
+        """Run ``batch_norm``; refuse one without running statistics."""
         del mode
         if args[1] is None:
             why = "it has no running statistics, so what it computes depends on the other examples of a batch"
@@ -146,7 +146,7 @@ class Handler:
         return func(*args, **kwargs)
 
     def bag(self, mode: TorchFunctionMode, func: Any, /, *args: Any, **kwargs: Any) -> Tensor:
-        """Rows of a table, and what is made of them."""
+        """Run the lookup of rows in a table and their reduction."""
         del func
         with self._taken_apart(mode):
             return bags(*args, **kwargs)
@@ -174,7 +174,7 @@ def write_down(steps: Iterable[Step], listing: Listing) -> None:
 
 
 def _cross(step: Step, cut: Cut | None, listing: Listing) -> None:
-    """What enters a boundary is an output, what leaves it is an input."""
+    """Make the inputs of a boundary outputs, and its outputs inputs."""
     tensors = step.tensors
     entering = [t for t in tensors if listing.is_unit(t)]
     if cut is not None:

@@ -44,7 +44,7 @@ class BasisExpression:
     exponents: Tensor
 
     def values(self, basis: Tensor) -> Tensor:
-        """The path values, prod over the basis of v_e to its exponent.
+        """Compute the path values, prod over the basis of v_e to its exponent.
 
         Args:
             basis: values of the basis paths, ``[N]``.
@@ -93,7 +93,7 @@ def express(network: Network, skeleton: Skeleton, paths: Paths) -> BasisExpressi
     place = {e: n for n, e in enumerate(kept)}
 
     def through(node: int) -> int:
-        """The basis path whose value is A_c B_c."""
+        """Return the basis path whose value is A_c B_c."""
         edge = into[node - 1]
         return place[edge] if edge in place else through(source[edge])
 

@@ -40,7 +40,7 @@ Output = Literal["gaussian", "softmax"]
 
 @tables_on_the_cpu()
 def path_jacobian(network: Network, paths: Paths | None = None, *, limit: int = LIMIT) -> Tensor:
-    """The derivative of path values in the weights, J_pe = dv_p/dw_e.
+    """Compute the derivative of path values in the weights, J_pe = dv_p/dw_e.
 
     Args:
         network: a traced network.
@@ -79,7 +79,7 @@ def path_jacobian(network: Network, paths: Paths | None = None, *, limit: int = 
 
 
 def path_rank(jacobian: Tensor) -> int:
-    """The rank of a path-Jacobian, or of the derivative of outputs in the weights.
+    """Compute the rank of a path-Jacobian, or of the derivative of outputs in the weights.
 
     Columns and rows are brought to length one first: their lengths say how a network is scaled, not its rank.
 
@@ -112,7 +112,7 @@ def path_rank(jacobian: Tensor) -> int:
 def degrees_of_freedom(
     network: Network, data: Any = None, *, output: Output = "gaussian", dim: int = -1
 ) -> int:
-    """How many directions of weight space change the network's function.
+    """Count the directions of weight space that change the network's function.
 
     Without data: (weights on a path) - (unit classes on a path), the generic rank of the path-Jacobian, whatever the
     size of the network; more than the rank where shared weights have more symmetry (docs/theory/network.md).
@@ -163,7 +163,7 @@ def degrees_of_freedom(
 @torch.inference_mode(False)
 @torch.enable_grad()
 def dead_units(network: Network, data: Any) -> Tensor:
-    """Unit classes through which nothing flows to an output on any of the examples.
+    """Find unit classes through which nothing flows to an output on any of the examples.
 
     A class is dead when its units are inactive on all examples, at all time steps and positions, or when what they say
     meets inactive units alone. Weights into and out of it have no gradient then, whatever the loss.
@@ -216,7 +216,7 @@ def check_output(output: str) -> None:
 def derivatives(
     network: Network, data: Any, output: Output = "gaussian", dim: int = -1
 ) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """Outputs and their derivative in the weights, example by example.
+    """Compute outputs and their derivative in the weights, example by example.
 
     Args:
         network: a traced network.
@@ -245,7 +245,7 @@ def derivatives(
 
 
 def in_float64(network: Network) -> tuple[nn.Module, dict[str, Tensor]]:
-    """A float64 copy of the model in evaluation form, and its parameters."""
+    """Copy the model in float64 and evaluation form; return it with its parameters."""
     expect_weights(network)
     current_values(network)
     model = evaluation_form_of(network.model).to("cpu", torch.float64)
@@ -253,7 +253,7 @@ def in_float64(network: Network) -> tuple[nn.Module, dict[str, Tensor]]:
 
 
 def outputs_on(network: Network, model: nn.Module, data: Any, output: Output, dim: int) -> list[Tensor]:
-    """Outputs of a copy of the model, which forgets what the call leaves in its modules; of a softmax along ``dim``."""
+    """Return outputs of a copy of the model, of a softmax along ``dim`` if given; undo changes of its modules."""
     next(examples(network.call, data))  # which looks at their form
     data = pytree.tree_map_only(
         Tensor, lambda t: t.detach().clone().to("cpu", torch.float64 if t.is_floating_point() else None), data

@@ -75,7 +75,7 @@ class Paths:
         return result[:, :-1]
 
     def values(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """The path values v_p = prod_e w_e^n_pe.
+        """Compute the path values v_p = prod_e w_e^n_pe.
 
         Args:
             parameters: the weights by name, such as ``network.parameters``.
@@ -88,12 +88,12 @@ class Paths:
         return w[self.weights.to(w.device)].prod(1)
 
     def active(self, flow: Activity) -> Tensor:
-        """The activation status a_p of every path for every example, ``[n, P]``: 0 or 1, or a product of slopes."""
+        """Compute the activation status a_p of every path and example, ``[n, P]``: 0 or 1, or a product of slopes."""
         gates = torch.cat([flow.gates, flow.gates.new_ones(len(flow.gates), 1)], 1)
         return gates[:, self.gates].prod(2)
 
     def output(self, parameters: Mapping[str, Tensor], flow: Activity) -> Tensor:
-        """The network's outputs as a sum over its paths, S19 Eq. (3).
+        """Compute the network's outputs as a sum over its paths, S19 Eq. (3).
 
         Args:
             parameters: the weights by name; the gates stay those of ``flow``.
@@ -172,7 +172,7 @@ def enumerate_paths(network: Network, limit: int = LIMIT, *, graph: UnrolledGrap
 
 
 def count_in_words(number: int) -> str:
-    """A whole number in full, or to two digits where it is long."""
+    """Format a whole number in full, or to two digits if it is long."""
     if number < 10**12:
         return f"{number:,}"
     digits = str(number)

@@ -26,7 +26,7 @@ def layers(
     *,
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """A stacked, bidirectional ReLU layer in evaluation form.
+    """Run a stacked, bidirectional ReLU layer in evaluation form.
 
     Args:
         input: the sequence, ``[T, B, D]``, ``[B, T, D]`` or ``[T, D]``.
@@ -76,7 +76,7 @@ class PackedSequences:
         self._masks: dict[int, tuple[Tensor, Tensor | None]] = {}  # by the id of the batch sizes
 
     def pack(self, x: Tensor, lengths: Tensor, batch_first: bool, *, fixed: bool) -> tuple[Tensor, Tensor]:
-        """Rows and batch sizes; ``fixed`` says that the lengths are constants, alike for all."""
+        """Return rows and batch sizes; ``fixed`` says that the lengths are constants, equal for all."""
         x = x.transpose(0, 1) if batch_first else x
         steps = int(lengths[0]) if fixed else x.shape[0]
         mask = None if fixed else (torch.arange(steps)[:, None] < lengths[None, :]).double()[..., None]
@@ -87,14 +87,14 @@ class PackedSequences:
     def run(
         self, rows: Tensor, sizes: Tensor, start: Callable[[int], Tensor | None], *options: Any
     ) -> tuple[Tensor, Tensor]:
-        """``nn.RNN`` on packed sequences; ``options`` are those of :func:`layers` from the parameters on."""
+        """Run ``nn.RNN`` on packed sequences; ``options`` are those of :func:`layers` from the parameters on."""
         h, last = layers(self._steps(rows, sizes), start, *options, mask=self._masks[id(sizes)][1])
         return h.reshape(-1, *h.shape[2:]), last
 
     def pad(
         self, rows: Tensor, sizes: Tensor, batch_first: bool, value: float, total: int
     ) -> tuple[Tensor, Tensor]:
-        """The sequences with ``value`` after their last steps, and their lengths."""
+        """Return the sequences with ``value`` after their last steps, and their lengths."""
         x, mask = self._steps(rows, sizes), self._masks[id(sizes)][1]
         if mask is not None:
             wide = mask.reshape(*mask.shape[:2], *[1] * (x.dim() - 2))
@@ -109,7 +109,7 @@ class PackedSequences:
 
 
 def cell(x: Tensor, h: Tensor | None, w_in: Tensor, w_rec: Tensor, *biases: Tensor | None) -> Tensor:
-    """One step h' = relu(W_in x + b_in + W_rec h + b_rec); the state before it is zero if it is None."""
+    """Compute a step h' = relu(W_in x + b_in + W_rec h + b_rec); a previous state of None is zero."""
     z = functional.linear(x, w_in)
     if h is not None:
         z = z + functional.linear(h, w_rec)
@@ -119,7 +119,7 @@ def cell(x: Tensor, h: Tensor | None, w_in: Tensor, w_rec: Tensor, *biases: Tens
 def bags(
     input: Tensor, weight: Tensor, *_: Any, mode: str = "mean", padding_idx: int | None = None, **__: Any
 ) -> Tensor:
-    """Rows of a table, summed, averaged or compared over bags of one length.
+    """Sum, average or compare the rows of a table over bags of one length.
 
     Args:
         input: indices ``[B, n]``.

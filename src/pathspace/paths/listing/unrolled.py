@@ -144,7 +144,7 @@ def unroll(network: Network) -> UnrolledGraph:
 
 
 def _example(call: Call, whole: int) -> Any:
-    """Something of the form of the example input: random numbers, and the same whole number everywhere."""
+    """Return inputs of the form of the example input: random numbers, and the same whole number everywhere."""
     generator = torch.Generator().manual_seed(0)
 
     def real(tensor: Tensor) -> Tensor:
@@ -157,7 +157,7 @@ def _example(call: Call, whole: int) -> Any:
 
 @tables_on_the_cpu()
 def activity(network: Network, data: Any, parameters: Mapping[str, Tensor] | None = None) -> Activity:
-    """Which gates of the written-out graph are open, example by example.
+    """Compute which gates of the unrolled graph are open, example by example.
 
     Args:
         network: a traced network.
@@ -191,7 +191,7 @@ def activity(network: Network, data: Any, parameters: Mapping[str, Tensor] | Non
 
 
 def examples(call: Call, data: Any) -> Iterator[Any]:
-    """The examples of a batch, each a batch of one, in float64."""
+    """Yield the examples of a batch, each a batch of one, in float64."""
     traced, form = pytree.tree_flatten(call.arguments)
     leaves, other = pytree.tree_flatten(data)
     if form != other or any(
