@@ -149,7 +149,7 @@ def test_a_sweep_writes_its_page_and_all_numbers(tmp_path: Path) -> None:
     )
     assert result.exit_code == 0, result.output
     assert f"Report: {folder / 'report.html'}" in result.stdout
-    assert "16/16" in result.stderr
+    assert "8/8" in result.stderr  # points
     assert {path.name for path in folder.iterdir()} == {
         ".report.json", "report.html", "sweep.png", "table.csv", "trials.csv", "results.json", "config.json", "runs",
         "sweep.journal",
@@ -186,7 +186,15 @@ def swept(
 
 
 def numbers(found: Sweep) -> list[Any]:
-    return [(t.method, t.start, dict(t.point), t.seed, t.state, t.error, t.reason) for t in found.trials]
+    return [
+        (point.method, point.start, dict(point.point), run.seed, run.state, run.error, run.reason)
+        for point in found.points
+        for run in point.runs
+    ]
+
+
+def states(found: Sweep) -> list[str]:
+    return [run.state for point in found.points for run in point.runs]
 
 
 def test_a_failed_run_has_its_reason_and_stops_nothing(
@@ -196,7 +204,8 @@ def test_a_failed_run_has_its_reason_and_stops_nothing(
     # More sequences than there are, no units, and a rate at which the loss overflows.
     plan = plan_from(settings, ["batch_size=16,1000", "model_options.hidden=6,0"])
     found = swept(settings, plan, tmp_path, runner=executor)
-    reasons = {(*t.point.values(),): t.reason for t in found.trials}
+    names = ("learning_rate", "batch_size", "model_options.hidden")
+    reasons = {tuple(point.point[name] for name in names): point.runs[0].reason for point in found.points}
     assert len(reasons) == 8
     assert reasons[0.01, 16, 6] == ""
     assert "The batch size 1000 exceeds the 64 training sequences" in reasons[0.01, 1000, 6]
@@ -254,29 +263,34 @@ class StopsAfter(Monitor):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("sampler", ["random", "tpe"])
-def test_every_optimizer_gets_as_many_points_and_a_stopped_sweep_takes_the_same_ones(
+@pytest.mark.parametrize("sampler", ["grid", "random", "tpe"])
+def test_a_stopped_sweep_goes_on_with_the_point_that_it_was_at(
     sampler: str, tiny_settings: Make, tmp_path: Path
 ) -> None:
     settings = tiny_settings(methods=["sgd", "path-sgd"], starts=["default"], seeds=2, epochs=1)
-    plan = plan_from(settings, ["model_options.hidden=2:6", "schedule=constant,cosine"], sampler, 3)
-    whole = swept(settings, plan, tmp_path / "whole")
-    stopped = tmp_path / "stopped"
+    search = ["model_options.hidden=2:6:2", "schedule=constant,cosine"]
+    trials = None if sampler == "grid" else 3
+    plan = plan_from(settings, search[: 1 if sampler == "grid" else 2], sampler, trials)
     with pytest.raises(KeyboardInterrupt):
-        swept(settings, plan, stopped, StopsAfter(5))
-    with (stopped / "sweep.journal").open("ab") as journal:
+        swept(settings, plan, tmp_path, StopsAfter(2))
+    with (tmp_path / "sweep.journal").open("ab") as journal:
         journal.write(b'{"op_code": 5, "work')  # as a full disk, or a machine that went down, may leave it
-    (stopped / "sweep.journal.lock").symlink_to("sweep.journal")
+    (tmp_path / "sweep.journal.lock").symlink_to("sweep.journal")
+    begun = {path.parent.name for path in tmp_path.glob(f"runs/*/{RESULT}")}
     rest = StopsAfter(-1)
-    assert numbers(swept(settings, plan, stopped, rest)) == numbers(whole)
-    assert 0 < len(rest.begun) <= len(whole.trials) - 4
-    assert len(whole.trials) == 2 * 3 * 2
+    whole = swept(settings, plan, tmp_path, rest)
+    assert begun.isdisjoint(rest.begun)
+    assert begun <= {path.parent.name for path in tmp_path.glob(f"runs/*/{RESULT}")}
+    assert len(begun) + len(rest.begun) == len(states(whole)) == 2 * plan.trials * 2
     for point in points_of(whole):
-        assert [trial.seed for trial in point.trials] == [FIRST_TUNING_SEED, FIRST_TUNING_SEED + 1]
+        assert [run.seed for run in point.runs] == [FIRST_TUNING_SEED, FIRST_TUNING_SEED + 1]
         assert 0.01 <= point.point["learning_rate"] <= 0.1
         assert point.point["model_options.hidden"] in range(2, 7)
-    drawn = [{t.point["learning_rate"] for t in whole.trials if t.method == m} for m in settings.methods]
-    assert drawn[0] != drawn[1]
+    if sampler == "grid":
+        assert numbers(whole) == numbers(swept(settings, plan, tmp_path / "whole"))
+        return
+    drawn = [{p.point["learning_rate"] for p in whole.points if p.method == m} for m in settings.methods]
+    assert len(drawn[0] | drawn[1]) == 6
 
 
 class LosesTheFirst(Runner):
@@ -295,11 +309,11 @@ def test_a_run_whose_process_died_is_done_when_the_sweep_is_resumed(
     plan = plan_from(settings)
     whole = swept(settings, plan, tmp_path / "whole")
     found = swept(settings, plan, tmp_path / "lost", None, LosesTheFirst())
-    assert [trial.state for trial in found.trials] == ["failed", "complete", "complete", "complete"]
-    assert found.trials[0].reason == "its process died: continue with --resume."
+    assert states(found) == ["failed", "failed", "complete", "complete"]
+    assert found.points[0].runs[0].reason == "its process died: continue with --resume."
     resumed = StopsAfter(-1)
     assert numbers(swept(settings, plan, tmp_path / "lost", resumed)) == numbers(whole)
-    assert len(resumed.begun) == 1
+    assert len(resumed.begun) == 2
 
 
 def test_a_point_that_is_drawn_twice_is_run_once(
@@ -308,21 +322,21 @@ def test_a_point_that_is_drawn_twice_is_run_once(
     settings = tiny_settings(methods=["sgd"], starts=["default"], learning_rates=[0.1], seeds=1, epochs=1)
     plan = plan_from(settings, ["momentum=0.0,0.5"], "random", 6)
     found = swept(settings, plan, tmp_path, None, quick_processes)
-    assert len(found.trials) == 6
+    assert len(found.points) == 6
     assert len(list(tmp_path.glob(f"runs/*/{RESULT}"))) <= 2
-    assert all(trial.error is not None for trial in found.trials)
+    assert all(point.mean("error") is not None for point in found.points)
 
 
-def test_runs_are_pruned_only_where_that_was_asked_for(tiny_settings: Make, tmp_path: Path) -> None:
-    settings = tiny_settings(methods=["sgd"], starts=["default"], seeds=1, epochs=2, learning_rates=[0.01])
-    rates = ",".join(f"{rate:g}" for rate in (0.1, 0.09, 0.08, 0.07, 0.06, 0.05, 1e-7, 2e-7))
+def test_points_are_pruned_only_where_that_was_asked_for(tiny_settings: Make, tmp_path: Path) -> None:
+    settings = tiny_settings(methods=["sgd"], starts=["default"], seeds=2, epochs=2, learning_rates=[0.01])
+    rates = ",".join(f"{rate:g}" for rate in (0.1, 0.09, 0.08, 0.07, 0.06, 1e-7, 2e-7))
     search = [f"learning_rate={rates}"]
     found = swept(settings, plan_from(settings, search), tmp_path / "all")
-    assert {trial.state for trial in found.trials} == {"complete"}
+    assert set(states(found)) == {"complete"}
     pruned = swept(settings, plan_from(settings, search, prune="median"), tmp_path / "pruned")
-    assert [t.state for t in pruned.trials][-2:] == ["pruned", "pruned"]
-    last = pruned.trials[-1]
-    assert last.pruned_at == 4
+    assert states(pruned) == ["complete"] * 10 + ["pruned"] * 2  # at their first seed
+    (last,) = pruned.points[-1].runs
+    assert last.steps == 4
     assert last.reason == "pruned at step 4: worse than the median there"
     assert "Pruned, as asked for" in " ".join(best_table(pruned).notes)
     assert not list((tmp_path / "pruned").glob("runs/*/checkpoint*"))
@@ -330,35 +344,15 @@ def test_runs_are_pruned_only_where_that_was_asked_for(tiny_settings: Make, tmp_
     assert numbers(again) == numbers(pruned)
 
 
-def test_a_pruned_point_that_is_drawn_again_is_not_run_again(tiny_settings: Make, tmp_path: Path) -> None:
-    settings = tiny_settings(methods=["sgd"], starts=["default"], seeds=1, epochs=2, learning_rates=[0.01])
-    good = [0.1, 0.09, 0.08, 0.07, 0.06, 0.05, 0.11, 0.12]
-    bad = [1e-7, 2e-7, 3e-7, 4e-7, 5e-7, 6e-7]
-    rates = ",".join(f"{rate:g}" for rate in (*good, *bad))
-    plan = plan_from(settings, [f"learning_rate={rates}"], "random", 60, "median")
-    monitor = StopsAfter(-1)
-    found = swept(settings, plan, tmp_path, monitor)
-    drawn = [[t for t in found.trials if t.point["learning_rate"] == rate] for rate in bad]
-    assert any(len(trials) > 1 and trials[0].state == "pruned" for trials in drawn)
-    for trials in drawn:  # those that came before five others had come through are complete
-        assert len({(t.state, t.pruned_at, t.error) for t in trials}) <= 1
-    assert len(set(monitor.begun)) == len(monitor.begun) <= len(good + bad)
-    again = StopsAfter(-1)
-    assert numbers(swept(settings, plan, tmp_path, again)) == numbers(found)
-    assert again.begun == []
-
-
-def test_the_median_counts_what_runs_of_repeated_points_told(tiny_settings: Make, tmp_path: Path) -> None:
+def test_a_pruned_point_that_is_the_same_run_is_not_run_again(tiny_settings: Make, tmp_path: Path) -> None:
     methods = ["sgd", "path-sgd"]
     settings = tiny_settings(methods=methods, starts=["default"], seeds=1, epochs=2, learning_rates=[0.01])
     # SGD's step has no bound: each rate is one run of it, and two points
-    search = ["learning_rate=0.1,0.09,0.08,0.07,0.06,0.05,1e-7", "clip_step=1.0,2.0"]
+    search = ["learning_rate=0.1,0.09,0.08,1e-7", "clip_step=1.0,2.0"]
     monitor = StopsAfter(-1)
     found = swept(settings, plan_from(settings, search, prune="median"), tmp_path, monitor)
-    assert len([key for key in monitor.begun if key.startswith("sgd")]) == 7
-    states = {(t.point["learning_rate"], t.state) for t in found.trials if t.method == "sgd"}
-    assert {(0.1, "complete"), (1e-7, "pruned")} <= states
-    assert not {(0.1, "pruned"), (1e-7, "complete")} & states
+    assert len([key for key in monitor.begun if key.startswith("sgd")]) == 4
+    assert states(found)[:8] == ["complete"] * 6 + ["pruned"] * 2
 
 
 def test_searched_epochs_are_those_of_the_runs(tiny_settings: Make) -> None:
@@ -380,42 +374,6 @@ def test_a_grid_of_one_method_is_not_that_of_others(tiny_settings: Make) -> None
     with pytest.raises(ConfigurationError, match="gives g-sgd-published a grid of its own"):
         plan_from(both)
     assert len(plan_from(both, ["learning_rate=0.1,0.2"]).grid()) == 2
-
-
-def test_a_hard_seed_is_not_taken_for_a_bad_point(tmp_path: Path) -> None:
-    from pathspace.experiments.sweep.journal import Journal
-
-    plan = Plan((Dimension("learning_rate", tuple(map(float, range(1, 8)))),), trials=7, prune="median")
-    journal = Journal(tmp_path / "journal", plan, 2, [("sgd", "default")])
-    pruned = []
-    for asked in journal.new():
-        # The second seed's errors are ten times larger; points get better, but for the last one.
-        error = (10.0 if asked.seed else 1.0) * (
-            9.0 if asked.number >= 12 else 1.0 / asked.number if asked.number else 1.0
-        )
-        if journal.report(asked, 1, error):
-            pruned.append(asked.number)
-            journal.prune(asked)
-        else:
-            journal.complete(asked, error)
-    assert pruned == [12, 13]
-
-
-def test_a_point_that_was_killed_before_it_was_pruned_is_pruned_when_it_goes_on(tmp_path: Path) -> None:
-    from pathspace.experiments.sweep.journal import Journal
-
-    plan = Plan((Dimension("learning_rate", tuple(map(float, range(1, 8)))),), trials=7, prune="median")
-    journal = Journal(tmp_path / "journal", plan, 1, [("sgd", "default")])
-    for asked in journal.new():
-        bad = asked.number == 5
-        verdicts = [journal.report(asked, 1, 3.0), journal.report(asked, 2, 2.0 if bad else 1.0)]
-        assert verdicts == [False, bad]
-        if bad:
-            break
-        journal.complete(asked, 1.0)
-    journal = Journal(tmp_path / "journal", plan, 1, [("sgd", "default")])
-    (left,) = (asked for asked in journal.earlier() if asked.state == "open")
-    assert [journal.report(left, step, error) for step, error in ((1, 3.0), (2, 2.0))] == [False, True]
 
 
 def killed_after(results: int, command: list[str]) -> None:

@@ -190,7 +190,8 @@ def sweep(
         str | None,
         typer.Option(
             "--prune",
-            help="median: end a run that is worse than the median of earlier ones at the same step; default none.",
+            help="median: end a point whose first run is worse than the median of earlier ones at the same step; "
+            "default none.",
         ),
     ] = None,
     settings: TableOptions,
@@ -219,7 +220,7 @@ def sweep(
         searched = {"search": search or (), "sampler": sampler, "trials": trials, "prune": prune}
         done = run_sweep(name, size, (COMMAND_LINE, options), around, **searched)
         if done.all_failed:
-            reason = done.trials[0].reason
+            reason = done.points[0].runs[0].reason
             stop = "." * (not reason.endswith((".", "?")))  # some are sentences
             typer.echo(f"Error: Every run failed, the first one so: {reason}{stop}", err=True)
             raise typer.Exit(DIVERGED)

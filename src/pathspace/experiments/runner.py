@@ -30,8 +30,8 @@ class WorkerDiedError(ConfigurationError):
     """The process that did a job is no more, and so it was when the job was tried again."""
 
 
-class Job(Protocol):
-    """Work that can be pickled, and knows where its result lies."""
+class Work(Protocol):
+    """Work that can be pickled."""
 
     @property
     def key(self) -> str:
@@ -46,6 +46,10 @@ class Job(Protocol):
     def __call__(self, monitor: Monitor) -> Any:
         """Do the work, from its checkpoint where there is one."""
         ...
+
+
+class Job(Work, Protocol):
+    """Work that knows where its result lies."""
 
     def stored(self) -> Any | None:
         """Return the result that is there already, or None."""
@@ -127,7 +131,7 @@ class Runner:
             monitor.finished(ended.job.label, ended.job.keep(ended.result))
         return [results[job.key] for job in jobs]
 
-    def run(self, jobs: Iterable[Job], monitor: Monitor) -> Iterator[Ended]:
+    def run(self, jobs: Iterable[Work], monitor: Monitor) -> Iterator[Ended]:
         """Do all jobs and yield how each ended, as it comes in.
 
         The next job is taken when there is room for it, after all that has ended was yielded.
@@ -143,10 +147,10 @@ class Runner:
             return
         yield from self._in_processes(iter(jobs), places, monitor)
 
-    def _in_processes(self, jobs: Iterator[Job], places: int, monitor: Monitor) -> Iterator[Ended]:
+    def _in_processes(self, jobs: Iterator[Work], places: int, monitor: Monitor) -> Iterator[Ended]:
         submit = self._submitter(places)
-        running: dict[Future[Any], tuple[Job, bool]] = {}
-        again: deque[Job] = deque()
+        running: dict[Future[Any], tuple[Work, bool]] = {}
+        again: deque[Work] = deque()
         while True:
             # One at a time: it is then known whose process dies next. A pool loses all of its processes with one.
             if again and not running:
@@ -180,7 +184,7 @@ class Runner:
             places = min(places, there.get("GPU", 0) // self.gpus)
         return max(1, int(places))
 
-    def _submitter(self, places: int) -> Callable[[Job], Future[Any]]:
+    def _submitter(self, places: int) -> Callable[[Work], Future[Any]]:
         if self.engine == "ray":
             options = {"num_cpus": self.threads, "num_gpus": self.gpus, "max_retries": 0}
             task = _ray().remote(**options)(_there)
@@ -208,7 +212,7 @@ def connect(address: str, processes: int | None, threads: int = 1) -> None:
 
     Args:
         address: Of a cluster, as `ray.init` takes it; empty: Ray is started here.
-        processes: Jobs at a time, where Ray is started here; None: as many as there are processors.
+        processes: Works at a time, where Ray is started here; None: as many as there are processors.
         threads: Of a job.
 
     Raises:
@@ -255,14 +259,14 @@ def _ray() -> Any:
     return import_module("ray")  # by name: type checks are the same where it is not installed
 
 
-def _here(job: Job, monitor: Monitor) -> Ended:
+def _here(job: Work, monitor: Monitor) -> Ended:
     try:
         return Ended(job, job(monitor))
     except Exception as error:
         return Ended(job, error=error)
 
 
-def _there(job: Job, wanted: dict[str, str]) -> Any:
+def _there(job: Work, wanted: dict[str, str]) -> Any:
     """Do a job in another process."""
     from pathspace.experiments.monitor import Monitor
 
@@ -283,7 +287,7 @@ def _has_died(error: BaseException | None) -> bool:
     return "RayError" in names and "RayTaskError" not in names
 
 
-def _ended(job: Job, future: Future[Any], error: BaseException | None) -> Ended:
+def _ended(job: Work, future: Future[Any], error: BaseException | None) -> Ended:
     if error is None:
         return Ended(job, future.result())
     if _has_died(error):

@@ -9,7 +9,7 @@ from rich.console import Console
 from pathspace.experiments.configuration import Configuration
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.execution import Surroundings, begun
-from pathspace.experiments.layers import Layer
+from pathspace.experiments.layers import Layer, plain_values
 from pathspace.experiments.monitor import Shown
 from pathspace.experiments.recipes import load_recipe, recipe_names
 from pathspace.experiments.report.document import print_report, write_report
@@ -34,13 +34,13 @@ def run_sweep(
     """Do what `pathspace sweep` was asked for; see there."""
     recipe, title, settings = _settings(name, size, options)
     plan = plan_from(settings, search, sampler or "grid", trials, prune or "none")
-    asked = Configuration("sweep", title, settings, recipe=recipe, size=size, sweep=plan.as_dict())
+    asked = Configuration("sweep", title, settings, recipe=recipe, size=size, sweep=plain_values(plan))
     given = bool(name or options[1] or search or sampler or trials or prune)
     with begun(asked, around, given=given) as (configuration, output):
         with Shown(Console(stderr=True), quiet=around.quiet) as monitor:
             found = sweep(
                 configuration.settings,
-                Plan.from_dict(configuration.sweep),
+                Plan(**configuration.sweep),
                 output,
                 monitor,
                 data_dir=around.data_dir,

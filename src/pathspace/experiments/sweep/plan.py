@@ -5,8 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import fields
 from typing import Any
+
+import numpy as np
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from pydantic.dataclasses import dataclass
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.layers import LARGEST, check_setting, plain_values, read_value
@@ -47,26 +56,36 @@ class Dimension:
 
     name: str
     values: tuple[float | int | str | bool, ...] = ()
-    low: float = 0.0
-    high: float = 0.0
+    low: float | int = 0.0
+    high: float | int = 0.0
     log: bool = False
     points: int = GRID_POINTS
 
     @property
-    def whole(self) -> bool:
-        """Whether a range has whole numbers alone."""
+    def distribution(self) -> BaseDistribution:
+        """What Optuna draws from."""
+        if self.values:
+            return CategoricalDistribution(self.values)
+        if self._whole:
+            return IntDistribution(int(self.low), int(self.high), log=self.log)
+        return FloatDistribution(self.low, self.high, log=self.log)
+
+    @property
+    def ends(self) -> tuple[Any, Any]:
+        """The first and the last value, or the least and the greatest one."""
+        return (self.values[0], self.values[-1]) if self.values else (self.low, self.high)
+
+    @property
+    def _whole(self) -> bool:
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def listed(self) -> Dimension:
         """Return the same with values in the place of a range, at equal distances."""
         if self.values:
             return self
-        parts = [number / max(1, self.points - 1) for number in range(self.points)]
-        if self.log:
-            between = [self.low * (self.high / self.low) ** part for part in parts]
-        else:
-            between = [self.low + (self.high - self.low) * part for part in parts]
-        exact = [round(value) if self.whole else float(f"{value:.6g}") for value in between]
+        spaced = np.geomspace if self.log else np.linspace
+        between = spaced(self.low, self.high, self.points).tolist()
+        exact = [round(value) if self._whole else float(f"{value:.6g}") for value in between]
         return Dimension(self.name, tuple(dict.fromkeys(exact)))
 
 
@@ -86,16 +105,6 @@ class Plan:
     sampler: str = "grid"
     trials: int = 0
     prune: str = "none"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return {**asdict(self), "search": [{**asdict(d), "values": list(d.values)} for d in self.search]}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Plan:
-        """Undo `as_dict`."""
-        search = tuple(Dimension(**{**d, "values": tuple(d["values"])}) for d in values["search"])
-        return cls(**{**values, "search": search})
 
     def grid(self) -> list[dict[str, Any]]:
         """Return all points of a grid."""
@@ -124,42 +133,43 @@ def plan_from(
         raise unknown_name("sampler", sampler, SAMPLERS, "--sampler")
     if prune not in PRUNERS:
         raise unknown_name("pruner", prune, PRUNERS, "--prune")
-    if trials is not None and (trials < 1 or sampler == "grid"):
+    if trials is not None and trials < 1:
+        raise ConfigurationError(f"The option --trials is {trials}: give 1 or more.")
+    if trials is not None and sampler == "grid":
         raise ConfigurationError(
-            f"The option --trials is {trials}: "
-            + (
-                "a grid does all of its points; give --sampler random or tpe, too."
-                if trials > 0
-                else "give 1 or more."
-            )
+            f"The option --trials is {trials}: a grid does all of its points; give --sampler random or tpe, too."
         )
     dimensions = [parse_search(text) for text in searched]
+    names = [dimension.name for dimension in dimensions]
     for dimension in dimensions:
         _check_values(dimension)
-    names = [dimension.name for dimension in dimensions]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigurationError(f"--search names {name!r} twice: give it once.")
+        if names.count(dimension.name) > 1:
+            raise ConfigurationError(f"--search names {dimension.name!r} twice: give it once.")
+    if DECAY not in names and len(settings.weight_decays) > 1:
+        dimensions.insert(0, Dimension(DECAY, settings.weight_decays))
+    if RATE not in names:
+        dimensions.insert(0, _rates(settings, sampler))
+    if sampler == "grid":
+        dimensions = [dimension.listed() for dimension in dimensions]
+    count = math.prod(len(dimension.values) for dimension in dimensions) if sampler == "grid" else trials
+    plan = Plan(tuple(dimensions), sampler, count or TRIALS, prune)
+    _check_corners(settings, plan)
+    return plan
+
+
+def _rates(settings: Settings, sampler: str) -> Dimension:
+    """Return the rates of the settings, to be searched: the grid of all methods, or what lies between its ends."""
     rates = {name: settings.rates_of(name) for name in settings.methods}
-    if RATE not in names and len(set(rates.values())) > 1:
+    if len(set(rates.values())) > 1:
         apart = ", ".join(sorted(settings.method_rates.keys() & rates.keys()))
         raise ConfigurationError(
             f"The setting 'method_rates' gives {apart} a grid of its own, and a sweep has one for all methods: leave "
             f"some out by --methods, or name rates for all by --search {RATE}=..."
         )
-    grids = {RATE: rates[settings.methods[0]], DECAY: settings.weight_decays}
-    for name, values in reversed(grids.items()):
-        if name not in names and (name == RATE or len(values) > 1):
-            drawn = sampler != "grid" and name == RATE and len(values) > 1
-            between = Dimension(name, low=float(min(values)), high=float(max(values)), log=True)
-            dimensions.insert(0, between if drawn else Dimension(name, tuple(values)))
-    if sampler == "grid":
-        dimensions = [dimension.listed() for dimension in dimensions]
-    plan = Plan(tuple(dimensions), sampler, trials or TRIALS, prune)
-    if sampler == "grid":
-        plan = Plan(plan.search, sampler, len(plan.grid()), prune)
-    _check_corners(settings, plan)
-    return plan
+    values = rates[settings.methods[0]]
+    if sampler == "grid" or len(values) == 1:
+        return Dimension(RATE, values)
+    return Dimension(RATE, low=float(min(values)), high=float(max(values)), log=True)
 
 
 def parse_search(text: str) -> Dimension:
@@ -213,7 +223,8 @@ def _is_number(value: Any) -> bool:
 
 def _check_values(dimension: Dimension) -> None:
     """Refuse a value that is wrong by itself, so that every run with it would fail."""
-    values, option = dimension.values or (dimension.low, dimension.high), f"--search {dimension.name}"
+    values = dimension.values or dimension.ends
+    option = f"--search {dimension.name}"
     if dimension.name in GRIDS:
         check_setting(Settings, GRIDS[dimension.name], values, option)
     for value in values:
@@ -222,10 +233,9 @@ def _check_values(dimension: Dimension) -> None:
 
 def _check_corners(settings: Settings, plan: Plan) -> None:
     """Refuse a plan none of whose corners can be run: a name is wrong, not a combination here and there."""
-    ends = [(d.values[0], d.values[-1]) if d.values else (d.low, d.high) for d in plan.search]
     errors = []
-    for corner in zip(*ends, strict=True):
-        point = dict(zip([d.name for d in plan.search], corner, strict=True))
+    for end in (0, 1):
+        point = {dimension.name: dimension.ends[end] for dimension in plan.search}
         try:
             config_of(settings, (settings.methods[0], settings.starts[0]), point, 0)
             return

@@ -1,60 +1,116 @@
-"""A sweep's runs: each is a trial that ends with a result or a reason, and none of them stops the others."""
+"""The trials of a sweep: Optuna draws points and keeps them in its journal; a job does the runs of one point.
+
+Every method and start has a study, so that all of them get the same number of points, however good they are. A trial
+of a study is a point, its value the mean validation error over seeds. How its runs ended is an attribute of the trial.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+import os
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import optuna
+from optuna.pruners import MedianPruner, NopPruner
+from optuna.samplers import RandomSampler, TPESampler
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState
 
 from pathspace.experiments import checkpoint
 from pathspace.experiments.compare import check_task_of
 from pathspace.experiments.configuration import JOURNAL, RUNS
 from pathspace.experiments.errors import ConfigurationError, StorageError
-from pathspace.experiments.jobs import Place, PlacedRun, outcome
+from pathspace.experiments.jobs import Place, PlacedRun
 from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.run import RunConfig, RunResult, Validation
 from pathspace.experiments.runner import Ended, Runner, WorkerDiedError
 from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings
-from pathspace.experiments.storage import finite
-from pathspace.experiments.sweep.journal import Asked, Journal, Looks
-from pathspace.experiments.sweep.plan import Plan, config_of
+from pathspace.experiments.storage import clear_failure, finite
+from pathspace.experiments.sweep.plan import RATE, Plan, config_of
+
+LEAST = 5
+"""Points that came through before one is pruned."""
+ENDED = "runs"
+"""The attribute of a trial that holds how its runs ended. A trial without it was stopped."""
+PLACE = "place"
+"""The attribute of a trial that takes the place of a stopped one: the number of the first."""
+Named = tuple[str, str]
+"""The method and the start of a study."""
 
 
 @dataclass(frozen=True)
-class Trial:
+class Run:
     """How one run of a sweep ended.
+
+    Attributes:
+        seed: Of the run.
+        state: `"complete"`, `"pruned"` or `"failed"`, which includes runs that diverged.
+        reason: Why there is no result, or none of worth; empty if all went well.
+        error: The last validation error that is known; None if there is none.
+        loss: The last validation loss of a run that came to its end; None if it is not finite.
+        steps: How many steps were done; None of a run that an error ended.
+        seconds: Time spent in them.
+    """
+
+    seed: int
+    state: str
+    reason: str = ""
+    error: float | None = None
+    loss: float | None = None
+    steps: int | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of the search with its runs, one for each seed that was taken.
 
     Attributes:
         method: A name in `methods.METHODS`.
         start: A name in `starts.STARTS`.
         point: Values of what was searched.
-        seed: Of the run.
-        result: What came out; None if it failed or was pruned.
-        pruned_at: The step at which it was ended because it was worse than most; None if it was not.
-        error: The last validation error that is known; None if there is none.
-        reason: Why there is no result, or none of worth; empty if all went well.
+        runs: How they ended.
     """
 
     method: str
     start: str
     point: Mapping[str, Any]
-    seed: int
-    result: RunResult | None = None
-    pruned_at: int | None = None
-    error: float | None = None
-    reason: str = ""
+    runs: tuple[Run, ...]
 
     @property
-    def loss(self) -> float | None:
-        """The last validation loss of the result; None if there is none, or it is not finite."""
-        return finite(self.result.validations[-1].loss) if self.result else None
+    def states(self) -> Counter[str]:
+        """How many runs ended in each state."""
+        return Counter(run.state for run in self.runs)
+
+    def values(self, what: str) -> list[float]:
+        """Return the errors or losses, whichever is asked for, of the runs that came through."""
+        values = [getattr(run, what) for run in self.runs if run.state == "complete"]
+        return [value for value in values if value is not None]
+
+    def mean(self, what: str) -> float | None:
+        """Return the mean of `values`; None unless every run came through: a mean of the others would flatter."""
+        values = self.values(what)
+        return math.fsum(values) / len(values) if len(values) == len(self.runs) else None
 
     @property
-    def state(self) -> str:
-        """One of `"complete"`, `"pruned"` and `"failed"`, which includes runs that diverged."""
-        return "pruned" if self.pruned_at is not None else "failed" if self.reason else "complete"
+    def deviation(self) -> float | None:
+        """The sample standard deviation of the errors over seeds; None for a single one."""
+        mean, errors = self.mean("error"), self.values("error")
+        if mean is None or len(errors) < 2:
+            return None
+        return math.hypot(*(error - mean for error in errors)) / math.sqrt(len(errors) - 1)
+
+    @property
+    def score(self) -> tuple[float, float]:
+        """What the least is looked for of: the mean error, then the mean loss."""
+        error, loss = self.mean("error"), self.mean("loss")
+        return (math.inf if error is None else error, math.inf if loss is None else loss)
 
 
 @dataclass(frozen=True)
@@ -66,19 +122,19 @@ class Sweep:
         plan: What was searched.
         task_description: The task in one line.
         metric: What the error is, with its unit.
-        trials: By method and start, then in the order of their points.
+        points: By method and start, then in the order in which they were drawn.
     """
 
     settings: Settings
     plan: Plan
     task_description: str
     metric: str
-    trials: tuple[Trial, ...]
+    points: tuple[Point, ...]
 
     @property
     def all_failed(self) -> bool:
         """Whether not a single run came through."""
-        return not any(trial.state == "complete" for trial in self.trials)
+        return not any(point.states["complete"] for point in self.points)
 
 
 def sweep(
@@ -97,7 +153,7 @@ def sweep(
         settings: Of everything that is not searched; `seeds` runs are done at each point.
         plan: What is searched.
         output: The journal and the runs are kept in it.
-        monitor: Told about every run.
+        monitor: Told about every point.
         data_dir: Where tasks look for data sets.
         runner: Who does the runs; None does them in this process.
         device: Where they compute.
@@ -107,163 +163,238 @@ def sweep(
         KeyboardInterrupt: The user stopped; the same call continues.
     """
     task = check_task_of(settings, data_dir)
-    studies = [(method, start) for method in settings.methods for start in settings.starts]
-    journal = Journal(output / JOURNAL, plan, settings.seeds, studies)
     place = Place(output / RUNS, data_dir, settings.checkpoint_every, device)
-    monitor.stage("Sweeping on the validation split", plan.trials * len(studies) * settings.seeds)
-    trials = _Trials(settings, plan, journal, place, monitor)
+    points = _Points(settings, plan, place, monitor)
     with runner or Runner() as ready:
-        for ended in ready.run(trials.jobs(), monitor):
-            trials.end(ended)
-    order = {study: number for number, study in enumerate(studies)}
-    done = sorted(trials.done, key=lambda pair: (order[pair[0].study], pair[0].number))
-    return Sweep(settings, plan, task.description, task.metric, tuple(trial for _, trial in done))
-
-
-class PrunedError(Exception):
-    """A run was ended because it was worse than most; its argument are its validation errors by step."""
+        for ended in ready.run(points.jobs(), monitor):
+            points.end(ended)
+    return Sweep(settings, plan, task.description, task.metric, points.ended())
 
 
 @dataclass(frozen=True)
-class PrunedRun(PlacedRun):
-    """A run that ends where the journal finds it worse than most."""
+class PointJob:
+    """The runs of a point, one for each seed; see `runner.Work`.
 
-    looks: Looks
+    Attributes:
+        label: What messages call it.
+        runs: One for each seed.
+        trial: Told the validation errors of the first run, and asked whether to prune; None where none is pruned.
+    """
 
-    def __call__(self, monitor: Monitor) -> RunResult:
-        """See `jobs.PlacedRun`.
+    label: str
+    runs: tuple[PlacedRun, ...]
+    trial: optuna.Trial | None = None
 
-        Raises:
-            PrunedError: It was worse than most.
-        """
-        return super().__call__(_Pruning(monitor, self.looks.open()))
+    @property
+    def key(self) -> str:
+        """See `runner.Work`."""
+        return self.runs[0].key
+
+    def __call__(self, monitor: Monitor) -> list[Run]:
+        """Do the runs that have no result yet, and return how each ended."""
+        first, *others = self.runs
+        ended = [_end(first, _Reporting(monitor, self.trial) if self.trial else monitor)]
+        if ended[0].state != "pruned":
+            ended += [_end(run, monitor) for run in others]
+        return ended
 
 
-class _Pruning(Monitor):
-    """Hands on what a run tells, and ends it if it is worse than most."""
+def _end(run: PlacedRun, monitor: Monitor) -> Run:
+    """Do a run that has no result yet, and return how it ended."""
+    seed = run.config.seed
+    try:
+        result = run.stored()
+        if result is None:
+            result = run(monitor)
+            run.keep(result)
+    except StorageError:
+        raise
+    except PrunedError as error:
+        checkpoint.remove(run.folder)
+        reason = f"pruned at step {error.step}: worse than the median there"
+        return Run(seed, "pruned", reason, error.error, steps=error.step)
+    except Exception as error:
+        return _failed(seed, error)
+    lost = _lost(result)
+    error, loss = finite(result.validation_score[0]), finite(result.validations[-1].loss)
+    state = "failed" if lost else "complete"
+    return Run(seed, state, lost, error, loss, len(result.losses), result.seconds)
 
-    def __init__(self, monitor: Monitor, is_worse: Callable[[int, float], bool]) -> None:
-        self._is_worse, self._errors = is_worse, dict[int, float]()
+
+class PrunedError(Exception):
+    """A run was ended because it was worse than most: the step, and its validation error there."""
+
+    def __init__(self, step: int, error: float) -> None:
+        super().__init__(step, error)
+        self.step = step
+        self.error = error
+
+
+class _Reporting(Monitor):
+    """Hands on what a run tells, and ends it where Optuna's pruner says so."""
+
+    def __init__(self, monitor: Monitor, trial: optuna.Trial) -> None:
+        self._trial = trial
         self._validated = monitor.validated
-        self.started, self.advanced, self.noted = monitor.started, monitor.advanced, monitor.noted
+        self.started = monitor.started
+        self.advanced = monitor.advanced
+        self.noted = monitor.noted
 
     def validated(self, config: RunConfig, validation: Validation) -> None:
-        """See `monitor.Monitor`; asks the journal."""
+        """See `monitor.Monitor`."""
         self._validated(config, validation)
-        if not _counts(validation):
+        if validation.step == 0 or not math.isfinite(validation.error):
             return
-        self._errors[validation.step] = validation.error
-        if self._is_worse(validation.step, validation.error):
-            raise PrunedError(self._errors)
+        self._trial.report(validation.error, validation.step)
+        if self._trial.should_prune():
+            raise PrunedError(validation.step, validation.error)
 
 
-def _counts(validation: Validation) -> bool:
-    """Whether a validation is one to prune by."""
-    return validation.step > 0 and math.isfinite(validation.error)
+class _Points:
+    """The points of all studies: as jobs while they are to be done, with their runs when they are over."""
 
+    def __init__(self, settings: Settings, plan: Plan, place: Place, monitor: Monitor) -> None:
+        self._settings = settings
+        self._plan = plan
+        self._place = place
+        self._monitor = monitor
+        names = [(method, start) for method in settings.methods for start in settings.starts]
+        self._studies = _studies(place.folder.parent / JOURNAL, plan, names)
+        # Points that are the same runs, as where a method ignores what is searched: by the key of the first run.
+        self._running: dict[str, list[tuple[Named, optuna.Trial]]] = {}
+        self._done: dict[str, list[Run]] = {}
+        self._ended: dict[tuple[int, int], Point] = {}
+        for name, study in self._studies.items():
+            for trial in study.get_trials(deepcopy=False):
+                if ENDED in trial.user_attrs:
+                    self._keep(name, trial, [Run(**run) for run in trial.user_attrs[ENDED]])
+        monitor.stage("Sweeping on the validation split", plan.trials * len(names), len(self._ended))
 
-class _Trials:
-    """The trials while they are done."""
+    def ended(self) -> tuple[Point, ...]:
+        """Return the points that are over."""
+        return tuple(self._ended[place] for place in sorted(self._ended))
 
-    def __init__(
-        self, settings: Settings, plan: Plan, journal: Journal, place: Place, monitor: Monitor
-    ) -> None:
-        self._settings, self._plan, self._journal = settings, plan, journal
-        self._place, self._monitor = place, monitor
-        self._running: dict[str, list[Asked]] = {}  # by key of the run; a point may be drawn twice
-        self._pruned: dict[str, dict[int, float]] = {}  # by key: the validation errors of pruned runs
-        self.done: list[tuple[Asked, Trial]] = []
+    def jobs(self) -> Iterator[PointJob]:
+        """Draw the remaining points, one when it is asked for, all studies in turn; give those that are to be run."""
+        for _ in range(self._plan.trials):
+            for name, study in self._studies.items():
+                if sum(map(_is_begun, study.get_trials(deepcopy=False))) < self._plan.trials:
+                    yield from self._next(name, study)
 
-    def jobs(self) -> Iterator[PlacedRun]:
-        """Take trials and give the runs that have no result yet."""
-        yield from self._open(self._journal.earlier())
-        yield from self._open(self._journal.new())
-
-    def _open(self, trials: Iterable[Asked]) -> Iterator[PlacedRun]:
-        for asked in trials:
-            if asked.state == "failed":
-                self._fail(asked, asked.reason or "no reason was kept")
-                continue
-            try:
-                config = config_of(self._settings, asked.study, asked.point, asked.seed)
-            except ConfigurationError as error:
-                self._fail(asked, str(error))
-                continue
-            if asked.state == "pruned":
-                self._pruned[config.key] = dict(asked.reported)
-                self._prune(asked, config)
-                continue
-            job = self._job(config, asked)
-            result = job.stored()
-            if result is not None:
-                self._complete(asked, result, job.label)
-            elif config.key in self._running:
-                self._running[config.key].append(asked)
-            elif config.key in self._pruned:  # drawn again
-                self._prune(asked, config)
-            else:
-                self._running[config.key] = [asked]
-                yield job
-
-    def _job(self, config: RunConfig, asked: Asked) -> PlacedRun:
-        if self._plan.prune == "none" or asked.state != "open":
-            return PlacedRun(config, self._place)
-        looks = Looks(self._journal.file, asked.study, asked.number, self._settings.seeds)
-        return PrunedRun(config, self._place, looks)
+    def _next(self, name: Named, study: optuna.Study) -> Iterator[PointJob]:
+        trial = study.ask({each.name: each.distribution for each in self._plan.search})
+        seeds = range(self._settings.seeds)
+        try:
+            configs = [config_of(self._settings, name, trial.params, seed) for seed in seeds]
+        except ConfigurationError as error:
+            self._tell(name, trial, [_failed(FIRST_TUNING_SEED + seed, error) for seed in seeds])
+            return
+        runs = tuple(PlacedRun(config, self._place) for config in configs)
+        job = PointJob(_label(name, trial), runs, trial if self._plan.prune == "median" else None)
+        if job.key in self._done:
+            self._tell(name, trial, self._done[job.key])
+        elif job.key in self._running:
+            self._running[job.key].append((name, trial))
+        else:
+            self._running[job.key] = [(name, trial)]
+            yield job
 
     def end(self, ended: Ended) -> None:
-        """Take in how a run ended."""
+        """Take in how the runs of a point ended.
+
+        Raises:
+            StorageError: Their results could not be written.
+        """
         job, error = ended.job, ended.error
         if isinstance(error, StorageError):
             raise error
-        if isinstance(error, PrunedError):
-            first = self._running[job.key][0]
-            self._pruned[job.key] = {**first.reported, **error.args[0]}
-            checkpoint.remove(job.folder)
-        if error is None:
-            job.keep(ended.result)
-        for asked in self._running.pop(job.key):
-            if error is None:
-                self._complete(asked, ended.result, job.label)
-            elif isinstance(error, PrunedError):
-                self._prune(asked, job.config)
+        runs = ended.result if error is None else [_failed(run.config.seed, error) for run in job.runs]
+        for name, trial in self._running.pop(job.key):
+            if isinstance(error, WorkerDiedError):  # it is done when the sweep is resumed
+                self._keep(name, trial, runs)
             else:
-                kind = "" if isinstance(error, ConfigurationError) else f"{type(error).__name__}: "
-                reason = kind + " ".join(str(error).split())
-                self._fail(asked, reason, for_good=not isinstance(error, WorkerDiedError))
+                self._done[job.key] = runs
+                self._tell(name, trial, runs)
 
-    def _complete(self, asked: Asked, result: RunResult, label: str) -> None:
-        score, _ = result.validation_score
-        if asked.state == "open":
-            if self._plan.prune != "none":  # of a point that was drawn before
-                for validation in filter(_counts, result.validations):
-                    self._journal.report(asked, validation.step, validation.error)
-            self._journal.complete(asked, score)
-        self._monitor.finished(label, outcome(result))
-        self._keep(asked, result=result, error=finite(score), reason=_lost(result))
+    def _tell(self, name: Named, trial: optuna.Trial, runs: Sequence[Run]) -> None:
+        study = self._studies[name]
+        trial.set_user_attr(ENDED, [asdict(run) for run in runs])
+        if any(run.state == "pruned" for run in runs):
+            study.tell(trial, state=TrialState.PRUNED)
+        elif any(run.steps is None for run in runs):
+            study.tell(trial, state=TrialState.FAIL)
+        else:
+            errors = [math.inf if run.error is None else run.error for run in runs]
+            study.tell(trial, math.fsum(errors) / len(errors))
+        self._keep(name, trial, runs)
+        shown = "; ".join(run.reason or f"validation error {run.error:.4g}" for run in runs)
+        self._monitor.finished(_label(name, trial), shown)
 
-    def _fail(self, asked: Asked, reason: str, *, for_good: bool = True) -> None:
-        if asked.state == "open" and for_good:  # else it is done when the sweep is resumed
-            self._journal.fail(asked, reason)
-        self._keep(asked, reason=reason)
-        method, start = asked.study
-        label = f"{method}, {start}, rate {asked.point['learning_rate']:g}, seed {asked.seed}"
-        self._monitor.finished(label, f"failed: {reason}")
+    def _keep(self, name: Named, trial: optuna.Trial | FrozenTrial, runs: Sequence[Run]) -> None:
+        place = trial.user_attrs.get(PLACE, trial.number)
+        self._ended[list(self._studies).index(name), place] = Point(*name, trial.params, tuple(runs))
 
-    def _prune(self, asked: Asked, config: RunConfig) -> None:
-        """End a trial with what its run told before it was ended."""
-        told = self._pruned[config.key]
-        if asked.state == "open":
-            for step, error in told.items():
-                self._journal.report(asked, step, error)
-            self._journal.prune(asked)
-        step, error = max(told.items())
-        words = f"pruned at step {step}"
-        self._keep(asked, pruned_at=step, error=error, reason=f"{words}: worse than the median there")
-        self._monitor.finished(config.label, words)
 
-    def _keep(self, asked: Asked, **how: Any) -> None:
-        self.done.append((asked, Trial(*asked.study, asked.point, FIRST_TUNING_SEED + asked.seed, **how)))
+def _label(name: Named, trial: optuna.Trial) -> str:
+    return f"{', '.join(name)}, rate {trial.params[RATE]:g}"
+
+
+def _is_begun(trial: FrozenTrial) -> bool:
+    return ENDED in trial.user_attrs or trial.state == TrialState.RUNNING
+
+
+def _studies(file: Path, plan: Plan, names: Sequence[Named]) -> dict[Named, optuna.Study]:
+    """Return the studies of a journal, which is made where there is none.
+
+    Raises:
+        ConfigurationError: The journal is damaged.
+        StorageError: It cannot be written to, now or later.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    # A killed command may have left its lock, and a full disk half a line. This one is alone in the folder.
+    for left in file.parent.glob(f"{file.name}.lock*"):
+        left.unlink()
+    if file.exists():
+        os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
+    try:
+        storage = JournalStorage(_JournalFile(str(file)))
+        return {name: _study(storage, plan, name) for name in names}
+    except StorageError:
+        raise
+    except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"The journal {str(file)!r} cannot be read ({error}): delete it and give the command again, which "
+            "keeps finished runs."
+        ) from error
+
+
+def _study(storage: JournalStorage, plan: Plan, name: Named) -> optuna.Study:
+    study = optuna.create_study(storage=storage, study_name=", ".join(name), load_if_exists=True)
+    # With its own seed each time: a sampler that begins anew would draw the points of before.
+    seed = zlib.crc32(f"{study.study_name}, {len(study.trials)}".encode())
+    study.sampler = TPESampler(seed=seed) if plan.sampler == "tpe" else RandomSampler(seed=seed)
+    study.pruner = MedianPruner(LEAST) if plan.prune == "median" else NopPruner()
+    for point in plan.grid() if plan.sampler == "grid" else ():
+        study.enqueue_trial(point, skip_if_exists=True)
+    for trial in study.get_trials(states=[TrialState.RUNNING]):  # a stopped command left it
+        point = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
+        study.enqueue_trial(point, {PLACE: trial.user_attrs.get(PLACE, trial.number)})
+        study.tell(trial.number, state=TrialState.FAIL)
+    return study
+
+
+class _JournalFile(JournalFileBackend):
+    """The journal's file, which says its name where the disk is full."""
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        with clear_failure(Path(self._file_path)):
+            super().append_logs(logs)
+
+
+def _failed(seed: int, error: BaseException) -> Run:
+    """Return a run that an error has ended."""
+    kind = "" if isinstance(error, ConfigurationError) else f"{type(error).__name__}: "
+    return Run(seed, "failed", kind + " ".join(str(error).split()))
 
 
 def _lost(result: RunResult) -> str:
