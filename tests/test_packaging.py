@@ -115,6 +115,7 @@ SMOKE = {
     """,
     "download": "import datasets",
     "ray": "import ray",
+    "onnx": "import onnx, onnx2torch",
     "sweep": "import optuna",
     "experiments": """
         import subprocess, sys

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-EXTRA_OF = {"optuna": "sweep", "ray": "ray", "datasets": "download"}
+EXTRA_OF = {"optuna": "sweep", "ray": "ray", "datasets": "download", "onnx": "onnx", "onnx2torch": "onnx"}
 """The extra of a package that only some options need, by the name of its import."""
 
 

@@ -17,10 +17,12 @@ MOST_NUMBERS = 1e15  # of an example: torch counts the bytes of a batch in 63 bi
 
 ModelArgument = Annotated[
     str,
-    typer.Argument(help="A built-in network, FILE.py:FUNCTION or MODULE:FUNCTION.", show_default=False),
+    typer.Argument(
+        help="A built-in network, FILE.py:FUNCTION, MODULE:FUNCTION or FILE.onnx.", show_default=False
+    ),
 ]
 ShapeOption = Annotated[
-    str | None, typer.Option("--input", help="Shape of one example, for a function that returns none.")
+    str | None, typer.Option("--input", help="Shape of one example, for a function or file that has none.")
 ]
 SeedOption = Annotated[
     int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Decides weights and drawn examples.")
@@ -124,6 +126,7 @@ def check_scale(
     Examples:
       pathspace check-scale mlp
       pathspace check-scale my_model.py:build --input 3,32,32 --weights trained.pt --picture scales.png
+      pathspace check-scale my_model.onnx --input 3,224,224
     """  # noqa: D301 (click wants the character, not the letters)
     with clear_errors("check-scale"):
         from pathspace.experiments.scale_check import run_check_scale

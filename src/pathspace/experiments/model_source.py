@@ -1,4 +1,4 @@
-"""A model by name: one that is built in, or what a function in a Python file or module returns.
+"""A model by name: one that is built in, an ONNX file, or what a function in a Python file or module returns.
 
 Files of weights are not read: unpickling one runs whatever code is in it.
 """
@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.onnx_model import ENDING, load_onnx
 from pathspace.experiments.zoo import NETWORKS, build_network
 
 EXAMPLES = 256
@@ -32,8 +33,8 @@ def load_model(source: str, shape: Sequence[int] | None = None, seed: int = 0) -
     """Return a model and examples for it.
 
     Args:
-        source: A name in `zoo.NETWORKS`, or `FILE.py:FUNCTION`, or `MODULE:FUNCTION`. The function takes no
-            arguments and returns a model, or a model and a batch of examples.
+        source: A name in `zoo.NETWORKS`, or `FILE.py:FUNCTION`, or `MODULE:FUNCTION`, or `FILE.onnx`. The function
+            takes no arguments and returns a model, or a model and a batch of examples.
         shape: Of one example, without the batch dimension, for a function that returns a model alone; such
             examples are standard normal, of the type and on the device of the model's weights.
         seed: Decides built-in weights and drawn examples.
@@ -47,6 +48,8 @@ def load_model(source: str, shape: Sequence[int] | None = None, seed: int = 0) -
         return _built_in(source, seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
+        if source.endswith(ENDING):
+            return load_onnx(Path(source), shape)
         try:
             made = run_users(source, _factory(source))
         except ModuleNotFoundError as error:

@@ -45,7 +45,14 @@ def run_check_scale(
             _load(model, weights)
         try:
             found = imbalance(pathspace.trace(model, examples))
-        except (UntraceableError, ValueError, FloatingPointError) as error:
+        except (
+            UntraceableError,
+            ValueError,
+            TypeError,
+            IndexError,
+            RuntimeError,
+            FloatingPointError,
+        ) as error:
             raise ConfigurationError(f"{source!r}: {error}") from error
     if file is not None:
         make_folder(file.parent)
