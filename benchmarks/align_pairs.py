@@ -1,8 +1,10 @@
 """The midpoint of two independently trained networks, with their units matched in several ways.
 
-MLPs 64-128-128-10 on the digits of scikit-learn, 1200 for training and 597 to test. Three kinds of pairs: trained with
-BatchNorm, which is folded afterwards; trained with Adam alone; and the latter with one end rescaled by random factors
-between 1/8 and 8. The figure is the barrier: the test loss at the mean of the weights minus the mean of both ends.
+MLPs 64-128-128-10 on the digits of scikit-learn, 1200 for training and 597 to test. Kinds of pairs: trained with
+BatchNorm, which is folded afterwards, or which stays and gets its statistics anew from the training images; trained
+with Adam alone; and the latter with one end rescaled by random factors between 1/8 and 8. And transformers of two
+blocks, which read the eight rows of an image. The figure is the barrier: the test loss at the mean of the weights minus
+the mean of both ends.
 
 ``raw weights`` is weight matching as it is usual: on the weights as they are, without scales.
 
@@ -66,6 +68,47 @@ def folded(seed: int, x: Tensor, y: Tensor) -> nn.Module:
     return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last)
 
 
+def normalized(seed: int, x: Tensor, y: Tensor) -> nn.Module:
+    torch.manual_seed(seed)
+    sizes = (64, HIDDEN), (HIDDEN, HIDDEN)
+    layers = [layer for size in sizes for layer in (nn.Linear(*size), nn.BatchNorm1d(HIDDEN), nn.ReLU())]
+    return train(nn.Sequential(*layers, nn.Linear(HIDDEN, 10)), x, y, 12)
+
+
+class Transformer(nn.Module):
+    """Two pre-norm blocks of four heads over the rows of an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        width = 32
+        self.read, self.positions = nn.Linear(8, width), nn.Parameter(0.1 * torch.randn(8, width))
+        layer = nn.TransformerEncoderLayer(
+            width, 4, 64, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        )
+        self.blocks = nn.TransformerEncoder(layer, 2, nn.LayerNorm(width), enable_nested_tensor=False)
+        self.out = nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.blocks(self.read(x.unflatten(-1, (8, 8))) + self.positions).mean(1))
+
+
+def transformer(seed: int, x: Tensor, y: Tensor) -> nn.Module:
+    torch.manual_seed(seed)
+    return train(Transformer(), x, y, 30)
+
+
+@torch.no_grad()
+def measured_anew(model: nn.Module, x: Tensor) -> nn.Module:
+    """The model with statistics of BatchNorm from some images."""
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm1d)]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # a plain mean
+    if norms:
+        model.train()(x)
+    return model.eval()
+
+
 def rescaled(model: nn.Module, seed: int, x: Tensor) -> nn.Module:
     generator = torch.Generator().manual_seed(seed)
     ps.rescaling.random_rescale_(ps.trace(model, x[:2]), 1 / 8, 8, generator=generator)
@@ -82,9 +125,9 @@ def midpoint(a: nn.Module, b: nn.Module) -> nn.Module:
 
 def by_raw_weights(a: ps.Network, b: ps.Network) -> nn.Module:
     """The midpoint after matching the weights as they are."""
-    groups, _ = groups_of(a)
-    ours = {name: p.detach().double() for name, p in a.parameters.items()}
-    theirs = {name: p.detach().double() for name, p in b.parameters.items()}
+    groups = groups_of(a)
+    ours = {name: p.detach().double() for name, p in a.model.named_parameters()}
+    theirs = {name: p.detach().double() for name, p in b.model.named_parameters()}
     for _ in range(20):
         for group in groups:
             order = best_assignment(likeness(group, ours, theirs, normalized=False))
@@ -108,6 +151,7 @@ def barriers(a: nn.Module, b: nn.Module, data: tuple[Tensor, ...]) -> dict[str, 
     x, _, test_x, test_y = data
 
     def loss(model: nn.Module) -> float:
+        model = measured_anew(model, x)
         with torch.no_grad():
             return float(nn.functional.cross_entropy(model(test_x), test_y))
 
@@ -129,6 +173,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--kinds", nargs="+", help="only these; default all")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -137,13 +182,16 @@ def main() -> None:
     x, y = data[:2]
     kinds: dict[str, Callable[[int], nn.Module]] = {
         "BatchNorm, folded": lambda seed: folded(seed, x, y),
+        "BatchNorm, measured anew": lambda seed: normalized(seed, x, y),
+        "Transformer": lambda seed: transformer(seed, x, y),
         "Adam": lambda seed: plain(seed, x, y),
         "Adam, one end rescaled": lambda seed: (
             plain(seed, x, y) if seed < 200 else rescaled(plain(seed, x, y), seed, x)
         ),
     }
     results: dict[str, dict[str, list[float]]] = {}
-    for kind, make in kinds.items():
+    for kind in options.kinds or kinds:
+        make = kinds[kind]
         found: dict[str, list[float]] = {}
         for pair in range(options.pairs):
             for name, value in barriers(make(100 + pair), make(200 + pair), data).items():

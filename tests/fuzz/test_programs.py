@@ -10,6 +10,7 @@ import torch
 
 import pathspace as ps
 from fuzz.programs import Model, Program, Statement, drawn, squared_path_norm
+from pathspace.rescaling.permutation import groups_of, state_of
 
 COUNT, MANY, BATCHES = 50, 10_000, (1, 3)
 TIMES = 3
@@ -211,6 +212,40 @@ def check_listed(program: Program) -> str:
 def test_paths_of_programs():
     found = outcomes(range(COUNT // 2), check_listed)
     assert found["listed"] > 0.1 * COUNT
+
+
+def check_permuted(program: Program) -> str:
+    """Shuffle the units of all groups; the function must stay, for other numbers of examples and longer inputs, too."""
+    model = Model(program)
+    try:
+        before, longer = [run(model, program.input(batch)) for batch in BATCHES], run_longer(model)
+        network = ps.trace(model, program.input(program.examples))
+    except (RuntimeError, ps.UntraceableError):
+        return "not traced"
+    groups = groups_of(network)
+    state = state_of(network)
+    values = {name: value.detach() for name, value in state.items()}
+    for group in groups:
+        values = group.permuted(values, torch.arange(len(group)).flip(0))
+    with torch.no_grad():
+        for name, value in state.items():
+            value.copy_(values[name])
+    for batch, known in zip(BATCHES, before, strict=True):
+        torch.testing.assert_close(run(model, program.input(batch)), known, rtol=1e-9, atol=1e-9)
+    if longer is not None:
+        torch.testing.assert_close(run_longer(model), longer, rtol=1e-9, atol=1e-9)
+    return "permuted" if groups else "without units"
+
+
+def test_units_of_programs_in_another_order():
+    found = outcomes(range(20), check_permuted)
+    assert found["permuted"] >= 8, found
+
+
+@pytest.mark.slow
+def test_units_of_many_programs_in_another_order():
+    found = outcomes(range(1_000, 1_300), check_permuted)
+    assert found["permuted"] >= 100, found
 
 
 @pytest.mark.slow

@@ -12,12 +12,13 @@ import pathspace as ps
 from cases import BY_NAME, call, mlp, traced
 from pathspace.rescaling.assignment import best_assignment
 from pathspace.rescaling.equal_norms import equal_norm_factors
-from pathspace.rescaling.permutation import groups_of
+from pathspace.rescaling.permutation import groups_of, state_of
 
 NAMES = [
-    *("mlp", "deep residual", "scaled residual", "siamese", "split and merge", "slices", "cnn 1d", "cnn 3d"),
+    *("mlp", "deep residual", "scaled residual", "siamese", "slices", "cnn 1d", "cnn 2d", "cnn 3d"),
     *("dense block", "reshapes", "stacked bidirectional rnn", "tied characters", "hand-written loop"),
     *("convolution transposed", "gated", "squared relu"),
+    *("batch norm", "layer norm", "group norm", "small resnet"),
 ]
 
 
@@ -25,13 +26,15 @@ def shuffled(network, seed=1):
     """A copy whose units are permuted at random, and rescaled."""
     other = copy.deepcopy(network)
     generator = torch.Generator().manual_seed(seed)
-    values = {name: p.detach() for name, p in other.parameters.items()}
-    for group in groups_of(other)[0]:
+    state = state_of(other)
+    values = {name: value.detach() for name, value in state.items()}
+    for group in groups_of(other):
         values = group.permuted(values, torch.randperm(len(group), generator=generator))
     with torch.no_grad():
-        for name, p in other.parameters.items():
-            p.copy_(values[name])
-    ps.rescaling.random_rescale_(other, 1 / 8, 8, generator=generator)
+        for name, value in state.items():
+            value.copy_(values[name])
+    if other.num_classes:
+        ps.rescaling.random_rescale_(other, 1 / 8, 8, generator=generator)
     return other
 
 
@@ -50,7 +53,7 @@ def test_the_assignment_is_the_best_of_all(n):
 def test_order_and_scales_are_found_again(name):
     case = BY_NAME[name]
     model, network = traced(case, torch.float64)
-    assert groups_of(network)[0]
+    assert groups_of(network)
     other = shuffled(network)
     x = case.example(3, torch.float64)
     before = case.picked(call(model, x))
@@ -178,16 +181,127 @@ def test_merges_better_than_the_plain_mean():
     assert losses[1] < 0.5 * losses[0]
 
 
-@pytest.mark.parametrize("name", ["batch norm", "layer norm", "cnn 2d"])
+class Picks(nn.Module):
+    """An operation after the first layer that treats its units differently."""
+
+    def __init__(self, operation):
+        super().__init__()
+        self.first, self.last, self.operation = nn.Linear(3, 6), nn.Linear(6, 2), operation
+
+    def forward(self, x):
+        return self.last(self.operation(torch.relu(self.first(x))))
+
+
+ORDERED = {
+    "one unit": lambda h: h * 1.0 + h[:, :1],
+    "a running sum": lambda h: h.cumsum(1),
+    "numbers of units": lambda h: h * torch.arange(1, 7),
+    "neighbours": lambda h: h + h.roll(1, 1),
+    "sorted": lambda h: h.sort(1).values,
+    "another order": lambda h: h[:, torch.tensor([1, 0, 2, 3, 5, 4])],
+    "halves": lambda h: torch.cat([h[:, :3] + h[:, 3:], h[:, :3]], 1),
+}
+FREE = {"one unit": [5], "halves": [3]}  # the sizes of groups, where some units may change places
+
+
+@pytest.mark.parametrize("name", ORDERED)
 def test_what_cannot_be_permuted_keeps_its_order_and_is_told(name):
-    case = BY_NAME[name]
-    model, network = traced(case, torch.float64)
+    torch.manual_seed(0)
+    model = Picks(ORDERED[name]).double()
+    x = torch.randn(4, 3, dtype=torch.float64)
+    network = ps.trace(model, x)
+    groups = groups_of(network)
+    assert [len(group) for group in groups] == FREE.get(name, [])
     other = shuffled(network)
-    x = case.example(3, torch.float64)
-    with pytest.warns(UserWarning, match="unit classes keep their order, beginning with"):
-        done = ps.rescaling.align_(other, network)
-    assert done.held
-    assert_close(case.picked(call(other.model, x)), case.picked(call(model, x)))
+    assert_close(other.model(x), model(x))
+    if name not in FREE and network.num_classes:
+        with pytest.warns(UserWarning, match="unit classes keep their order, beginning with"):
+            done = ps.rescaling.align_(other, network)
+        assert done.held
+    assert_close(other.model(x), model(x))
+
+
+class GPT(nn.Module):
+    """Two pre-norm blocks, one fused projection each; the embedding is the read-out, too."""
+
+    def __init__(self, symbols=11, width=12, heads=3, positions=6):
+        super().__init__()
+        self.embedding, self.heads = nn.Embedding(symbols, width), heads
+        self.positions = nn.Parameter(torch.randn(positions, width))
+        self.blocks = nn.ModuleList(self.block(width) for _ in range(2))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, symbols, bias=False)
+        self.head.weight = self.embedding.weight
+
+    @staticmethod
+    def block(width):
+        layers = {"qkv": (width, 3 * width), "out": (width, width), "up": (width, 5), "down": (5, width)}
+        return nn.ModuleDict(
+            {name: nn.Linear(*sizes) for name, sizes in layers.items()}
+            | {name: nn.LayerNorm(width) for name in ("first", "second")}
+        )
+
+    def forward(self, x):
+        h = self.embedding(x) + self.positions[: x.shape[1]]
+        for block in self.blocks:
+            q, k, v = (
+                t.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for t in block["qkv"](block["first"](h)).chunk(3, -1)
+            )
+            mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            h = h + block["out"](mixed.transpose(1, 2).flatten(2))
+            h = h + block["down"](nn.functional.gelu(block["up"](block["second"](h))))
+        return self.head(self.norm(h))
+
+
+def encoder(**options):
+    layer = nn.TransformerEncoderLayer(8, 2, 6, dropout=0.0, batch_first=True, **options)
+    return nn.Sequential(
+        nn.Linear(5, 8), nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(8, 3)
+    )
+
+
+class LSTM(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.read = nn.LSTM(3, 5, 2, batch_first=True), nn.Linear(5, 6)
+        self.out = nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.out(self.read(self.lstm(x)[0][:, -1]).relu())
+
+
+# model, its input, and how many units there are in each group: residual stream, heads, features of queries and keys,
+# features of values, hidden units
+WHOLE = {
+    "GPT": (GPT, lambda: torch.randint(0, 11, (2, 6)), [12, *2 * [3, 4, 4, 5]]),
+    "post-norm encoder": (encoder, lambda: torch.randn(2, 4, 5), [8, *2 * [2, 4, 6]]),
+    "pre-norm encoder": (
+        lambda: encoder(norm_first=True, activation="gelu"),
+        lambda: torch.randn(2, 4, 5),
+        [8, *2 * [2, 4, 6]],
+    ),
+    "LSTM": (LSTM, lambda: torch.randn(2, 4, 3), [5, 5, 6]),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_units_without_a_scale_are_put_in_order_too(name):
+    """Exactly as before they were shuffled: of the layers in front of a normalization, and of heads."""
+    make, example, sizes = WHOLE[name]
+    torch.manual_seed(0)
+    model = make().double().eval()
+    x = example()
+    x = x.double() if x.is_floating_point() else x
+    network = ps.trace(model, x)
+    assert sorted(len(group) for group in groups_of(network)) == sorted(sizes)
+    other = shuffled(network)
+    assert_close(other.model(x), model(x))
+    assert ps.rescaling.equivalent(network, other)
+    done = ps.rescaling.align_(other, network)
+    assert sorted(done.groups) == sorted(sizes)
+    assert not done.held
+    for own, theirs in zip(model.state_dict().values(), other.model.state_dict().values(), strict=True):
+        assert_close(theirs, own, rtol=1e-9, atol=1e-9)
 
 
 def test_refuses_what_does_not_fit():

@@ -8,6 +8,8 @@ groups take turns until no order changes. What is compared does not depend on ho
     weights       w_e of the member with equal norms (see ``equal_norms``)
     activations   correlations of the values of units on data
 
+Parameters outside the network, which no rescaling changes, are compared as they are.
+
 Letters: a the network that stays, b the one that moves, i unit of a, j unit of b, e edge.
 """
 
@@ -28,18 +30,27 @@ from pathspace.network.network import current_values
 from pathspace.paths.kernel.inner import expect_alike
 from pathspace.paths.kernel.kappa import kappa
 from pathspace.paths.kernel.node_mass import node_mass
-from pathspace.replay.replay import replay
 from pathspace.rescaling.assignment import best_assignment
+from pathspace.rescaling.axes import places_of
 from pathspace.rescaling.equal_norms import equal_norm_factors
-from pathspace.rescaling.permutation import Group, groups_of
+from pathspace.rescaling.permutation import (
+    Group,
+    Lines,
+    Values,
+    candidates,
+    class_order,
+    groups_of,
+    read_axes,
+    state_of,
+)
 from pathspace.rescaling.rescale import replace_, rescale_
 
 By = Literal["paths", "weights", "activations"]
 WAYS: tuple[str, ...] = ("paths", "weights", "activations")
+_SUMS = ("addmm", "mm", "bmm", "baddbmm", "convolution", "add")
+"""Operations that make values of units: of linear maps and of residual sums."""
 SWEEPS = 50
 """How often groups take turns at most."""
-
-Values = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -50,11 +61,13 @@ class Alignment:
         order: the unit class that each class was before, int64 ``[num_classes]``.
         factors: by which it was rescaled afterwards, float64 ``[num_classes]``.
         held: how many classes had to stay where they are.
+        groups: how many units there are in each group that may stand in any order, those without a scale among them.
     """
 
     order: Tensor
     factors: Tensor
     held: int
+    groups: tuple[int, ...] = ()
 
 
 @tables_on_the_cpu()
@@ -64,11 +77,12 @@ def align_(network: Network, to: Network, *, by: By = "paths", examples: Any = N
 
     The function stays the same. The units of each group of exchangeable ones are matched by an exact solution of the
     assignment problem, and groups take turns, since what enters a unit depends on the order of the layer before. Tied
-    units (of a residual stream, or multiplied with each other) move together. Then every unit class is rescaled so that
-    it stands to the member with equal norms as the class of ``to`` does.
+    units (of a residual stream, or multiplied with each other) move together. Units that have no scale of their own are
+    permuted too, such as those in front of LayerNorm, heads of attention, and channels of BatchNorm with their running
+    statistics. Then every unit class is rescaled so that it stands to the member with equal norms as in ``to``.
 
     Args:
-        network: a traced network, whose model's parameters are changed.
+        network: a traced network, whose model's parameters and buffers are changed.
         to: another one of the same architecture, which stays as it is.
         by: what makes units alike: ``"paths"``, the path mass through each weight with the weight's sign;
             ``"weights"``, the weights of the member with equal norms; ``"activations"``, the values of units on
@@ -85,7 +99,7 @@ def align_(network: Network, to: Network, *, by: By = "paths", examples: Any = N
         TypeError: one of them is no traced network.
 
     Warns:
-        UserWarning: some unit classes cannot be permuted by weights alone, as where BatchNorm has running statistics.
+        UserWarning: some unit classes keep their order, because an operation treats them differently or is not known.
 
     Example:
         >>> import copy, torch, pathspace as ps
@@ -104,25 +118,37 @@ def align_(network: Network, to: Network, *, by: By = "paths", examples: Any = N
     _check(by, examples)
     current_values(network)
     expect_alike(to, network)
-    groups, held = groups_of(to)
+    groups = groups_of(to)
+    held = _held(to, groups)
     if held:
         warnings.warn(
             f"{len(held)} of {to.num_classes} unit classes keep their order, beginning with "
-            f"'{to.class_names[held[0]]}': it is fixed by more than weights, as by running statistics of BatchNorm "
-            "(fold it into the layer before), by a normalization, or by groups of channels or heads",
+            f"'{to.class_names[held[0]]}': an operation treats places differently, or is not known",
             stacklevel=4,
         )
-    matched = _Matching(to, network, groups, by, examples)
-    orders = matched.orders()
-    values = {name: p.detach() for name, p in network.parameters.items()}
-    order = torch.arange(network.num_classes)
-    for group, one in zip(groups, orders, strict=True):
-        values = group.permuted(values, one)
-        order[group.classes] = group.classes[one]
-    replace_(network, values)
+    orders = _Matching(to, network, groups, by, examples).orders()
+    values = {name: value.detach() for name, value in state_of(network).items()}
+    for group, order in zip(groups, orders, strict=True):
+        values = group.permuted(values, order)
+    _write(network, values)
     factors = equal_norm_factors(network) / equal_norm_factors(to)
     rescale_(network, factors)
-    return Alignment(order, factors, len(held))
+    sizes = tuple(len(group) for group in groups)
+    return Alignment(class_order(network, groups, orders), factors, len(held), sizes)
+
+
+def _held(network: Network, groups: Sequence[Group]) -> list[int]:
+    """Return the unit classes that are in no group."""
+    moved = class_order(network, groups, [torch.arange(len(group)).roll(1) for group in groups])
+    return (moved == torch.arange(network.num_classes)).nonzero().flatten().tolist()
+
+
+def _write(network: Network, values: Values) -> None:
+    """Write permuted values into a model."""
+    replace_(network, {name: values[name] for name in network.parameters})
+    for name, tensor in state_of(network).items():
+        if name not in network.parameters:
+            tensor.detach().copy_(values[name])
 
 
 def _check(by: Any, examples: Any) -> None:
@@ -149,15 +175,15 @@ class _Matching:
     def __init__(self, a: Network, b: Network, groups: Sequence[Group], by: str, examples: Any) -> None:
         self._groups, self._by = groups, by
         if by == "activations":
-            self._units = [_unit_values(network, examples) for network in (a, b)]
+            self._units = [_unit_values(network, groups, examples) for network in (a, b)]
         else:
             read = path_coordinates if by == "paths" else _at_equal_norms
-            self._a, self._b = read(a), read(b)
+            self._a, self._b = (read(network) | _outside(network) for network in (a, b))
 
     def orders(self, start: Sequence[Tensor] | None = None) -> list[Tensor]:
         """Return for each group which unit of b comes to each place."""
         if self._by == "activations":
-            return [self._by_values(group) for group in self._groups]
+            return [self._by_values(place) for place in range(len(self._groups))]
         orders = [torch.arange(len(group)) for group in self._groups] if start is None else list(start)
         b = self._b
         for group, order in zip(self._groups, orders, strict=True):
@@ -179,21 +205,19 @@ class _Matching:
         found = []
         for group in self._groups:
             total = torch.zeros(len(group), len(group), dtype=torch.float64)
-            for axis in group.axes:
+            for line in _of_values(group, self._a):
                 ours, theirs = (
-                    _slices(values[axis.parameter], axis.dim, axis.places).abs().sort(1).values
+                    _slices(values[line.name], line.dim, line.places).abs().sort(1).values
                     for values in (self._a, self._b)
                 )
                 total -= torch.cdist(ours, theirs).square()
             found.append(best_assignment(total))
         return found
 
-    def _by_values(self, group: Group) -> Tensor:
-        total = torch.zeros(len(group), len(group), dtype=torch.float64)
-        for classes in group.classes.unbind(1):
-            if not all(int(c) in units for units in self._units for c in classes):
-                continue
-            ours, theirs = (torch.stack([units[int(c)] for c in classes]) for units in self._units)
+    def _by_values(self, place: int) -> Tensor:
+        size = len(self._groups[place])
+        total = torch.zeros(size, size, dtype=torch.float64)
+        for ours, theirs in zip(*(units[place] for units in self._units), strict=True):
             total += _correlated(ours) @ _correlated(theirs).t()
         return best_assignment(total)
 
@@ -211,10 +235,10 @@ def likeness(group: Group, a: Values, b: Values, *, normalized: bool) -> Tensor:
     total = torch.zeros(n, n, dtype=torch.float64)
     for enters in (True, False):
         products, lengths = torch.zeros_like(total), [torch.zeros(n, dtype=torch.float64) for _ in range(2)]
-        for axis in group.axes:
-            if axis.enters != enters:
+        for line in _of_values(group, a):
+            if line.enters != enters:
                 continue
-            ours, theirs = (_slices(values[axis.parameter], axis.dim, axis.places) for values in (a, b))
+            ours, theirs = (_slices(values[line.name], line.dim, line.places) for values in (a, b))
             products += ours @ theirs.t()
             lengths[0] += ours.square().sum(1)
             lengths[1] += theirs.square().sum(1)
@@ -223,6 +247,11 @@ def likeness(group: Group, a: Values, b: Values, *, normalized: bool) -> Tensor:
             products = torch.where(size > 0, products / torch.where(size > 0, size, 1.0), 0.0)
         total += products
     return total
+
+
+def _of_values(group: Group, values: Values) -> list[Lines]:
+    """Return the lines of a group in what is compared, which running statistics are not."""
+    return [line for line in group.lines if line.name in values]
 
 
 def _slices(value: Tensor, dim: int, places: Tensor) -> Tensor:
@@ -248,18 +277,30 @@ def _rescaled_by(network: Network, factors: Tensor) -> Values:
     return {name: w * network.edge_factors(name, factors.cpu()) for name, w in weights.items()}
 
 
-def _unit_values(network: Network, examples: Any) -> dict[int, Tensor]:
-    """Return the values of every unit class on examples, before its activation, one row for each class."""
-    found: dict[int, list[Tensor]] = {}
-    for key, node in replay(network, examples, wide=True).nodes.items():
-        if len(key) != 1 or key[0] not in network.program.nodes:
-            continue
-        flat = network.program.nodes[key[0]].expand(node.shape_of_one).cpu().reshape(-1)
-        values = node.value.detach().cpu().reshape(len(node.value), -1)
-        for label in flat.unique().tolist():
-            if 0 < label <= network.num_classes:
-                found.setdefault(label - 1, []).append(values[:, flat == label].reshape(-1))
-    return {c: torch.cat(parts) for c, parts in found.items()}
+def _outside(network: Network) -> Values:
+    """Return the parameters that are no edges of the network, float64 on the CPU."""
+    return {
+        name: p.detach().to("cpu", torch.float64)
+        for name, p in network.model.named_parameters()
+        if name not in network.parameters
+    }
+
+
+def _unit_values(network: Network, groups: Sequence[Group], examples: Any) -> list[list[Tensor]]:
+    """Return the values of the units of each group on examples: one tensor for every sum of the model, a row a unit."""
+    reading = read_axes(network, examples)
+    axes = {group.key: group.axis for group in candidates(reading)}
+    found: list[list[Tensor]] = []
+    for group in groups:
+        rows = []
+        sums = (tensor for name, tensor in reading.results if name in _SUMS)
+        for tensor in sums if group.key in axes else ():
+            for d, dim in enumerate(reading.reader.of(tensor)):
+                places = places_of(axes[group.key], dim)
+                if places is not None:
+                    rows.append(_slices(tensor, d, places))
+        found.append(rows)
+    return found
 
 
 def _correlated(rows: Tensor) -> Tensor:
@@ -327,30 +368,28 @@ def equivalent(a: Network, b: Network, *, tolerance: float = 1e-5) -> Equivalenc
     for network in (a, b):
         current_values(network)
     expect_alike(a, b)
-    outside = _different_outside(a, b)
-    if outside:
-        return Equivalence(False, outside, float("inf"))
-    groups, _ = groups_of(a)
+    groups = groups_of(a)
     matching = _Matching(a, b, groups, "paths", None)
     orders = matching.orders(matching.by_features())
     ours = _rescaled_by(a, 1.0 / node_mass(a).balance().cpu())
-    theirs = {name: p.detach().to("cpu", torch.float64) for name, p in b.parameters.items()}
+    state = {name: value.detach().cpu() for name, value in state_of(b).items()}
     for group, order in zip(groups, orders, strict=True):
-        theirs = group.permuted(theirs, order)
+        state = group.permuted(state, order)
+    outside = _different_outside(a, state)
+    if outside:
+        return Equivalence(False, outside, float("inf"))
+    theirs = {name: state[name].double() for name in a.parameters}
     factors = _factors_between(a, theirs, ours)
     theirs = {name: value * a.edge_factors(name, factors) for name, value in theirs.items()}
     return _compared(a, ours, theirs, tolerance)
 
 
-def _different_outside(a: Network, b: Network) -> str:
+def _different_outside(network: Network, values: Values) -> str:
     """Return what differs of all that no unit class is rescaled with: parameters outside, and buffers."""
-    for name in a.outside:
-        if not torch.equal(*(n.model.get_parameter(name).cpu() for n in (a, b))):
-            return f"the parameter '{name}' outside the network"
-    ours, theirs = (dict(network.model.named_buffers()) for network in (a, b))
-    for name, value in ours.items():
-        if name in theirs and value.is_floating_point() and not torch.equal(value.cpu(), theirs[name].cpu()):
-            return f"the buffer '{name}'"
+    for name, own in state_of(network).items():
+        if name not in network.parameters and not torch.equal(own.detach().cpu(), values[name]):
+            kind = "parameter" if name in network.outside else "buffer"
+            return f"the {kind} '{name}'" + (" outside the network" if kind == "parameter" else "")
     return ""
 
 

@@ -1,42 +1,54 @@
-"""Which hidden units of a traced network may change places, and how weights change then.
+"""Which units of a traced network may change places, and how its weights change then.
 
-The labels of unit classes say which slices of which parameters belong to a unit. Classes that only move together are
-one *unit* here: those that are multiplied with each other, and the two sides of a depthwise convolution. Units that
-occupy the same dimensions of the same parameters, equally often, are candidates for a *group* within which any order
-serves. Whether one does is then tried: the path mass of the outputs, as a function of random weights and buffers, must
-not change when the units move on by one.
+One pass of the model is captured as a list of operations, and read for which dimensions of its weights and buffers run
+over the same units (see ``axes``). Units need no scale of their own: those in front of a normalization, heads of
+attention and channels of BatchNorm may stand in any order, too. Whether each group of units may is then tried: with
+changed weights the model must return the same when they are shuffled.
 
-Letters: C unit classes, d dimension of a parameter, n units of a group.
+Letters: C unit classes, n units of a group.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils import _pytree as pytree
 
+from pathspace.graph.capture import Capture, plain, wrapped
 from pathspace.network import Network
+from pathspace.network.call import arguments_in
 from pathspace.network.devices import tables_on_the_cpu
-from pathspace.network.likeness import mass_at_random
+from pathspace.network.eager import uncompiled
+from pathspace.network.trace.shadow import evaluation_form_of
+from pathspace.network.trace.tracer import of_other_sizes
+from pathspace.rescaling.axes import Axis, fix, places_of, resolved
+from pathspace.rescaling.axis_rules import AxisReader
 
-_ROUNDING = 1e-9
+_ROUNDING = 1e-7
+"""The largest difference of outputs, relative to the largest of them, that counts as rounding in float64."""
+
+Values = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Axis:
-    """A dimension of a parameter along which units lie.
+class Lines:
+    """A dimension of a parameter or buffer along which units lie.
 
     Attributes:
-        parameter: its name.
+        name: of the parameter or buffer.
         dim: the dimension.
         places: where each unit of the group is, in the order of its elements, ``[n, elements of a unit]``.
         enters: whether the elements are edges into the units.
     """
 
-    parameter: str
+    name: str
     dim: int
     places: Tensor
     enters: bool
@@ -47,148 +59,227 @@ class Group:
     """Units that may stand in any order.
 
     Attributes:
-        classes: the unit classes of every unit, ``[n, classes of a unit]``.
-        axes: where they are.
+        lines: where they are.
+        axis: them, in the pass that was read.
     """
 
-    classes: Tensor
-    axes: tuple[Axis, ...]
+    lines: tuple[Lines, ...]
+    axis: Axis
 
     def __len__(self) -> int:
-        return len(self.classes)
+        return len(self.lines[0].places)
 
-    def permuted(self, values: Mapping[str, Tensor], order: Tensor) -> dict[str, Tensor]:
-        """Return parameters whose k-th unit of the group is the unit ``order[k]`` of these."""
+    @property
+    def key(self) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
+        """What tells it from other groups of the model: where its units begin."""
+        return tuple((line.name, line.dim, tuple(line.places[:, 0].tolist())) for line in self.lines)
+
+    def permuted(self, values: Mapping[str, Tensor], order: Tensor) -> Values:
+        """Return values whose k-th unit of the group is the unit ``order[k]`` of these; others stay as they are."""
         result = dict(values)
-        for axis in self.axes:
-            value = result[axis.parameter]
-            index = torch.arange(value.shape[axis.dim])
-            index[axis.places.reshape(-1)] = axis.places[order.cpu()].reshape(-1)
-            result[axis.parameter] = value.index_select(axis.dim, index.to(value.device))
+        for line in self.lines:
+            value = result.get(line.name)
+            if value is None or value.shape[line.dim] == 1:  # labels that are the same for all
+                continue
+            index = torch.arange(value.shape[line.dim])
+            index[line.places.reshape(-1)] = line.places[order.cpu()].reshape(-1)
+            result[line.name] = value.index_select(line.dim, index.to(value.device))
         return result
 
 
 @tables_on_the_cpu()
-def groups_of(network: Network) -> tuple[list[Group], list[int]]:
-    """Find the groups of units of a network that may be permuted.
+def groups_of(network: Network) -> list[Group]:
+    """Find the groups of units of a network that may be permuted."""
+    example = _drawn(network.call.arguments)
+    reading = read_axes(network, example)
+    groups = _Trial(network, reading.model, example).those_that_hold(list(candidates(reading)))
+    if not any(group.axis.root.divided for group in groups):
+        return groups
+    # a reshape of units and positions may fit by chance
+    for other in of_other_sizes(network.call.arguments, network.call.batch_dim):
+        trial = None
+        with suppress(
+            Exception
+        ):  # most models take inputs of their own size only, and say so in their own ways
+            trial = _Trial(network, reading.model, _drawn(other))
+        if trial is not None:
+            groups = trial.those_that_hold(groups)
+    return groups
 
-    Returns:
-        The groups, and the classes that are in none: their order is fixed by something else than weights, as that of
-        normalized units is by running statistics.
+
+@dataclass(frozen=True)
+class Reading:
+    """What a pass shows.
+
+    Attributes:
+        model: a copy of the model, in evaluation form and float64.
+        reader: the dimensions of all tensors.
+        weights: parameters and buffers of the copy by name.
+        results: the tensors that operations made, with the names of these.
     """
-    units = _Units(network)
-    groups = [group for group in units.candidates() if _moves_on(network, group)]
-    inside = {c for group in groups for c in group.classes.reshape(-1).tolist()}
-    return groups, [c for c in range(network.num_classes) if c not in inside]
+
+    model: nn.Module
+    reader: AxisReader
+    weights: Values
+    results: tuple[tuple[str, Tensor], ...]
 
 
-class _Units:
-    """The units of a network, and the dimensions along which they lie.
+def state_of(network: Network) -> Values:
+    """Return what may be permuted: the model's parameters, and its buffers but for those that decided the network."""
+    buffers = {
+        name: buffer
+        for name, buffer in network.model.named_buffers()
+        if buffer.is_floating_point() and name not in network.call.constants
+    }
+    return {**dict(network.model.named_parameters()), **buffers}
+
+
+@torch.no_grad()
+def read_axes(network: Network, data: Any) -> Reading:
+    """Run a copy of the model on data, and read which dimensions of all tensors run over the same units."""
+    model = evaluation_form_of(network.model).to("cpu", torch.float64)
+    capture, reader = Capture(), AxisReader()
+    held = dict([*model.named_parameters(), *model.named_buffers()])
+    state = {name: wrapped(tensor.detach()) for name, tensor in held.items()}
+    weights = {name: plain(state[name]) for name in state_of(network)}
+    for name, weight in weights.items():
+        reader.bind_weight(name, weight)
+
+    def given(tensor: Tensor) -> Tensor:
+        one = _wide(tensor)
+        for dim in reader.of(one):
+            fix(dim)
+        return wrapped(one)
+
+    args, kwargs = pytree.tree_map_only(Tensor, given, arguments_in(data))
+    with torch.random.fork_rng(devices=[]), _plain_attention(), uncompiled(), capture.running():
+        returned = [plain(t) for t in network.returned(functional_call(model, state, tuple(args), kwargs))]
+    steps = capture.live(returned)
+    for step in steps:
+        reader.read(step)
+    for tensor in returned:
+        for dim in reader.of(tensor):
+            fix(dim)
+    results = tuple(
+        (step.name, t) for step in steps for t in pytree.tree_leaves(step.result) if isinstance(t, Tensor)
+    )
+    return Reading(model, reader, weights, results)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", torch.float64 if tensor.is_floating_point() else None, copy=True)
+
+
+@contextmanager
+def _plain_attention() -> Iterator[None]:
+    """Let layers of attention run as they are written: in evaluation form torch has one call for all of it."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+def _drawn(arguments: Any) -> Any:
+    """Return inputs of a form without data: random numbers, and zeros for whole ones."""
+    generator = torch.Generator().manual_seed(0)
+
+    def values(tensor: Tensor) -> Tensor:
+        if tensor.is_floating_point():
+            return torch.randn(tensor.shape, dtype=torch.float64, generator=generator)
+        return torch.zeros(tensor.shape, dtype=tensor.dtype)
+
+    return pytree.tree_map_only(Tensor, values, arguments)
+
+
+def candidates(reading: Reading) -> Iterator[Group]:
+    """Yield a group for each axis of weights that nothing fixes."""
+    found: dict[int, tuple[Axis, list[Lines]]] = {}
+    for name, weight in reading.weights.items():
+        for d, dim in enumerate(reading.reader.of(weight)):
+            for axis in {id(a.root): a.root for segment in resolved(dim) for a in segment}.values():
+                places = places_of(axis, dim)
+                if places is not None:
+                    enters = (name, d) not in reading.reader.read_along
+                    found.setdefault(id(axis), (axis, []))[1].append(Lines(name, d, places, enters))
+    for axis, lines in found.values():
+        if not axis.root.fixed and axis.size > 1:
+            yield Group(tuple(lines), axis)
+
+
+class _Trial:
+    """Tries whether the model returns the same when units are shuffled, with weights that no two units share.
 
     Args:
-        network: a traced network.
+        network: the traced network.
+        model: its model, in evaluation form and float64.
+        example: what it is called with.
     """
 
-    def __init__(self, network: Network) -> None:
-        self._network = network
-        self._C = network.num_classes
-        self._leader = list(range(self._C))
-        self._fixed: set[int] = set()
-        # (parameter, dimension, whether they enter) -> the classes at every place
-        self._lines: dict[tuple[str, int, bool], list[tuple[int, ...]]] = {}
-        for factors in network.monomials.abs().tolist():
-            self._tie([factor - 1 for factor in factors if factor])
-        for name in network.parameters:
-            self._read(name)
+    def __init__(self, network: Network, model: nn.Module, example: Any) -> None:
+        self._network, self._model = network, model
+        self._arguments = pytree.tree_map_only(Tensor, _wide, arguments_in(example))
+        held = dict([*model.named_parameters(), *model.named_buffers()])
+        self._values = {name: self._changed(held[name]) for name in state_of(network)}
+        self._expected = self._run(self._values)
 
-    def _root(self, c: int) -> int:
-        while self._leader[c] != c:
-            c = self._leader[c]
-        return c
+    @staticmethod
+    def _changed(value: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(value.numel())
+        first, second = (torch.rand(value.shape, generator=generator, dtype=torch.float64) for _ in range(2))
+        return value.detach() * (0.9 + 0.2 * first) + 0.01 * second
 
-    def _tie(self, classes: Sequence[int]) -> None:
-        for c in classes[1:]:
-            self._leader[self._root(c)] = self._root(classes[0])
+    @torch.no_grad()
+    def _run(self, values: Values) -> list[Tensor]:
+        args, kwargs = copy.deepcopy(self._arguments)
+        with torch.random.fork_rng(devices=[]), _plain_attention(), uncompiled():
+            torch.manual_seed(0)
+            returned = self._network.returned(functional_call(self._model, values, tuple(args), kwargs))
+            return [t.clone() for t in returned]
 
-    def _classes(self, label: int) -> tuple[int, ...]:
-        """Return the classes that a label is made of."""
-        label = abs(label)
-        if label <= self._C:
-            return (label - 1,) if label else ()
-        return tuple(f - 1 for f in self._network.monomials[label - self._C - 1].abs().tolist() if f)
+    def those_that_hold(self, groups: Sequence[Group]) -> list[Group]:
+        """Return the groups whose units may be shuffled, all at once if that shows it."""
+        if self._holds(groups):
+            return list(groups)
+        return [group for group in groups if self._holds([group])]
 
-    def _read(self, name: str) -> None:
-        """Note along which dimensions of a parameter units lie."""
-        parameter, edges = self._network.parameters[name], self._network.edges[name]
-        lines: dict[int, list[tuple[int, ...]]] = {}
-        for enters, labels in ((True, edges.target.cpu()), (False, edges.source.cpu())):
-            labels = labels[(None,) * (parameter.dim() - labels.dim())]
-            dims = [d for d in range(labels.dim()) if labels.shape[d] > 1 and not _repeats(labels, d)]
-            if not dims:
-                # one label for all: a unit that cannot be told from its place
-                self._fixed |= set(self._classes(int(labels.reshape(-1)[0]))) if labels.numel() else set()
-                continue
-            if len(dims) > 1:
-                for label in labels.unique().tolist():
-                    self._fixed |= set(self._classes(label))
-                continue
-            line = labels.movedim(dims[0], 0).reshape(labels.shape[dims[0]], -1)[:, 0]
-            classes = [self._classes(label) for label in line.tolist()]
-            if dims[0] in lines:
-                for pair in zip(lines[dims[0]], classes, strict=True):
-                    self._tie([*pair[0], *pair[1]])
-            lines[dims[0]] = classes
-            self._lines[name, dims[0], enters] = classes
-
-    def candidates(self) -> list[Group]:
-        """Return groups of units that occupy the same dimensions of the same parameters."""
-        members: dict[int, list[int]] = defaultdict(list)
-        for c in range(self._C):
-            members[self._root(c)].append(c)
-        places: dict[int, dict[tuple[str, int, bool], list[int]]] = {root: {} for root in members}
-        for key, line in self._lines.items():
-            for place, classes in enumerate(line):
-                if classes:
-                    places[self._root(classes[0])].setdefault(key, []).append(place)
-        alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
-        for root, found in places.items():
-            if not self._fixed & set(members[root]):
-                signature = tuple((key, len(at)) for key, at in sorted(found.items()))
-                alike[(len(members[root]), *signature)].append(root)
-        return [self._group(roots, members, places) for roots in alike.values()]
-
-    def _group(
-        self,
-        roots: list[int],
-        members: Mapping[int, list[int]],
-        places: Mapping[int, Mapping[tuple[str, int, bool], list[int]]],
-    ) -> Group:
-        axes: dict[tuple[str, int], Axis] = {}
-        for name, dim, enters in sorted(places[roots[0]]):
-            at = torch.tensor([places[root][name, dim, enters] for root in roots])
-            # a depthwise filter has both ends along one dimension, which moves once
-            axes.setdefault((name, dim), Axis(name, dim, at, enters))
-        return Group(torch.tensor([members[root] for root in roots]), tuple(axes.values()))
+    def _holds(self, groups: Sequence[Group]) -> bool:
+        values = self._values
+        for group in groups:
+            order = torch.randperm(len(group), generator=torch.Generator().manual_seed(len(group)))
+            values = group.permuted(values, order if not _is_sorted(order) else order.flip(0))
+        found = self._run(values)
+        return all(_near(one, other) for one, other in zip(self._expected, found, strict=True))
 
 
-def _repeats(labels: Tensor, d: int) -> bool:
-    """Return whether labels are the same all along a dimension."""
-    return bool((labels == labels.narrow(d, 0, 1)).all())
+def _is_sorted(order: Tensor) -> bool:
+    return torch.equal(order, torch.arange(len(order)))
 
 
-def _moves_on(network: Network, group: Group) -> bool:
-    """Return whether the outputs stay as they are if every unit of a group takes the place of the next one."""
-    squares = _random_squares(network)
-    order = torch.arange(len(group)).roll(1)
-    before, after = (mass_at_random(network, q) for q in (squares, group.permuted(squares, order)))
-    return bool(torch.isclose(before, after, rtol=_ROUNDING, atol=0.0))
+def _near(one: Tensor, other: Tensor) -> bool:
+    one, other = one.double(), other.double()
+    finite = one.isfinite()
+    if not torch.equal(finite, other.isfinite()):
+        return False
+    size = one[finite].abs().max() if bool(finite.any()) else torch.zeros(())
+    return bool(((one - other)[finite].abs() <= _ROUNDING * size).all())
 
 
-def _random_squares(network: Network) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    result = {}
-    for name, p in network.parameters.items():
-        fan_in = p[0].numel() if p.dim() > 1 and len(p) else 1
-        drawn = 0.5 + torch.rand(p.shape, generator=generator, dtype=torch.float64)
-        result[name] = (drawn / max(1, fan_in)).to(p.device)
+def class_order(network: Network, groups: Sequence[Group], orders: Sequence[Tensor]) -> Tensor:
+    """Return the unit class that each class was before its group was permuted, int64 ``[C]``."""
+    result = torch.arange(network.num_classes)
+    ends: tuple[Values, ...] = ({}, {})
+    for name, edges in network.edges.items():
+        dims = network.parameters[name].dim()
+        for values, labels in zip(ends, (edges.target, edges.source), strict=True):
+            values[name] = labels.cpu()[(None,) * (dims - labels.dim())]
+    for labels in ends:
+        moved = labels
+        for group, order in zip(groups, orders, strict=True):
+            moved = group.permuted(moved, order)
+        for name, now in labels.items():
+            here, before = now.abs().reshape(-1), moved[name].abs().reshape(-1)
+            of_classes = (here > 0) & (here <= network.num_classes)
+            result[here[of_classes] - 1] = before[of_classes] - 1
     return result

@@ -293,7 +293,7 @@ class _Plan:
         return network
 
     def _depends_on_sizes(self, network: Network, batch_dim: int | str | None) -> bool:
-        for example in _of_other_sizes(self.example_input, network.call.batch_dim):
+        for example in of_other_sizes(self.example_input, network.call.batch_dim):
             other = None
             with suppress(
                 Exception
@@ -481,7 +481,7 @@ class _Plan:
         )
 
 
-def _of_other_sizes(example_input: Any, batch_dim: int | None) -> Iterator[Any]:
+def of_other_sizes(example_input: Any, batch_dim: int | None) -> Iterator[Any]:
     """Return example inputs that are three times as large in one dimension each, and in the last two of them."""
     first = next(t for t in pytree.tree_leaves(example_input) if isinstance(t, Tensor))
     single = [(d,) for d in range(first.dim()) if d != batch_dim]

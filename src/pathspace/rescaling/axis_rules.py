@@ -1,0 +1,548 @@
+"""What operations of a captured pass say about the axes of their tensors.
+
+A rule is a function ``rule(reader, step)`` that gives the result its dimensions, and notes which of the arguments' are
+equal or fixed. Whatever has no rule fixes all of its arguments, so that nothing is taken for a symmetry by mistake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pathspace.graph.capture import Step
+from pathspace.rescaling.axes import Dim, dim_of, fix, length, piece, regrouped, resolved, size_of, unify
+
+_AS_IT_IS = frozenset(["expand", "view", "_unsafe_view", "unsqueeze", "detach", "alias", "clone", "_to_copy"])
+"""What may return a weight with all its dimensions, after others for the examples."""
+
+
+@dataclass(frozen=True)
+class Turned:
+    """A weight whose dimensions may stand in another order.
+
+    Attributes:
+        name: of the weight.
+        order: its dimension that each of these is; None for one that it has not.
+    """
+
+    name: str
+    order: tuple[int | None, ...]
+
+
+class AxisReader:
+    """The dimensions of all tensors of a pass, as its steps are read.
+
+    Attributes:
+        read_along: names of weights with dimensions over which they are summed: what lies there they read.
+    """
+
+    def __init__(self) -> None:
+        self._dims: dict[int, list[Dim]] = {}
+        self._kept: list[Tensor] = []  # ids are those of living tensors
+        self._weights: dict[int, Turned] = {}
+        self.read_along: set[tuple[str, int | None]] = set()
+
+    def bind_weight(self, name: str, weight: Tensor) -> None:
+        """Give a parameter or a buffer dimensions of its own."""
+        self.bind(weight, [dim_of(n) for n in weight.shape])
+        self._weights[id(weight)] = Turned(name, tuple(range(weight.dim())))
+
+    def _follow(self, step: Step) -> None:
+        """Note over which dimensions of weights a step sums."""
+        for tensor, d in summed_dims(step):
+            found = self._weights.get(id(tensor))
+            if found is not None:
+                self.read_along.add((found.name, found.order[d]))
+        given = step.args[0] if step.args else None
+        if (
+            not isinstance(given, Tensor)
+            or not isinstance(step.result, Tensor)
+            or id(given) not in self._weights
+        ):
+            return
+        turned = self._weights[id(given)]
+        if step.name in ("t", "transpose", "permute"):
+            self._weights[id(step.result)] = Turned(turned.name, _turned(step, turned.order))
+        elif step.name in _AS_IT_IS and step.result.shape[-given.dim() :] == given.shape:
+            new = step.result.dim() - given.dim()
+            self._weights[id(step.result)] = Turned(turned.name, (*[None] * new, *turned.order))
+
+    def bind(self, tensor: Tensor, dims: Sequence[Dim]) -> None:
+        """Give a tensor its dimensions."""
+        assert [size_of(dim) for dim in dims] == list(tensor.shape)
+        self._kept.append(tensor)
+        self._dims[id(tensor)] = list(dims)
+
+    def of(self, tensor: Tensor) -> list[Dim]:
+        """Return the dimensions of a tensor; those of a constant are fixed where its values differ along them."""
+        found = self._dims.get(id(tensor))
+        if found is None:  # each use by itself: two layers may begin with the same zeros
+            return [dim_of(n, fixed=not _is_even(tensor, d)) for d, n in enumerate(tensor.shape)]
+        return found
+
+    def read(self, step: Step) -> None:
+        """Read one step."""
+        if step.name in FACTORIES or not any(id(t) in self._dims for t in step.tensors):
+            return  # a constant, read where it is used
+        empty = any(not t.numel() for t in step.tensors)
+        rule = unknown if empty else RULES.get(step.name, unknown)
+        rule(self, step)
+        self._follow(step)
+        for tensor in _tensors(step.result):
+            if id(tensor) not in self._dims:
+                self.bind(tensor, [dim_of(n, fixed=True) for n in tensor.shape])
+
+
+def _turned(step: Step, order: Sequence[int | None]) -> tuple[int | None, ...]:
+    """Return the dimensions of a weight in the order that a step gives them."""
+    if step.name == "permute":
+        return tuple(order[d] for d in step.args[1])
+    turned = list(order)
+    if len(turned) > 1:
+        a, b = step.args[1:3] if len(step.args) > 1 else (0, 1)
+        turned[a], turned[b] = turned[b], turned[a]
+    return tuple(turned)
+
+
+def _is_even(tensor: Tensor, d: int) -> bool:
+    """Return whether a tensor has the same values all along a dimension."""
+    return tensor.shape[d] < 2 or bool((tensor == tensor.narrow(d, 0, 1)).all())
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [t for t in pytree.tree_leaves(tree) if isinstance(t, Tensor)]
+
+
+def _argument(step: Step, place: int, name: str, default: Any = None) -> Any:
+    return step.args[place] if len(step.args) > place else step.kwargs.get(name, default)
+
+
+def unknown(reader: AxisReader, step: Step) -> None:
+    """Fix all."""
+    for tensor in step.tensors:
+        for dim in reader.of(tensor):
+            fix(dim)
+
+
+def elementwise(reader: AxisReader, step: Step) -> None:
+    """Equate dimensions as they are broadcast, from the last one on."""
+    for result in _tensors(step.result):
+        dims = [dim_of(n) for n in result.shape]
+        for tensor in step.tensors:
+            given = reader.of(tensor)
+            for dim, of_result in zip(reversed(given), reversed(dims), strict=False):
+                if size_of(dim) != 1:
+                    unify(of_result, dim)
+        reader.bind(result, dims)
+
+
+def view(reader: AxisReader, step: Step) -> None:
+    """Keep the axes in their order."""
+    reader.bind(step.result, regrouped(reader.of(step.args[0]), step.result.shape))
+
+
+def permute(reader: AxisReader, step: Step) -> None:
+    """Change the places of dimensions."""
+    given = reader.of(step.args[0])
+    reader.bind(step.result, [given[d] for d in step.args[1]])
+
+
+def transpose(reader: AxisReader, step: Step) -> None:
+    """Change the places of two dimensions."""
+    given = list(reader.of(step.args[0]))
+    if len(given) > 1:
+        a, b = step.args[1:3] if len(step.args) > 1 else (0, 1)
+        given[a], given[b] = given[b], given[a]
+    reader.bind(step.result, given)
+
+
+def expand(reader: AxisReader, step: Step) -> None:
+    """Make a dimension of size 1 one along which all is the same."""
+    given = reader.of(step.args[0])
+    new = len(step.result.shape) - len(given)
+    padded: list[Dim | None] = [None] * new + [*given]
+    reader.bind(
+        step.result,
+        [
+            dim if dim is not None and size_of(dim) == n else dim_of(n)
+            for dim, n in zip(padded, step.result.shape, strict=True)
+        ],
+    )
+
+
+def select(reader: AxisReader, step: Step) -> None:
+    """Fix a dimension of which one place is picked."""
+    given = list(reader.of(step.args[0]))
+    fix(given.pop(step.args[1]))
+    reader.bind(step.result, given)
+
+
+def slice_along(reader: AxisReader, step: Step) -> None:
+    """Take a part of a dimension; with gaps it is fixed."""
+    given = list(reader.of(step.args[0]))
+    d = _argument(step, 1, "dim", 0) % len(given)
+    start, stride = _argument(step, 2, "start"), _argument(step, 4, "step", 1)
+    size, whole = step.result.shape[d], size_of(given[d])
+    if stride != 1:
+        given[d] = _every(given[d], stride, size)
+    elif size != whole:
+        first = 0 if start is None else start
+        given[d] = piece(given[d], max(0, first + whole if first < 0 else first), size)
+    reader.bind(step.result, given)
+
+
+def _every(dim: Dim, stride: int, size: int) -> Dim:
+    """Return every so manieth element of a dimension; those between keep their places."""
+    if size * stride != size_of(dim):
+        fix(dim)
+        return dim_of(size, fixed=True)
+    outer, inner = dim_of(size), dim_of(stride, fixed=True)
+    unify(dim, product(outer, inner))
+    return outer
+
+
+def split(reader: AxisReader, step: Step) -> None:
+    """Take the parts of a dimension, one after the other."""
+    given = reader.of(step.args[0])
+    d, start = _argument(step, 2, "dim", 0) % len(given), 0
+    for part in step.result:
+        size = part.shape[d]
+        dims = list(given)
+        dims[d] = piece(given[d], start, size)
+        start += size
+        reader.bind(part, dims)
+
+
+def scatter(reader: AxisReader, step: Step) -> None:
+    """Write a part into a tensor; the dimension along which it lies is fixed."""
+    target, source = step.args[:2]
+    d = _argument(step, 2, "dim", 0)
+    given, of_source = list(reader.of(target)), list(reader.of(source))
+    fix(given[d])
+    if len(of_source) == len(given):
+        fix(of_source[d])
+    others = [dim for k, dim in enumerate(given) if len(of_source) == len(given) or k != d % len(given)]
+    for one, other in zip(others, of_source, strict=True):
+        if size_of(one) == size_of(other):
+            unify(one, other)
+    reader.bind(step.result, given)
+
+
+def index(reader: AxisReader, step: Step) -> None:
+    """Fix the one dimension from which places are picked."""
+    given = list(reader.of(step.args[0]))
+    if step.name == "index":
+        picked = [(d, numbers) for d, numbers in enumerate(step.args[1]) if numbers is not None]
+    else:
+        picked = [(step.args[1], step.args[2])]
+    if len(picked) != 1 or not isinstance(step.args[0], Tensor):
+        unknown(reader, step)
+        return
+    ((d, numbers),) = picked
+    for dim in (given[d], *reader.of(numbers)):
+        fix(dim)
+    if numbers.dtype == torch.bool:
+        unknown(reader, step)
+        return
+    places = [dim_of(n, fixed=True) for n in numbers.shape]
+    d %= len(given)
+    reader.bind(step.result, [*given[:d], *places, *given[d + 1 :]])
+
+
+def unbind(reader: AxisReader, step: Step) -> None:
+    """Fix a dimension whose places are taken apart."""
+    given = list(reader.of(step.args[0]))
+    fix(given.pop(_argument(step, 1, "dim", 0)))
+    for part in step.result:
+        reader.bind(part, given)
+
+
+def concatenate(reader: AxisReader, step: Step) -> None:
+    """Put the segments one after the other."""
+    tensors = [t for t in step.args[0] if t.numel() or t.dim() > 1]
+    d = _argument(step, 1, "dim", 0) % step.result.dim()
+    given = [reader.of(t) for t in tensors]
+    for other in given[1:]:
+        for k, (a, b) in enumerate(zip(given[0], other, strict=True)):
+            if k != d:
+                unify(a, b)
+    dims = list(given[0])
+    dims[d] = tuple(segment for one in given for segment in resolved(one[d]) if length(segment))
+    reader.bind(step.result, dims)
+
+
+def stack(reader: AxisReader, step: Step) -> None:
+    """Make a new dimension, whose places differ."""
+    given = [reader.of(t) for t in step.args[0]]
+    for other in given[1:]:
+        for a, b in zip(given[0], other, strict=True):
+            unify(a, b)
+    d = _argument(step, 1, "dim", 0) % step.result.dim()
+    dims = [*given[0][:d], dim_of(len(given), fixed=True), *given[0][d:]]
+    reader.bind(step.result, dims)
+
+
+def reduction(reader: AxisReader, step: Step) -> None:
+    """Drop the dimensions of sums, means and maxima, which do not depend on an order."""
+    given = reader.of(step.args[0])
+    over = _argument(step, 1, "dim")
+    if over is None or over == []:
+        over = range(len(given))
+    over = {d % len(given) for d in ([over] if isinstance(over, int) else over)}
+    for result in _tensors(step.result):
+        keeps = result.dim() == len(given)
+        left = [dim_of(1) if d in over else dim for d, dim in enumerate(given) if keeps or d not in over]
+        reader.bind(result, left)
+
+
+def along(reader: AxisReader, step: Step) -> None:
+    """Fix the dimensions of running sums, sorting and flips; the others stay free."""
+    dims = step.kwargs.get("dim", _argument(step, 1, "dims", -1))
+    given = reader.of(step.args[0])
+    for d in [dims] if isinstance(dims, int) else dims:
+        fix(given[d])
+    for result in _tensors(step.result):
+        if result.shape == step.args[0].shape:
+            reader.bind(result, given)
+
+
+def matrix_product(reader: AxisReader, step: Step) -> None:
+    """Equate the dimensions that mm, bmm, mv and dot sum over."""
+    a, b = (reader.of(t) for t in step.args[:2])
+    inner = b[-2] if len(b) > 1 else b[0]
+    unify(a[-1], inner)
+    batch = a[:-2]
+    for x, y in zip(batch, b[:-2], strict=False):
+        unify(x, y)
+    rows, columns = a[-2:-1], b[-1:] if len(b) > 1 else []
+    reader.bind(step.result, [*batch, *rows, *columns])
+
+
+def matrix_product_and_sum(reader: AxisReader, step: Step) -> None:
+    """Read addmm, baddbmm and addmv."""
+    added, *factors = step.args[:3]
+    matrix_product(reader, Step(step.name, step.function, tuple(factors), {}, step.result))
+    dims = reader.of(step.result)
+    for dim, of_result in zip(reversed(reader.of(added)), reversed(dims), strict=False):
+        if size_of(dim) != 1:
+            unify(of_result, dim)
+
+
+def convolution(reader: AxisReader, step: Step) -> None:
+    """Equate channels; groups of them change places as a whole."""
+    x, weight, bias = step.args[:3]
+    transposed, groups = step.args[6], step.args[8]
+    given, of_weight = reader.of(x), reader.of(weight)
+    for dim in (*given[2:], *of_weight[2:]):
+        fix(dim)
+    outer, inner = of_weight[:2]
+    if transposed:  # the weight is [in channels, out channels of a group, ...]
+        group = dim_of(groups)
+        unify(given[1], outer)
+        unify(outer, regrouped_product(group, size_of(outer) // groups))
+        channels = product(group, inner)
+    else:
+        group = dim_of(groups)
+        unify(given[1], product(group, inner))
+        unify(outer, regrouped_product(group, size_of(outer) // groups))
+        channels = outer
+    if bias is not None:
+        unify(channels, reader.of(bias)[0])
+    places = [dim_of(n, fixed=True) for n in step.result.shape[2:]]
+    reader.bind(step.result, [given[0], channels, *places])
+
+
+def product(outer: Dim, inner: Dim) -> Dim:
+    """Return the product of two dimensions; one of several segments is fixed, unless the other has size 1."""
+    if size_of(outer) == 1:
+        return inner
+    if size_of(inner) == 1:
+        return outer
+    a, b = resolved(outer), resolved(inner)
+    if len(a) != 1 or len(b) != 1:
+        fix(outer)
+        fix(inner)
+        return dim_of(size_of(outer) * size_of(inner), fixed=True)
+    return ((*a[0], *b[0]),)
+
+
+def regrouped_product(group: Dim, size: int) -> Dim:
+    """Return groups times so many units of their own."""
+    return product(group, dim_of(size))
+
+
+def batch_norm(reader: AxisReader, step: Step) -> None:
+    """Equate weights and statistics with channels."""
+    x, *of_channels = (t for t in step.args[:5])
+    given = reader.of(x)
+    for tensor in of_channels:
+        if isinstance(tensor, Tensor) and tensor.dim() == 1 and len(tensor) == x.shape[1]:
+            unify(given[1], reader.of(tensor)[0])
+    first, *others = _tensors(step.result)
+    reader.bind(first, given)
+    for result in others:
+        reader.bind(result, [given[1]] if result.shape == x.shape[1:2] else [dim_of(n) for n in result.shape])
+
+
+def layer_norm(reader: AxisReader, step: Step) -> None:
+    """Equate weights with the last dimensions, over which a mean is taken."""
+    x, _, weight, bias = step.args[:4]
+    given = reader.of(x)
+    for tensor in (weight, bias):
+        if tensor is not None:
+            for a, b in zip(reversed(given), reversed(reader.of(tensor)), strict=False):
+                unify(a, b)
+    first, *others = _tensors(step.result)
+    reader.bind(first, given)
+    for result in others:
+        dims = [dim if size_of(dim) == n else dim_of(n) for dim, n in zip(given, result.shape, strict=False)]
+        reader.bind(result, dims[: result.dim()])
+
+
+def group_norm(reader: AxisReader, step: Step) -> None:
+    """Divide channels into the groups over which a mean is taken."""
+    x, weight, bias = step.args[:3]
+    groups = step.args[6]
+    given = reader.of(x)
+    unify(given[1], regrouped_product(dim_of(groups), x.shape[1] // groups))
+    for tensor in (weight, bias):
+        if tensor is not None:
+            unify(given[1], reader.of(tensor)[0])
+    reader.bind(_tensors(step.result)[0], given)
+
+
+def embedding(reader: AxisReader, step: Step) -> None:
+    """Fix the rows of a table, which numbers name."""
+    table, numbers = step.args[:2]
+    of_table = reader.of(table)
+    fix(of_table[0])
+    for dim in reader.of(numbers):
+        fix(dim)
+    reader.bind(step.result, [*reader.of(numbers), of_table[1]])
+
+
+def positions(reader: AxisReader, step: Step) -> None:
+    """Fix the positions of pooling and resizing; channels stay free."""
+    given = reader.of(step.args[0])
+    for dim in given[2:]:
+        fix(dim)
+    for result in _tensors(step.result):
+        reader.bind(result, [*given[:2], *(dim_of(n, fixed=True) for n in result.shape[2:])])
+
+
+def pad(reader: AxisReader, step: Step) -> None:
+    """Fix dimensions that are padded."""
+    given = list(reader.of(step.args[0]))
+    for d, n in enumerate(step.result.shape):
+        if size_of(given[d]) != n:
+            fix(given[d])
+            given[d] = dim_of(n, fixed=True)
+    reader.bind(step.result, given)
+
+
+def attention(reader: AxisReader, step: Step) -> None:
+    """Equate features of queries and keys, and heads of all three."""
+    query, key, value = (reader.of(t) for t in step.args[:3])
+    unify(query[-1], key[-1])
+    unify(key[-2], value[-2])
+    for q, k, v in zip(query[:-2], key[:-2], value[:-2], strict=True):
+        unify(q, k)
+        unify(k, v)
+    for extra in step.tensors[3:]:
+        for dim in reader.of(extra):
+            fix(dim)
+    for dim in (query[-2], key[-2]):
+        fix(dim)
+    reader.bind(_tensors(step.result)[0], [*query[:-1], value[-1]])
+
+
+Rule = Callable[[AxisReader, Step], None]
+_ELEMENTWISE = (
+    *("relu", "leaky_relu", "prelu", "_prelu_kernel", "elu", "celu", "gelu", "silu", "mish", "hardtanh"),
+    *("hardswish", "hardsigmoid", "softplus", "sigmoid", "tanh", "log_sigmoid_forward", "abs", "neg", "exp"),
+    *("expm1", "log", "log1p"),
+    *("sqrt", "rsqrt", "square", "pow", "reciprocal", "erf", "sin", "cos", "sign", "floor", "ceil", "round"),
+    *("add", "sub", "rsub", "mul", "div", "maximum", "minimum", "clamp", "clamp_min", "clamp_max", "threshold"),
+    *("where", "masked_fill", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not"),
+    *("bitwise_and", "bitwise_or", "bitwise_not", "isnan", "isinf", "addcmul", "addcdiv", "lerp", "_to_copy", "clone"),
+    *("detach", "alias", "copy", "lift_fresh", "lift_fresh_copy", "_softmax", "_log_softmax"),
+    *("softshrink", "hardshrink"),
+)  # fmt: skip
+FACTORIES = frozenset(
+    [
+        *(
+            "zeros",
+            "ones",
+            "full",
+            "empty",
+            "arange",
+            "eye",
+            "scalar_tensor",
+            "zeros_like",
+            "ones_like",
+            "full_like",
+        ),
+        *("empty_like", "new_zeros", "new_ones", "new_full", "new_empty"),
+    ]
+)
+"""What makes a tensor whose values nothing but its form decides."""
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(_ELEMENTWISE, elementwise),
+    **dict.fromkeys(("view", "_unsafe_view", "reshape", "squeeze", "unsqueeze", "_reshape_alias"), view),
+    "permute": permute,
+    **dict.fromkeys(("transpose", "t"), transpose),
+    "expand": expand,
+    "select": select,
+    "slice": slice_along,
+    **dict.fromkeys(("split", "split_with_sizes", "chunk", "unsafe_split", "unsafe_chunk"), split),
+    "unbind": unbind,
+    **dict.fromkeys(("select_scatter", "slice_scatter"), scatter),
+    **dict.fromkeys(("index", "index_select"), index),
+    "cat": concatenate,
+    "stack": stack,
+    **dict.fromkeys(("sum", "mean", "amax", "amin", "var", "std", "var_mean", "logsumexp"), reduction),
+    **dict.fromkeys(("prod", "any", "all"), reduction),
+    **dict.fromkeys(("cumsum", "cumprod", "sort", "flip"), along),
+    **dict.fromkeys(("mm", "bmm", "mv", "dot"), matrix_product),
+    **dict.fromkeys(("addmm", "baddbmm", "addmv"), matrix_product_and_sum),
+    "convolution": convolution,
+    **dict.fromkeys(
+        ("native_batch_norm", "_native_batch_norm_legit_no_training", "cudnn_batch_norm", "_batch_norm_no_update"),
+        batch_norm,
+    ),
+    "native_layer_norm": layer_norm,
+    "native_group_norm": group_norm,
+    "embedding": embedding,
+    **dict.fromkeys(
+        (
+            *(f"max_pool{d}d_with_indices" for d in (2, 3)), *(f"avg_pool{d}d" for d in (1, 2, 3)),
+            *(f"_adaptive_avg_pool{d}d" for d in (2, 3)), *(f"adaptive_max_pool{d}d" for d in (2, 3)),
+            *(f"upsample_{kind}" for kind in ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d")),
+            "upsample_bicubic2d", "upsample_trilinear3d", "adaptive_avg_pool1d", "max_pool2d", "adaptive_avg_pool2d",
+        ),
+        positions,
+    ),
+    "constant_pad_nd": pad,
+    **dict.fromkeys(
+        ("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention"), attention
+    ),
+}  # fmt: skip
+"""Rules by the name of an ATen operation."""
+
+
+def summed_dims(step: Step) -> list[tuple[Tensor, int]]:
+    """Return tensors with the dimensions over which a step sums."""
+    name, args = step.name, step.args
+    if name in ("mm", "bmm", "mv", "dot"):
+        return [(args[0], -1), (args[1], -2 if args[1].dim() > 1 else 0)]
+    if name in ("addmm", "baddbmm", "addmv"):
+        return [(args[1], -1), (args[2], -2 if args[2].dim() > 1 else 0)]
+    if name == "convolution":
+        return [(args[1], 0 if args[6] else 1)]
+    return []
