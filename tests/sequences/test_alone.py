@@ -19,7 +19,10 @@ LOG = "".join(
 RARE = bytes(range(256))
 
 
-@pytest.mark.parametrize("data", [b"", b"a", RARE, LOG, LOG * 6 + RARE, bytes(3000)])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"a", b"\xff" * 9, b"\0\xff" * 9, RARE, LOG, LOG * 6 + RARE, bytes(3000)],
+)
 def test_a_file_comes_back_without_a_model(data):
     packed = compress(None, data)
     assert decompress(None, packed) == data
@@ -181,3 +184,25 @@ def test_what_was_compressed_before_still_comes_back():
     assert contexts.bits(text[:60].encode()) == pytest.approx(3.8664633612263675)
     assert load(kept / "mixed-v2.safetensors").bits(text[:60]) == pytest.approx(2.782407844548679)
     assert np.isfinite(contexts.bits_)
+
+
+def test_what_was_compressed_with_nine_contexts_still_comes_back(tmp_path):
+    kept = Path(__file__).parent / "fixtures"
+    contexts, tokens = load(kept / "contexts-v3.safetensors"), load(kept / "tokens-v3.safetensors")
+    held = b"10:09 GET /a 200\n10:10 GET /c 404\n"
+    packed = (kept / "contexts-v3.psq").read_bytes()
+    records = (kept / "records-v3.psq").read_bytes()
+    text = "10:01 GET /a 200\n10:02 GET /b 404\n" * 6
+    alone = (kept / "alone-v2.psq").read_bytes()
+    assert decompress(None, alone) == text.encode() + held + bytes(range(256))
+    assert decompress(contexts, packed) == decompress(contexts, records) == held
+    assert contexts.bits(text[:60].encode()) == pytest.approx(2.1641741951515123, abs=1e-9)
+    assert contexts.predict(b"10:0")[ord("1")] == pytest.approx(0.8191787199991012, abs=1e-9)
+    assert tokens.bits(["login", "open", "shut", "close"]) == pytest.approx(42.82391240644293, abs=1e-9)
+    assert load(kept / "mixed-v3.safetensors").bits(text[:60]) == pytest.approx(2.0908889846126217, abs=1e-9)
+    # saved again they stay what they were
+    contexts.save(tmp_path / "again")
+    again = load(tmp_path / "again")
+    assert decompress(again, packed) == held
+    assert again.bits(text[:60].encode()) == contexts.bits(text[:60].encode())
+    assert compress(again, held) == packed

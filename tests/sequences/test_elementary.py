@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 from numba import njit
 
-from pathspace.sequences.kernels.elementary import exponential, hyperbolic_tangent, squash
+from pathspace.sequences.kernels.elementary import (
+    add_row,
+    dot,
+    exponential,
+    hyperbolic_tangent,
+    logistic,
+    squash,
+)
 
 
 def mapped(function):
@@ -49,3 +56,33 @@ def test_squash_of_both_kinds():
     assert a == pytest.approx([1, np.tanh(0.5), np.tanh(-2)], rel=1e-15)
     squash(V, True, a)
     assert a == pytest.approx([1, 1 / (1 + np.exp(-0.5)), 1 / (1 + np.exp(2))], rel=1e-15)
+
+
+@njit(error_model="numpy")
+def products(a, b):
+    return dot(a, 1, b, 2)
+
+
+@njit(error_model="numpy")
+def added(a, b):
+    add_row(a, 1, b, 2, 0.3)
+
+
+@pytest.mark.parametrize("columns", [4, 8, 28])
+def test_rows_are_multiplied_and_added_in_the_order_that_is_said(columns):
+    rng = np.random.default_rng(columns)
+    a, b = rng.normal(size=(3, columns)), rng.normal(size=(4, columns))
+    lanes = [0.0] * 4
+    for k in range(columns):
+        lanes[k % 4] += a[1, k] * b[2, k]
+    assert products(a, b) == (lanes[0] + lanes[1]) + (lanes[2] + lanes[3])
+    expected = a.copy()
+    expected[1] += 0.3 * b[2]
+    added(a, b)
+    np.testing.assert_array_equal(a, expected)
+
+
+def test_the_logistic_function_is_that_of_long_numbers():
+    x = np.linspace(-12, 12, 999)
+    expected = 1 / (1 + np.exp(-x.astype(np.longdouble)))
+    assert np.abs((mapped(logistic)(x) - expected) / expected).max() < 1e-15

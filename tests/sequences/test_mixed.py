@@ -146,7 +146,9 @@ def test_bits_are_the_sum_of_what_is_predicted(model):
 def test_samples_are_drawn_from_the_predictions(model):
     drawn = model.sample(60, seed=3, prompt=LOG[:200])
     assert drawn == model.sample(60, seed=3, prompt=LOG[:200])
-    assert drawn != model.sample(60, seed=4, prompt=LOG[:200])
+    # at a temperature of 1 it may be sure of all sixty
+    first, other = (model.sample(60, seed=seed, prompt=LOG[:200], temperature=4.0) for seed in (3, 4))
+    assert first != other
     assert b" GET /page" in drawn
     likely = model.sample(1, prompt=LOG[:200], temperature=0.01)
     assert likely[0] == max(model.predict(LOG[:200]).items(), key=lambda entry: entry[1])[0]

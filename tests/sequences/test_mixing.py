@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from pathspace.sequences import PCNN
-from pathspace.sequences.decisions import halve, tree
-from pathspace.sequences.kernels.mixing import BEGIN, T
+from pathspace.sequences.decisions import halve, part_by_bits, tree, tree_of
+from pathspace.sequences.kernels.contexts import BEGIN, T
 from pathspace.sequences.kernels.mixing_reference import Mixture
 from pathspace.sequences.mixing import Reading, blank
 from pathspace.sequences.text import Alphabet, Corpus
@@ -50,9 +50,38 @@ def test_the_tree_has_a_way_of_its_own_to_each_symbol():
         assert halve(counts).shape == (A - 1, 2)
 
 
+def test_codes_are_parted_by_their_bits():
+    rng = np.random.default_rng(0)
+    for A in (1, 2, 5, 100, 256):
+        codes = np.sort(rng.choice(256, A, replace=False))
+        alphabet = Alphabet(bytes(codes.tolist()))
+        decided = tree_of(part_by_bits(codes), alphabet)
+        for code, way in zip(codes.tolist(), ways(decided), strict=True):
+            bits = f"{code:08b}"
+            # the bits in which some code that begins alike differs
+            begins = [bits[:k] for k in range(8)]
+            all_bits = [f"{other:08b}" for other in codes.tolist()]
+            parted = [
+                k
+                for k, begin in enumerate(begins)
+                if len({other[k] for other in all_bits if other.startswith(begin)}) == 2
+            ]
+            assert [digit for _, digit in way] == [int(bits[k]) for k in parted]
+
+
+def test_decisions_lie_in_groups_of_three():
+    for A in (1, 2, 3, 50):
+        decided = tree(np.random.default_rng(A).integers(0, 1000, A))
+        for way in ways(decided):
+            for k, (v, _) in enumerate(way):
+                digits = "".join(str(digit) for _, digit in way[k - k % 3 : k])
+                assert decided.root[v] == way[k - k % 3][0]
+                assert decided.cell[v] == int("1" + digits, 2)
+
+
 @pytest.mark.parametrize("with_network", [False, True])
 def test_bits_are_those_of_the_definition(with_network):
-    texts = [LOG[:700], LOG[300:500], "abc"]
+    texts = [LOG[:700], LOG[300:500], "ab c  d", "a  b\n" + "x " * 40 + "\n" + " y" * 40 + "ab"]
     alphabet, _, decided = decisions("".join(texts))
     A = len(alphabet)
     network = None
@@ -61,10 +90,10 @@ def test_bits_are_those_of_the_definition(with_network):
     corpus = Corpus.of([alphabet.encode(text) for text in texts], A)
     # half of what the second text has is not to be predicted
     corpus.chi[800:] = np.arange(len(corpus.chi) - 800) % 2 == 0
-    memory = blank(decided, len(corpus.x), slots=1 << 22)
+    memory = blank(decided, len(corpus.x), cells=1 << 24)
     # room enough that no place of a hash is taken twice
     reading = Reading(network, decided, memory._replace(last=np.zeros(1 << 22, np.int64)))
-    definition = Mixture(ways(decided), decided.letter.astype(bool).tolist())
+    definition = Mixture(ways(decided), decided.role.tolist())
     for begin, end in zip(corpus.bounds[:-1], corpus.bounds[1:], strict=True):
         reading.begin()
         definition.restart()
@@ -82,7 +111,10 @@ def test_bits_are_those_of_the_definition(with_network):
     np.testing.assert_allclose(reading.memory.maps, definition.maps, atol=1e-12)
     np.testing.assert_allclose(reading.memory.match_map, definition.match_map, atol=1e-12)
     for (name, row), expected in definition.weights.items():
-        np.testing.assert_allclose(getattr(reading.memory, f"by_{name}")[row], expected, atol=1e-9)
+        found = getattr(reading.memory, f"by_{name}")[row, : len(expected)]
+        np.testing.assert_allclose(found, expected, atol=1e-9)
+    for row, expected in definition.corrections.items():
+        np.testing.assert_allclose(reading.memory.corrections[row], expected, atol=1e-9)
 
 
 def test_probabilities_of_all_symbols_are_those_that_reading_pays_for():
@@ -116,7 +148,7 @@ def test_reading_at_once_symbol_by_symbol_and_coding_leave_the_same():
     for other in (single, coding, decoding):
         for mine, its in zip(whole.memory, other.memory, strict=True):
             np.testing.assert_array_equal(mine, its)
-    for name in ("history", "slots", "last", "maps", "match_map"):
+    for name in ("history", "cells", "last", "maps", "match_map"):
         np.testing.assert_array_equal(getattr(whole.memory, name), getattr(slots.memory, name))
 
 
@@ -137,9 +169,9 @@ def test_a_table_that_is_full_still_codes():
     alphabet = Alphabet(bytes(range(50)))
     x = rng.integers(0, 50, 3000)
     decided = tree(np.bincount(x, minlength=50), alphabet)
-    readings = [Reading(None, decided, blank(decided, len(x), slots=1 << 10)) for _ in range(2)]
+    readings = [Reading(None, decided, blank(decided, len(x), cells=1 << 10)) for _ in range(2)]
     code = readings[0].encode(x)
-    assert (readings[0].memory.slots != 0).mean() > 0.99
+    assert (readings[0].memory.cells[::8] != 0).mean() > 0.99
     readings[1].decode(code, back := np.zeros(len(x), np.uint8))
     assert back.tolist() == x.tolist()
     # noise costs little more than noise

@@ -2,7 +2,11 @@
 
     byte 0-1   magic and version              byte 2-5   CRC-32 of the original
     byte 6-7   CRC-16 of all else in the file
-    then       the number of bytes as a varint, and the code of the arithmetic coder, without trailing zeros
+    then       the number of bytes as a varint
+               which of the 256 bytes occur, as varints: how many in a row do not, how many do, and so on
+               the code of the arithmetic coder, without trailing zeros; of one byte alone there is none
+
+The magic of version 2 stands for nine contexts and for all 256 bytes, which it does not list.
 
 It is unpacked by the same version on the same kind of machine, as files of a model are, and refused if it comes out
 otherwise.
@@ -16,27 +20,62 @@ from binascii import crc_hqx
 import numpy as np
 
 from .byte_reader import ByteReader, CorruptedError, varint
-from .decisions import tree
-from .mixing import Reading, blank
+from .decisions import part_by_bits, tree, tree_of
+from .mixing import Reading, blank, blank_before
 from .text import Alphabet, IntArray
 from .walk import Progress
 
-MAGIC = b"\xb5\x02"
+_MAGIC, _MAGIC_BEFORE = b"\xb5\x04", b"\xb5\x02"
+MAGICS = (_MAGIC, _MAGIC_BEFORE)
 _CHECKED = 8
 
 
-def _nothing_learned(length: int) -> Reading:
-    """Return contexts before a text of so many bytes."""
-    decisions = tree(np.zeros(256, np.int64), Alphabet(bytes(range(256))))
+def _nothing_learned(length: int, present: IntArray) -> Reading:
+    """Return contexts before a text of so many of these bytes."""
+    alphabet = Alphabet(bytes(present.tolist()))
+    decisions = tree_of(part_by_bits(present), alphabet)
     return Reading(None, decisions, blank(decisions, length))
+
+
+def _nothing_learned_before(length: int) -> Reading:
+    """Return the nine contexts of version 2 before a text of so many bytes."""
+    decisions = tree(np.zeros(256, np.int64), Alphabet(bytes(range(256))))
+    return Reading(None, decisions, blank_before(decisions, length))
+
+
+def _runs(present: IntArray) -> bytes:
+    """Return which bytes occur."""
+    occurs = np.zeros(256, bool)
+    occurs[present] = True
+    changes = np.flatnonzero(np.diff(occurs, prepend=False, append=not occurs[-1]))
+    lengths = np.diff(changes, prepend=0)
+    return b"".join(varint(int(length)) for length in lengths)
+
+
+def _read_runs(reader: ByteReader) -> IntArray:
+    """Return the bytes that occur."""
+    occurs = np.zeros(256, bool)
+    at, is_present = 0, False
+    while at < 256:
+        length = reader.varint()
+        occurs[at : at + length] = is_present
+        at, is_present = at + length, not is_present
+    if at > 256 or not occurs.any():
+        raise CorruptedError("the compressed file does not say which bytes occur in it")
+    return np.flatnonzero(occurs)
 
 
 def pack(data: bytes, progress: Progress | None = None) -> bytes:
     """Return the bytes of a file without a model."""
-    x: IntArray = np.frombuffer(data, np.uint8).astype(np.int64)
-    code = _nothing_learned(len(x)).encode(x, progress)
-    body = varint(len(data)) + code
-    front = MAGIC + zlib.crc32(data).to_bytes(4, "little")
+    symbols = np.frombuffer(data, np.uint8)
+    present: IntArray = np.unique(symbols).astype(np.int64)
+    body = varint(len(data))
+    if len(data):
+        body += _runs(present)
+    if len(present) > 1:
+        x = np.searchsorted(present, symbols)
+        body += _nothing_learned(len(x), present).encode(x, progress)
+    front = _MAGIC + zlib.crc32(data).to_bytes(4, "little")
     return front + crc_hqx(front + body, 0).to_bytes(2, "little") + body
 
 
@@ -50,15 +89,34 @@ def unpack(content: bytes, progress: Progress | None, max_bytes: int) -> bytes:
     reader = ByteReader(content, _CHECKED)
     length = reader.varint()
     check_size(length, max_bytes)
-    x = np.zeros(length, np.uint8)
-    _nothing_learned(length).decode(reader.rest(), x, progress)
-    data = x.tobytes()
+    if content[:2] == _MAGIC_BEFORE:
+        data = _decoded(_nothing_learned_before(length), length, reader, progress).tobytes()
+    else:
+        data = _unpacked(length, reader, progress)
     if zlib.crc32(data).to_bytes(4, "little") != content[2:6]:
         raise CorruptedError(
             "the bytes do not fit their checksum: unpack the file with the version and on the kind of processor that "
             "compressed it"
         )
     return data
+
+
+def _unpacked(length: int, reader: ByteReader, progress: Progress | None) -> bytes:
+    """Return what the rest of a file stands for."""
+    if length == 0:
+        return b""
+    present = _read_runs(reader).astype(np.uint8)
+    if len(present) == 1:
+        return present.tobytes() * length
+    reading = _nothing_learned(length, present.astype(np.int64))
+    return present[_decoded(reading, length, reader, progress)].tobytes()
+
+
+def _decoded(reading: Reading, length: int, reader: ByteReader, progress: Progress | None) -> np.ndarray:
+    """Return the numbers of the symbols that have this code."""
+    x = np.zeros(length, np.uint8)
+    reading.decode(reader.rest(), x, progress)
+    return x
 
 
 def check_size(size: int, max_bytes: int) -> None:

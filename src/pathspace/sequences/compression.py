@@ -26,7 +26,6 @@ from . import alone, records
 from .byte_reader import ByteReader, CorruptedError
 from .byte_reader import varint as _varint
 from .mixed import Mixed
-from .mixed_storage import WEIGHTS
 from .sequence_model import SequenceModel
 from .text import Alphabet, IntArray, Text, codes_of
 from .tokens import TokenAlphabet
@@ -44,8 +43,8 @@ def _fingerprint(model: SequenceModel | Mixed) -> bytes:
     check, arrays = 0, []
     network = model.model if isinstance(model, Mixed) else model
     if isinstance(model, Mixed):
-        memory = model.reading_.memory
-        arrays = [memory.history[: memory.place[0]], *(getattr(memory, name) for name in WEIGHTS)]
+        reading = model.reading_
+        arrays = [reading.memory.history[: reading.memory.place[0]], *reading.weights.values()]
     if network is not None:
         parameters = network.parameters_
         arrays += [parameters.w, parameters.contextual_tau(), parameters.V0, parameters.graph.sources]
@@ -200,9 +199,9 @@ def decompress(
     """
     content = _bytes(content, "decompress", "give what compress has returned")
     kind = content[:2]
-    if len(content) < _CHECKED or kind not in (_MAGIC, alone.MAGIC, records.MAGIC):
+    if len(content) < _CHECKED or kind not in (_MAGIC, *alone.MAGICS, records.MAGIC):
         raise CorruptedError("this is not a file made by `pathspace sequence compress`")
-    if (model is None) != (kind == alone.MAGIC):
+    if (model is None) != (kind in alone.MAGICS):
         needs = (
             "needs no model: leave it out" if model is not None else "was compressed with a model: give it"
         )

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .kernels.mixing import GROUP
 from .text import Alphabet, IntArray
 
 
@@ -22,14 +23,18 @@ class Tree(NamedTuple):
         node: (A, L) nodes on the way to each symbol.
         digit: (A, L) digits on the way to each symbol.
         depth: (A,) decisions on the way to each symbol.
-        letter: (A,) 1 for letters and digits, of which words are made, else 0.
+        role: (A,) what each symbol is to words and lines.
+        root: (A-1,) node at which the group of three decisions begins that each node is in.
+        cell: (A-1,) place of each node in its group: 1 for the root, 2 and 3 behind it, 4 to 7 behind these.
     """
 
     child: IntArray
     node: IntArray
     digit: IntArray
     depth: IntArray
-    letter: IntArray
+    role: IntArray
+    root: IntArray
+    cell: IntArray
 
 
 def halve(counts: IntArray) -> IntArray:
@@ -58,9 +63,37 @@ def halve(counts: IntArray) -> IntArray:
     return np.array(children, dtype=np.int64).reshape(-1, 2)
 
 
+def part_by_bits(codes: IntArray) -> IntArray:
+    """Return the children (A-1, 2) of a tree whose nodes part sorted codes by the highest bit in which some differ.
+
+    Example:
+        >>> part_by_bits(np.array([48, 49, 97])).tolist()  # 48 against 49, then both against 97
+        [[-1, -2], [0, -3]]
+    """
+    children: list[tuple[int, int]] = []
+
+    def node(low: int, high: int) -> int:
+        if high - low == 1:
+            return ~low
+        bit = int(codes[low] ^ codes[high - 1]).bit_length() - 1
+        is_one = codes[low:high] >> bit & 1
+        cut = low + int(np.argmax(is_one))
+        left, right = node(low, cut), node(cut, high)
+        children.append((left, right))
+        return len(children) - 1
+
+    node(0, len(codes))
+    return np.array(children, dtype=np.int64).reshape(-1, 2)
+
+
 def tree(counts: IntArray, alphabet: Alphabet | None = None) -> Tree:
-    """Return the decisions of symbols that occur so often; without their alphabet none of them is a letter."""
-    child, A = halve(counts), len(counts)
+    """Return the decisions of symbols that occur so often; without their alphabet none of them has a role."""
+    return tree_of(halve(counts), alphabet)
+
+
+def tree_of(child: IntArray, alphabet: Alphabet | None = None) -> Tree:
+    """Return the decisions of a tree by the children (A-1, 2) of its nodes."""
+    A = len(child) + 1
     ways: dict[int, list[tuple[int, int]]] = {len(child) - 1: []}  # without a node, symbol 0 is ~0 = -1
     for v in range(len(child) - 1, -1, -1):
         for digit in (0, 1):
@@ -70,5 +103,21 @@ def tree(counts: IntArray, alphabet: Alphabet | None = None) -> Tree:
     for y in range(A):
         for k, (v, digit) in enumerate(ways[~y]):
             node[y, k], digits[y, k] = v, digit
-    letter = np.zeros(A, np.int64) if alphabet is None else alphabet.letters
-    return Tree(child, node, digits, depth, letter)
+    role = np.zeros(A, np.int64) if alphabet is None else alphabet.roles
+    root, cell = _groups(child)
+    return Tree(child, node, digits, depth, role, root, cell)
+
+
+def _groups(child: IntArray) -> tuple[IntArray, IntArray]:
+    """Return the root and the place of each node, in groups of three decisions one after the other."""
+    last = len(child) - 1
+    root, cell = np.full(len(child), last), np.ones(len(child), np.int64)
+    for v in range(last, -1, -1):
+        for digit in (0, 1):
+            behind = child[v, digit]
+            if behind < 0:
+                continue
+            is_new = cell[v] >= 1 << GROUP - 1
+            root[behind] = behind if is_new else root[v]
+            cell[behind] = 1 if is_new else 2 * cell[v] + digit
+    return root, cell

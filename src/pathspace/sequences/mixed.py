@@ -13,7 +13,7 @@ import numpy as np
 from . import mixed_storage
 from .decisions import tree
 from .folds import Fold, Texts, TooShortError, alphabet_of_texts, fold_of, to_score
-from .mixing import Reading, blank
+from .mixing import Reading, blank, blank_of
 from .one_thread import one_thread
 from .parameters import Parameters
 from .reader import Reader
@@ -26,19 +26,20 @@ from .walk import Progress
 class Mixed(Reader):
     """A network whose predictions are mixed with those of contexts and of the longest match, as PAQ does.
 
-    A symbol is a few binary decisions. For each, nine contexts (the last 0 to 6 symbols, the word, the word and the one
-    before) say how often a one followed, the text after the longest match of what was read last says what came then,
-    and the network says what it believes; an online logistic regression weighs them:
+    A symbol is a few binary decisions. For each, twelve contexts (the last 0 to 6 symbols, words, and what stands in
+    the same field of the line before) say how often a one followed, the text after the longest match of what was read
+    last says what came then, and the network says what it believes; an online logistic regression weighs them:
 
     .. code-block:: text
 
-        p = sigmoid(sum_j c_j w_j . x),  x_i = log(p_i / (1 - p_i))
+        q = sigmoid(sum_j c_j w_j . x),  x_i = log(p_i / (1 - p_i))
 
-    with weights w_j chosen by the match, by the decision, and by how many contexts have been seen before. It goes on
-    learning while it predicts, scores and compresses; none of these changes the model itself.
+    with weights w_j chosen by the match, by the decision, by how many contexts have been seen before, and by the last
+    symbol. The probability is the mean of q and of what such q have come to. It goes on learning while it predicts,
+    scores and compresses; none of these changes the model itself.
 
     Contexts remember: **the file of such a model holds the training text**, compressed, from which loading brings the
-    contexts back, at a million symbols in two to three seconds.
+    contexts back, at a million symbols in one to two seconds.
 
     Args:
         model: the network: a PCNN, CNN or RNN, fitted or not. None: contexts alone.
@@ -282,9 +283,10 @@ class Mixed(Reader):
             alphabet=self.alphabet_,
             history=memory.history[:t].astype(np.int64),
             bounds=self._bounds,
-            weights={name: getattr(memory, name) for name in mixed_storage.WEIGHTS},
+            weights=self.reading_.weights,
             bits=(self.bits_, self.validation_bits_),
             silent=self.silent,
+            generation=self.reading_.generation,
         )
 
     @classmethod
@@ -296,7 +298,7 @@ class Mixed(Reader):
             stored.history, stored.bounds, np.ones(len(stored.history), bool), len(stored.alphabet)
         )
         decisions = tree(corpus.counts, stored.alphabet)
-        memory = blank(decisions, len(corpus.x))
+        memory = blank_of(stored.generation, decisions, len(corpus.x))
         Reading(None, decisions, memory).learn(corpus, slots_alone=True)
         memory = memory._replace(**stored.weights)
         mixed._reading = Reading(mixed._heard(), decisions, memory)

@@ -1,9 +1,11 @@
 """Mixed models in safetensors files: the network, the weights of the mixers, and the text instead of its contexts.
 
 tensors   network.* as in `storage` if there is a network; history: the numbers of the symbols of the training text,
-          little-endian in 1, 2 or 4 bytes each, packed by LZMA; bounds; the weights by_match, by_node, by_seen, final
+          little-endian in 1, 2 or 4 bytes each, packed by LZMA; bounds; the weights of
+          the mixers
 metadata  "pathspace.sequences.mixed": JSON with the version, the alphabet, the description of the network, whether
-          it is silent, the code lengths, the size of the history and a checksum of all that and of the tensors
+          it is silent, the code lengths, the size of the history, the generation of the contexts (1 without it) and
+          a checksum of all that and of the tensors
 
 The table of the contexts would take tens of megabytes; reading the text again brings it back in a second or two for
 each million symbols. What keeps a context keeps the text anyway.
@@ -23,14 +25,12 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from . import storage
-from .kernels import mixing
+from .mixing import BEFORE, NOW, shapes_of
 from .storage import Stored
 from .text import Alphabet, IntArray
 from .tokens import alphabet_from, described
 
 KEY = "pathspace.sequences.mixed"
-WEIGHTS = ("by_match", "by_node", "by_seen", "final")
-"""What reading the text again without the network does not bring back."""
 
 _SMALLEST, _WINDOW = 1 << 12, 1 << 23
 """Bytes that LZMA looks back, at least and at most."""
@@ -50,6 +50,7 @@ class StoredMixture:
         weights: the weights of the mixers by name.
         bits: code lengths of training and validation text.
         silent: whether the network has no say.
+        generation: of the contexts.
     """
 
     network: Stored | None
@@ -59,6 +60,7 @@ class StoredMixture:
     weights: dict[str, NDArray[np.float64]]
     bits: tuple[float, float | None]
     silent: bool = False
+    generation: int = NOW
 
 
 def _width(A: int) -> str:
@@ -114,6 +116,7 @@ def dump(stored: StoredMixture) -> bytes:
         "bits": stored.bits,
         "network": network,
         "silent": stored.silent,
+        "generation": stored.generation,
     }
     tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     description["checksum"] = storage.checksum(description, tensors)
@@ -177,8 +180,12 @@ def _build(description: dict[str, Any], tensors: dict[str, np.ndarray]) -> Store
         raise ValueError("there are no bounds of the texts")
     if bounds[0] != 0 or bounds[-1] != T or (np.diff(bounds) < 1).any():
         raise ValueError("the bounds of the texts do not fit")
-    weights = {name: tensors[name].astype(np.float64) for name in WEIGHTS}
-    for name, shape in mixing.shapes(A).items():
+    generation = description.get("generation", BEFORE)
+    if generation not in (BEFORE, NOW):
+        raise ValueError(f"the contexts are of generation {generation!r}")
+    shapes = shapes_of(generation, A)
+    weights = {name: tensors[name].astype(np.float64) for name in shapes}
+    for name, shape in shapes.items():
         array = weights[name]
         is_float = tensors[name].dtype in (np.float32, np.float64)
         if array.shape != shape or not is_float or not np.isfinite(array).all():
@@ -189,7 +196,7 @@ def _build(description: dict[str, Any], tensors: dict[str, np.ndarray]) -> Store
     silent = description.get("silent", False)
     if not isinstance(silent, bool):
         raise ValueError(f"the network is silent: {silent!r}")
-    return StoredMixture(network, alphabet, history, bounds, weights, (bits, held), silent)
+    return StoredMixture(network, alphabet, history, bounds, weights, (bits, held), silent, generation)
 
 
 def _unpack(packed: np.ndarray, T: int, width: np.dtype) -> IntArray:

@@ -1,7 +1,6 @@
 """A network and contexts at some place of a text: memories made, filled, copied, and driven through texts.
 
-Alphabet of this module: A symbols, T symbols of a text, N units, K contexts, J inputs of a
-mixer.
+Alphabet of this module: A symbols, T symbols of a text, N units, K contexts, M mixers, J inputs of each.
 """
 
 from __future__ import annotations
@@ -15,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .decisions import Tree
-from .kernels import mixing
+from .kernels import mixing, mixing_3
 from .kernels.coding import DECODE, FROZEN, NOWHERE, READ, SCORE, Coder
-from .kernels.mixing import BEGIN, Memory, T, shapes
+from .kernels.contexts import BEGIN, PLACES, STATES, T
+from .kernels.mixing import Memory
 from .parameters import Parameters
 from .text import Corpus, IntArray
 from .walk import Place, Progress, blocks, coder, network
@@ -26,27 +26,60 @@ Array = NDArray[np.float64]
 
 _nowhere = coder()
 _SPARE = 1 << 10  # symbols
-_FEWEST, _MOST = 20, 24  # bits of the number of slots: 8 to 128 MiB, and a quarter of that for `last`
+_CELLS = 16
+"""Of a table for each symbol, at least: one number in four bytes."""
+_FEWEST, _MOST = 21, 25  # bits of their number: 8 to 128 MiB
+_FEWEST_LAST, _MOST_LAST = 16, 22  # bits of the number of last places: 0.5 to 32 MiB
+
+NOW, BEFORE = 2, 1
+"""Generations of contexts: those of new models, and those of files of versions 1 to 3."""
 
 
-def blank(decisions: Tree, T: int, slots: int | None = None) -> Memory:
+def blank(decisions: Tree, T: int, cells: int | None = None) -> Memory:
     """Return a memory that has read nothing, with room for a text of T symbols.
 
     Args:
         decisions: of the alphabet.
         T: symbols that it will learn from.
-        slots: size of the table, a power of 2; None: four for each symbol, but at least 2^20 and at most 2^24.
+        cells: size of the table, a power of 2; None: at least 16 for each symbol, but from 2^21 to 2^25.
     """
-    bits = min(max((4 * T - 1).bit_length(), _FEWEST), _MOST)
-    K, J, (A, L) = mixing.CONTEXTS, mixing.INPUTS, decisions.node.shape
-    weights = shapes(A)
+    K, J, M, (A, L) = mixing.CONTEXTS, mixing.INPUTS, mixing.MIXERS, decisions.node.shape
+    weights = mixing.shapes(A)
     return Memory(
         history=np.zeros(T, np.int32),
-        place=np.zeros(9, np.int64),
-        slots=np.zeros(slots or 1 << bits, np.int64),
-        last=np.zeros(1 << bits - 2, np.int64),
+        place=np.zeros(PLACES, np.int64),
+        cells=np.zeros(cells or _power_of_two(_CELLS * T, _FEWEST, _MOST), np.uint32),
+        last=np.zeros(_power_of_two(T, _FEWEST_LAST, _MOST_LAST), np.int64),
         maps=np.full((K, 256), 0.5),
-        match_map=np.full(mixing.STATES, 0.75),
+        match_map=np.full(STATES, 0.75),
+        by_match=np.full(weights["by_match"], 0.15),
+        by_node=np.full(weights["by_node"], 0.15),
+        by_seen=np.full(weights["by_seen"], 0.15),
+        by_last=np.full(weights["by_last"], 0.15),
+        final=np.full(weights["final"], 1 / M),
+        corrections=mixing.no_corrections(weights["corrections"][0]),
+        keys=np.zeros(K, np.int64),
+        lines=np.zeros(K, np.int64),
+        x=np.zeros((L, J)),
+        s=np.zeros((L, M)),
+        f=np.zeros(L),
+        p=np.zeros(L),
+        seen=np.zeros(L, np.int64),
+    )
+
+
+def blank_before(decisions: Tree, T: int) -> mixing_3.Memory:
+    """Return a memory of files of versions 1 to 3 that has read nothing, with room for a text of T symbols."""
+    slots = _power_of_two(4 * T, 20, 24)
+    K, J, (A, L) = mixing_3.CONTEXTS, mixing_3.INPUTS, decisions.node.shape
+    weights = mixing_3.shapes(A)
+    return mixing_3.Memory(
+        history=np.zeros(T, np.int32),
+        place=np.zeros(PLACES, np.int64),
+        slots=np.zeros(slots, np.int64),
+        last=np.zeros(slots // 4, np.int64),
+        maps=np.full((K, 256), 0.5),
+        match_map=np.full(STATES, 0.75),
         by_match=np.full(weights["by_match"], 0.15),
         by_node=np.full(weights["by_node"], 0.15),
         by_seen=np.full(weights["by_seen"], 0.15),
@@ -57,6 +90,21 @@ def blank(decisions: Tree, T: int, slots: int | None = None) -> Memory:
         p=np.zeros(L, np.int64),
         seen=np.zeros(L, np.int64),
     )
+
+
+def blank_of(generation: int, decisions: Tree, T: int) -> Memory | mixing_3.Memory:
+    """Return a memory of a generation that has read nothing, with room for a text of T symbols."""
+    return blank(decisions, T) if generation == NOW else blank_before(decisions, T)
+
+
+def shapes_of(generation: int, A: int) -> dict[str, tuple[int, int]]:
+    """Return the shapes of the weights of a generation by name, for A symbols."""
+    return mixing.shapes(A) if generation == NOW else mixing_3.shapes(A)
+
+
+def _power_of_two(least: int, fewest: int, most: int) -> int:
+    """Return the power of two that is at least so large, whose bits are at least and at most so many."""
+    return 1 << min(max((least - 1).bit_length(), fewest), most)
 
 
 @dataclass(eq=False)
@@ -72,7 +120,7 @@ class Reading(Place):
 
     model: Parameters | None
     tree: Tree
-    memory: Memory
+    memory: Memory | mixing_3.Memory
     frozen: bool = False
 
     def __post_init__(self) -> None:
@@ -80,19 +128,28 @@ class Reading(Place):
         self._learned = int(self.memory.place[T])
         self._one = np.zeros(1, np.int64), np.ones(1, bool), np.zeros(1)
         self._compiled: Any = None
+        self._kernel = mixing if isinstance(self.memory, Memory) else mixing_3
+
+    @property
+    def generation(self) -> int:
+        """Which contexts these are."""
+        return NOW if self._kernel is mixing else BEFORE
+
+    @property
+    def weights(self) -> dict[str, Array]:
+        """What reading the text again without deciding does not bring back, by name."""
+        return {name: getattr(self.memory, name) for name in self._kernel.WEIGHTS}
 
     def frozen_copy(self) -> Reading:
         """Return a reading before a new text that learns nothing, and shares the tables."""
-        own = ("place", "history", "keys", "x", "s", "p", "seen")
-        copies = {name: getattr(self.memory, name).copy() for name in own}
+        copies = {name: getattr(self.memory, name).copy() for name in self._kernel.OWN}
         copied = Reading(self.model, self.tree, self.memory._replace(**copies), frozen=True)
         copied.restart()
         return copied
 
     def round_weights(self) -> None:
         """Round the weights of the mixers to float32, in which a file keeps them."""
-        for name in ("by_match", "by_node", "by_seen", "final"):
-            weights = getattr(self.memory, name)
+        for weights in self.weights.values():
             weights[:] = weights.astype(np.float32)
 
     def copy(self, more: int = 0) -> Reading:
@@ -130,7 +187,7 @@ class Reading(Place):
         # what a file claims to be its length takes memory when it has been decoded, not before
         self._make_room(len(x))
         mode += FROZEN if self.frozen else 0
-        done = mixing.run(mode, x, chi, self.memory, self.tree, self._net, code, bits, stop)
+        done = self._kernel.run(mode, x, chi, self.memory, self.tree, self._net, code, bits, stop)
         return done, bits
 
     def _code(self, mode: int, x: IntArray, coder: Coder) -> None:
@@ -151,9 +208,9 @@ class Reading(Place):
         x[0] = y
         arguments = (mode, x, chi, self.memory, self.tree, self._net, _nowhere, bits, NOWHERE)
         if self._compiled is None:
-            mixing.run(*arguments)
+            self._kernel.run(*arguments)
             # the types of the arguments are those of every other symbol: asking again takes as long as the symbol
-            self._compiled = mixing.run.get_overload(tuple(numba.typeof(each) for each in arguments))
+            self._compiled = self._kernel.run.get_overload(tuple(numba.typeof(each) for each in arguments))
         else:
             self._compiled(*arguments)
         return float(bits[0])
@@ -205,7 +262,7 @@ class Reading(Place):
         p, mass = np.zeros(A), np.zeros(max(A - 1, 1))
         self._make_room(1)
         looking = self.memory._replace(place=self.memory.place.copy())
-        mixing.distribution(looking, self.tree, self._net, mass, p)
+        self._kernel.distribution(looking, self.tree, self._net, mass, p)
         return p
 
     def read(self, y: int) -> None:

@@ -31,8 +31,8 @@ from .training import Settings, Training
 Built = TypeVar("Built")
 
 _KEY = "pathspace.sequences"
-VERSION = 3
-"""2 had characters and bytes alone, an untrained network twice, and mixers in float64."""
+VERSION = 4
+"""3 had nine contexts, 2 had characters and bytes alone, an untrained network twice, and mixers in float64."""
 _ARRAYS = ("w", "tau", "rho", "V0")
 _COUNTERS = (
     "rate_w",

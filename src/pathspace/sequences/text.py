@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .kernels.contexts import BLANK, LETTER, NEWLINE, OTHER
+
 IntArray = NDArray[np.int64]
 Text = str | bytes
 
@@ -141,9 +143,9 @@ class Alphabet:
         return codes_of(self.symbols).astype(np.int64)
 
     @property
-    def letters(self) -> IntArray:
-        """(A,) 1 for letters and digits, of which words are made, else 0."""
-        return np.array([chr(code).isalnum() for code in self.codes.tolist()], np.int64)
+    def roles(self) -> IntArray:
+        """(A,) what each symbol is to words and lines: LETTER, BLANK, NEWLINE or OTHER."""
+        return np.array([role_of(chr(code)) for code in self.codes.tolist()], np.int64)
 
     def sequences(self, text: Any) -> Given:
         """Return the texts that a user gave, as the model reads them."""
@@ -342,3 +344,12 @@ class Corpus:
     def is_plain(self) -> bool:
         """Whether it is one sequence with every symbol to be predicted."""
         return len(self.bounds) == 2 and len(self.predicted) == len(self.x)
+
+
+def role_of(text: str) -> int:
+    """Return what a character or a token is to words and lines; digits are letters."""
+    if text.isalnum():
+        return LETTER
+    if "\n" in text and text.isspace():
+        return NEWLINE
+    return BLANK if text and not text.strip(" \t") else OTHER

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .text import Alphabet, Given, IntArray, Text, given_texts, is_text
+from .text import Alphabet, Given, IntArray, Text, given_texts, is_text, role_of
 
 Splitter = Literal["words", "lines"]
 Mode = bool | Splitter
@@ -215,9 +215,10 @@ class TokenAlphabet(Alphabet):
         return {token: y for y, token in enumerate(self.symbols)}
 
     @property
-    def letters(self) -> IntArray:
-        """(A,) 1 for words, of which contexts of words are made, else 0."""
-        return np.array([isinstance(token, str) and token.isalnum() for token in self.symbols], np.int64)
+    def roles(self) -> IntArray:
+        """(A,) what each token is to words and lines: LETTER for a word, BLANK, NEWLINE or OTHER."""
+        texts = [token if isinstance(token, str) else "" for token in self.symbols]
+        return np.array([role_of(text) for text in texts], np.int64)
 
     def sequences(self, text: Any) -> Given:
         """Return the sequences that a user gave, as the model reads them."""

@@ -9,6 +9,7 @@ Alphabet of this module: A symbols, N units, t symbols read so far.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +31,8 @@ SCALE = 1 << 30
 """p is a whole number of so many parts."""
 LEAST = 1 << 8
 """Of SCALE: a digit costs 22 bits at most."""
+FARTHEST = 12.0
+"""Log-odds lie between this and its negative."""
 _BYTE, _INTERVAL = 48, (1 << 56) - 1
 
 
@@ -73,7 +76,7 @@ class Coder(NamedTuple):
     content: NDArray[np.uint8]
 
 
-@njit(error_model="numpy", fastmath=False, cache=True)
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
 def chances(child, v, net):
     """Return the probability that the network gives to each of the two sides of node v."""
     left, right = child[v, 0], child[v, 1]
@@ -81,7 +84,14 @@ def chances(child, v, net):
     return zero, net.pi[~right] if right < 0 else net.mass[right]
 
 
-@njit(error_model="numpy", fastmath=False, cache=True)
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
+def network_log_odds(child, v, net):
+    """Return log of the odds that the network gives to digit 1 at node v."""
+    zero, one = chances(child, v, net)
+    return min(max(math.log((one + 1e-300) / (zero + 1e-300)), -FARTHEST), FARTHEST)
+
+
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
 def masses(child, net):
     """Write the probability that the network gives to each node: that of the symbols behind it."""
     for v in range(len(child)):
@@ -89,7 +99,7 @@ def masses(child, net):
         net.mass[v] = zero + one
 
 
-@njit(error_model="numpy", fastmath=False, cache=True)
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
 def encode(coder, digit, p):
     """Narrow the interval to the side of the digit, and put out the bytes that are settled."""
     low, high = coder.interval[0], coder.interval[1]
@@ -105,7 +115,7 @@ def encode(coder, digit, p):
     coder.interval[0], coder.interval[1] = low, high
 
 
-@njit(error_model="numpy", fastmath=False, cache=True)
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
 def decode(coder, p):
     """Return the digit in whose side the code lies, and narrow the interval as the encoder did."""
     low, high, code = coder.interval[0], coder.interval[1], coder.interval[2]
@@ -123,7 +133,7 @@ def decode(coder, p):
     return digit
 
 
-@njit(error_model="numpy", fastmath=False, cache=True)
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
 def run(mode, x, t, tree, net, coder, stop):
     """Read symbols that the network predicts, mixed with the uniform distribution, and return how many were read.
 

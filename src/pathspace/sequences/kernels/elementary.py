@@ -14,6 +14,7 @@ import math
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .machine_code import njit
@@ -72,6 +73,12 @@ def exponential(x):
 
 
 @njit(error_model="numpy", fastmath=False, cache=True)
+def logistic(x):
+    """Return 1 / (1 + exp(-x))."""
+    return 1.0 / (1.0 + exponential(-x))
+
+
+@njit(error_model="numpy", fastmath=False, cache=True)
 def hyperbolic_tangent(x):
     """Return tanh(x)."""
     # tanh x = e / (e + 2),  e = exp(2x) - 1; equal to 1 in float64 from |x| = 20 on
@@ -94,3 +101,64 @@ def squash(V, logistic, a):
     else:
         for j in range(1, len(a)):
             a[j] = hyperbolic_tangent(V[j])
+
+
+_LANES = 4
+_Vector = ir.VectorType(ir.DoubleType(), _LANES)
+
+
+def _row(context, builder, kind, array, row):
+    """Return a pointer to a row of a matrix as vectors, and the number of these."""
+    matrix = context.make_array(kind)(context, builder, array)
+    columns = builder.extract_value(matrix.shape, 1)
+    first = builder.gep(matrix.data, [builder.mul(row, columns)])
+    return builder.bitcast(first, _Vector.as_pointer()), builder.sdiv(columns, columns.type(_LANES))
+
+
+def _vector(builder, row, at):
+    """Return the pointer to one vector of a row, and its content."""
+    pointer = builder.gep(row, [at])
+    return pointer, builder.load(pointer, align=8)
+
+
+@intrinsic
+def dot(typingctx, a, i, b, j):  # noqa: ARG001
+    """Return the sum of products of row i of the matrix a and row j of b, whose columns are a multiple of 4.
+
+    Each fourth product is added up by itself, on all processors: so the result does not depend on what they can do.
+    """
+
+    def codegen(context, builder, signature, arguments):
+        kinds = signature.args
+        left, count = _row(context, builder, kinds[0], arguments[0], arguments[1])
+        right, _ = _row(context, builder, kinds[2], arguments[2], arguments[3])
+        total = cgutils.alloca_once_value(builder, ir.Constant(_Vector, [0.0] * _LANES))
+        with cgutils.for_range(builder, count) as loop:
+            _, x = _vector(builder, left, loop.index)
+            _, y = _vector(builder, right, loop.index)
+            builder.store(builder.fadd(builder.load(total), builder.fmul(x, y)), total)
+        sums = builder.load(total)
+        lanes = [builder.extract_element(sums, ir.IntType(32)(lane)) for lane in range(_LANES)]
+        return builder.fadd(builder.fadd(lanes[0], lanes[1]), builder.fadd(lanes[2], lanes[3]))
+
+    return types.float64(a, types.int64, b, types.int64), codegen
+
+
+@intrinsic
+def add_row(typingctx, a, i, b, j, factor):  # noqa: ARG001
+    """Add row j of the matrix b times a factor to row i of a; their columns are a multiple of 4."""
+
+    def codegen(context, builder, signature, arguments):
+        kinds = signature.args
+        target, count = _row(context, builder, kinds[0], arguments[0], arguments[1])
+        source, _ = _row(context, builder, kinds[2], arguments[2], arguments[3])
+        factors = ir.Constant(_Vector, ir.Undefined)
+        for lane in range(_LANES):
+            factors = builder.insert_element(factors, arguments[4], ir.IntType(32)(lane))
+        with cgutils.for_range(builder, count) as loop:
+            place, w = _vector(builder, target, loop.index)
+            _, x = _vector(builder, source, loop.index)
+            builder.store(builder.fadd(w, builder.fmul(factors, x)), place, align=8)
+        return context.get_dummy_value()
+
+    return types.void(a, types.int64, b, types.int64, types.float64), codegen

@@ -2,22 +2,27 @@
 
 A decision is a node v of the tree of `decisions`; its digit is 0 or 1.  st(p) = log p/(1-p).
 
-    K contexts s_k    the last 0..6 symbols; the word so far; the word so far and the one before
-    slot (s_k, v)     p_k  share of ones, a running mean over the last 255;  n_k  visits, up to 255;
+    K contexts s_k    those of `contexts`: the last 0..6 symbols, words, and the place in the line
+    cell (s_k, v)     p_k  share of ones, a running mean over the last 63;  n_k  visits, up to 63;
                       h_k  the last digits, at most 7, behind a leading 1
     maps[k, h]        how often a one follows these last digits in contexts of this kind
-    guess             the symbol that followed the longest match of what was read last, at least 6 symbols long
     match_map[state]  how often the guess is right, by the length of the match and its last misses
-    inputs x          st(p_k) (0 if n_k = 0), st(maps[k, h_k]) for each k;  +-st(match_map);  st(network);  0.3
-    three mixers      s_j = w_j . x,  with weights chosen by the state of the match, by v, by how many n_k > 0
-    result            p = sigma( sum_j c_j s_j ),  with weights c chosen by how many n_k > 0
-    learning          w_j += rate (digit - sigma(s_j)) x,   c_j += (rate/5) (digit - p) s_j
+    inputs x          st(p_k) (0 if n_k = 0), st(maps[k, h_k]) for each k;  +-st(match_map);  st(network);  0.3;  0
+    four mixers       s_j = w_j . x,  with weights chosen by the state of the match, by v, by how many n_k > 0, and by
+                      the last symbol
+    mixture           f = sum_j c_j s_j,  q = sigma(f),  with weights c chosen by how many n_k > 0
+    correction        r = what q has come to at v: between 33 steps of f from -8 to 8, for each v
+    result            p = (q + r) / 2
+    learning          w_j += rate (digit - sigma(s_j)) x,  c_j += (rate/5) (digit - q) s_j,  both steps next to f move
+                      to the digit by 0.02 times how near they are
 
-The slots of all contexts lie in one hash table; when four neighbouring places are taken, the least visited gives way.
+Seven cells of a context lie together in a line of 32 bytes: those of three decisions one after the other. The lines of
+all contexts lie in one hash table; when four neighbouring places are taken, the least visited gives way.
 
 `run` codes what it reads by p, with the coder of `coding`.
 
-Alphabet of this module: K contexts, J inputs, L most decisions of a symbol, A symbols, N units, t symbols read so far.
+Alphabet of this module: K contexts, J inputs, M mixers, L most decisions of a symbol, A symbols, N units, t symbols
+read so far.
 
 Source: M. Mahoney, *Adaptive weighing of context models for lossless data compression*, 2005 (the PAQ programs).
 """
@@ -31,35 +36,72 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import walk
-from .coding import DECODE, ENCODE, FROZEN, LEAST, READ, SCALE, chances, decode, encode, masses
-from .elementary import exponential
+from .coding import (
+    DECODE,
+    ENCODE,
+    FARTHEST,
+    FROZEN,
+    LEAST,
+    READ,
+    SCALE,
+    decode,
+    encode,
+    masses,
+    network_log_odds,
+)
+from .contexts import (
+    BEGIN,
+    CONTEXTS,
+    HERE,
+    LENGTH,
+    MISSES,
+    STATE,
+    STATES,
+    T,
+    basic_contexts,
+    combine,
+    expected_digit,
+    follow_line,
+    line_contexts,
+    match,
+    state_of_match,
+)
+from .elementary import add_row, dot, logistic
 from .machine_code import njit
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-ORDERS = 7
-CONTEXTS = ORDERS + 2
-INPUTS = 2 * CONTEXTS + 3
-SHORTEST = 6
-"""Symbols that a match must have."""
-STATES = 1 + 16 * 4
+_USED = 2 * CONTEXTS + 3
+INPUTS = -(-_USED // 4) * 4
+"""J, a multiple of 4: the last ones are 0."""
+MIXERS = 4
+_ROWS = 1 << 8
+"""Last symbols that have weights of their own."""
+_CORRECTED = 1 << 10
+"""Nodes that have corrections of their own."""
+_STEPS, _NEAREST, _PER_UNIT = 33, 16, 2.0
+"""Steps of f: their number, the one for 0, and how many there are from one whole number to the next."""
 
-# places of `Memory.place`: t; where this text began; where the match goes on, its length and last misses; the hashes
-# of the word so far and of the one before; the state of the match; where in `last` this place belongs, or -1
-T, BEGIN, POINTER, LENGTH, MISSES, WORD, WORD_BEFORE, STATE, HERE = range(9)
-
-_HALF, _ONES = 1 << 21, (1 << 22) - 1  # p_k has 22 bits
-_EMPTY = (1 << 30) | _HALF
-_LIMIT = 255
+LINE = 8
+"""Numbers of a line: one that tells its context from others, and seven cells."""
+GROUP = 3
+"""Decisions that a line is for."""
+_HALF, _ONES = 1 << 17, (1 << 18) - 1  # p_k has 18 bits, above 6 of n_k and 8 of h_k
+_EMPTY = _HALF << 14 | 1
+_LIMIT = 63
 _RATE, _MORE_RATE, _UNTIL = 0.002, 0.02, 20000.0
-_MAP_RATE, _MATCH_RATE = 0.01, 0.005
+_MAP_RATE, _MATCH_RATE, _CORRECTION_RATE = 0.01, 0.005, 0.02
 _BIAS = 0.3
-_FARTHEST = 12.0
 _CELLS = 4096
 
 _STRETCH = np.log((np.arange(_CELLS) + 0.5) / (_CELLS - 0.5 - np.arange(_CELLS)))
 _SHARE = (65536 / (np.arange(_LIMIT + 1) + 1.5)).astype(np.int64)
+
+WEIGHTS = ("by_match", "by_node", "by_seen", "by_last", "final", "corrections")
+"""What reading without deciding does not bring back."""
+OWN = ("place", "history", "keys", "lines", "x", "s", "f", "p", "seen")
+"""What two readers that share the tables have each for itself."""
 
 
 class Memory(NamedTuple):
@@ -67,261 +109,246 @@ class Memory(NamedTuple):
 
     Args:
         history: (capacity,) symbols read so far.
-        place: (9,) numbers named above.
-        slots: (2^b,) from the lowest bit: 22 of p, 8 of n, 8 of h, 23 that tell the slot's own context from others.
+        place: (PLACES,) numbers named in `contexts`.
+        cells: (2^b,) lines of 8 numbers.
         last: (2^c,) where the last symbols were last seen, by hash.
         maps: (K, 256).
         match_map: (STATES,).
         by_match: (STATES, J) weights.
         by_node: (A-1 or 1, J) weights.
         by_seen: (K+1, J) weights.
-        final: (K+1, 3) weights.
+        by_last: (A+1 or 256, J) weights.
+        final: (K+1, M) weights.
+        corrections: (A-1, 1 or 1024; 33).
         keys: (K,) hashes of the contexts; from here on, nothing is kept from one symbol to the next.
+        lines: (K,) where the line of each context begins, -1 for nowhere.
         x: (L, J) inputs at each decision on the way to the symbol.
-        s: (L, 3) sums of the mixers.
-        p: (L,) probabilities of digit 1, of 2^30.
+        s: (L, M) sums of the mixers.
+        f: (L,) their mixture.
+        p: (L,) probabilities q of digit 1 by the mixture.
         seen: (L,) how many n_k > 0.
     """
 
     history: NDArray[np.int32]
     place: Integers
-    slots: Integers
+    cells: NDArray[np.uint32]
     last: Integers
     maps: Array
     match_map: Array
     by_match: Array
     by_node: Array
     by_seen: Array
+    by_last: Array
     final: Array
+    corrections: Array
     keys: Integers
+    lines: Integers
     x: Array
     s: Array
-    p: Integers
+    f: Array
+    p: Array
     seen: Integers
 
 
 def shapes(A: int) -> dict[str, tuple[int, int]]:
     """Return the shapes of the weights by name, for A symbols."""
+    nodes = max(A - 1, 1)
     return {
         "by_match": (STATES, INPUTS),
-        "by_node": (max(A - 1, 1), INPUTS),
+        "by_node": (nodes, INPUTS),
         "by_seen": (CONTEXTS + 1, INPUTS),
-        "final": (CONTEXTS + 1, 3),
+        "by_last": (min(A + 1, _ROWS), INPUTS),
+        "final": (CONTEXTS + 1, MIXERS),
+        "corrections": (min(nodes, _CORRECTED), _STEPS),
     }
 
 
-@njit(error_model="numpy", fastmath=False, cache=True)
-def _hash(a, b):
-    h = (a ^ (b * -7046029254386353131)) * 6364136223846793005
-    return h ^ ((h >> 29) & 0x7FFFFFFFF)
+def no_corrections(rows: int) -> Array:
+    """Return corrections (rows, 33) that leave probabilities as they are."""
+    f = (np.arange(_STEPS) - _NEAREST) / _PER_UNIT
+    return np.tile(1 / (1 + np.exp(-f)), (rows, 1))
 
 
-@njit(error_model="numpy", fastmath=False, cache=True)
-def _logistic(s):
-    return 1.0 / (1.0 + exponential(-s))
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
+def _check(key):
+    return ((key >> 32) & 0x7FFFFFFF) | 0x80000000
 
 
-@njit(error_model="numpy", fastmath=False, cache=True)
-def _find(slots, key):
-    """Return where the slot of a key is, or, if there is none, the place of four that it should take."""
-    at, check = (key >> 5) & (len(slots) - 1), _check(key)
-    free, fewest = at, 1 << 20
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
+def _find(cells, key):
+    """Return where the line of a key begins, or, if there is none, the place of four that it should take."""
+    begin, check = ((key >> 8) & (len(cells) // LINE - 1)) * LINE, _check(key)
+    free, fewest = begin, 1 << 20
     for j in range(4):
-        slot = slots[at ^ j]
-        if slot >> 38 == check:
-            return at ^ j
-        n = (slot >> 22) & 255 if slot else -1
+        line = begin ^ (j * LINE)
+        found = np.int64(cells[line])
+        if found == check:
+            return line
+        # visits of its first decision, which are the most
+        n = (np.int64(cells[line + 1]) >> 8) & _LIMIT if found else -1
         if n < fewest:
-            free, fewest = at ^ j, n
+            free, fewest = line, n
     return free
 
 
-@njit(error_model="numpy", fastmath=False, cache=True)
-def _check(key):
-    return ((key >> 37) & 0x3FFFFF) | 0x400000
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
+def _look_up(m, root):
+    """Write where the lines of all contexts for three decisions from node root on begin, -1 for those that are new."""
+    for c in range(CONTEXTS):
+        key = combine(m.keys[c], root + 1)
+        line = _find(m.cells, key)
+        m.lines[c] = line if m.cells[line] == _check(key) else -1
 
 
-@njit(error_model="numpy", fastmath=False, cache=True)
-def _slot(slots, key):
-    """Return the slot of a key, an empty one if there is none."""
-    slot = slots[_find(slots, key)]
-    return slot if slot >> 38 == _check(key) else _EMPTY
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
+def _claim(m, root):
+    """Write where these lines begin, and make those that are new."""
+    for c in range(CONTEXTS):
+        key = combine(m.keys[c], root + 1)
+        line = _find(m.cells, key)
+        if m.cells[line] != _check(key):
+            m.cells[line] = _check(key)
+            for i in range(1, LINE):
+                m.cells[line + i] = 0
+        m.lines[c] = line
 
 
-@njit(error_model="numpy", fastmath=False, cache=True)
-def _contexts(m, letter):
-    """Write the hashes of the contexts."""
-    t, begin = m.place[T], m.place[BEGIN]
-    h = 1
-    m.keys[0] = h
-    for d in range(1, ORDERS):
-        # -1 stands for what comes before the text
-        h = _hash(h, m.history[t - d] + 1 if t - d >= begin else 0)
-        m.keys[d] = _hash(h, d)
-    before = 0
-    if t == begin:
-        m.place[WORD] = m.place[WORD_BEFORE] = 0
-    else:
-        before = m.history[t - 1] + 1
-        if letter[before - 1]:
-            m.place[WORD] = _hash(m.place[WORD], before)
-        elif m.place[WORD] != 0:
-            m.place[WORD_BEFORE], m.place[WORD] = m.place[WORD], 0
-    m.keys[ORDERS] = _hash(_hash(m.place[WORD], before), ORDERS)
-    m.keys[ORDERS + 1] = _hash(_hash(_hash(m.place[WORD], m.place[WORD_BEFORE]), before), ORDERS + 1)
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
+def _mixer(weights, row, x, k):
+    s = dot(weights, row, x, k)  # pyright: ignore[reportCallIssue]
+    return min(max(s, -FARTHEST), FARTHEST)
 
 
-@njit(error_model="numpy", fastmath=False, cache=True)
-def _match(m):
-    """Go on with the match, or find a longer one; return the symbol it lets expect, or -1."""
-    t, begin = m.place[T], m.place[BEGIN]
-    if t == begin:
-        m.place[POINTER] = m.place[LENGTH] = m.place[MISSES] = 0
-    m.place[HERE] = -1
-    if t - begin < SHORTEST:
-        return -1
-    if m.place[POINTER] > 0:
-        # what is guessed wrong here and there (a digit of the time) does not end it
-        missed = m.history[m.place[POINTER]] != m.history[t - 1]
-        m.place[LENGTH] = 0 if missed else m.place[LENGTH] + 1
-        m.place[MISSES] = (m.place[MISSES] << 1 | missed) & 15
-        m.place[POINTER] += 1
-    h = 7
-    for d in range(1, SHORTEST + 1):
-        h = _hash(h, m.history[t - d])
-    m.place[HERE] = (h >> 7) & (len(m.last) - 1)
-    if m.place[LENGTH] < 16:
-        q, length = m.last[m.place[HERE]], 0
-        while (
-            length < 32
-            and length < q
-            and length < t - begin
-            and m.history[q - 1 - length] == m.history[t - 1 - length]
-        ):
-            length += 1
-        if length >= SHORTEST and length > m.place[LENGTH]:
-            m.place[POINTER], m.place[LENGTH], m.place[MISSES] = q, length, 0
-    return m.history[m.place[POINTER]] if m.place[POINTER] > 0 else -1
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
+def _learn_mixer(weights, row, x, k, step):
+    add_row(weights, row, x, k, step)  # pyright: ignore[reportCallIssue]
 
 
-@njit(error_model="numpy", fastmath=False, cache=True)
-def _state(length, misses):
-    """Return 1 to 64: 16 steps of the length, the higher the wider, times up to three misses of the last four."""
-    step = 0
-    while length > 8:
-        length >>= 1
-        step += 1
-    count = (misses & 1) + (misses >> 1 & 1) + (misses >> 2 & 1) + (misses >> 3 & 1)
-    return 1 + 4 * min(length + step, 15) + min(count, 3)
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
+def _row_of_last(m):
+    """Return which weights belong to the last symbol."""
+    if m.place[T] == m.place[BEGIN]:
+        return 0
+    return (m.history[m.place[T] - 1] + 1) % len(m.by_last)
 
 
-@njit(error_model="numpy", fastmath=False, cache=True)
-def _network_input(child, v, net):
-    zero, one = chances(child, v, net)
-    return min(max(math.log((one + 1e-300) / (zero + 1e-300)), -_FARTHEST), _FARTHEST)
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
+def _step_of(f):
+    """Return which step f has come to, and how far it is on the way to the next."""
+    at = min(max(f * _PER_UNIT + _NEAREST, 0.0), _STEPS - 1.001)
+    step = int(at)
+    return step, at - step
 
 
-@njit(error_model="numpy", fastmath=False, cache=True)
-def _dot(w, x):
-    s = 0.0
-    for i in range(len(x)):
-        s += w[i] * x[i]
-    return min(max(s, -_FARTHEST), _FARTHEST)
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
+def _inputs(m, cell, k, expected):
+    """Write the inputs of the contexts and of the match, and return how many contexts have been seen."""
+    seen, x = 0, m.x
+    for c in range(CONTEXTS):
+        content = np.int64(m.cells[m.lines[c] + cell]) if m.lines[c] >= 0 else 0
+        if content == 0:
+            x[k, 2 * c] = 0.0
+            x[k, 2 * c + 1] = _STRETCH[int(m.maps[c, 1] * _CELLS)]
+        else:
+            seen += 1
+            x[k, 2 * c] = _STRETCH[content >> 20]
+            x[k, 2 * c + 1] = _STRETCH[int(m.maps[c, content & 255] * _CELLS)]
+    x[k, 2 * CONTEXTS] = 0.0
+    if expected >= 0:
+        sure = _STRETCH[int(m.match_map[m.place[STATE]] * _CELLS)]
+        x[k, 2 * CONTEXTS] = sure if expected == 1 else -sure
+    return seen
 
 
-@njit(error_model="numpy", fastmath=False, cache=True)
-def _decide(m, child, v, k, expected, net):
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
+def _decide(m, tree, v, k, expected, net):
     """Return the probability of digit 1 at node v, of 2^30, and keep in row k what is needed to learn from the digit.
 
     The digit that the match lets expect may be -1, for none.
     """
-    seen, x = 0, m.x[k]
-    for c in range(CONTEXTS):
-        slot = _slot(m.slots, _hash(m.keys[c], v + 1))
-        is_new = (slot >> 22) & 255 == 0
-        seen += not is_new
-        x[2 * c] = 0.0 if is_new else _STRETCH[(slot & _ONES) >> 10]
-        x[2 * c + 1] = _STRETCH[int(m.maps[c, (slot >> 30) & 255] * _CELLS)]
-    x[2 * CONTEXTS] = 0.0
-    state = 0 if expected < 0 else m.place[STATE]
-    if expected >= 0:
-        sure = _STRETCH[int(m.match_map[state] * _CELLS)]
-        x[2 * CONTEXTS] = sure if expected == 1 else -sure
-    x[2 * CONTEXTS + 1] = _network_input(child, v, net) if len(net.V) > 1 else 0.0
-    x[2 * CONTEXTS + 2] = _BIAS
-    s = m.s[k]
-    s[0], s[1], s[2] = _dot(m.by_match[state], x), _dot(m.by_node[v], x), _dot(m.by_seen[seen], x)
-    p = min(max(int(_logistic(_dot(m.final[seen], s)) * SCALE), LEAST), SCALE - LEAST)
-    m.p[k], m.seen[k] = p, seen
-    return p
+    seen = _inputs(m, tree.cell[v], k, expected)
+    m.x[k, 2 * CONTEXTS + 1] = network_log_odds(tree.child, v, net) if len(net.V) > 1 else 0.0
+    m.x[k, 2 * CONTEXTS + 2] = _BIAS
+    s = m.s
+    s[k, 0] = _mixer(m.by_match, 0 if expected < 0 else m.place[STATE], m.x, k)
+    s[k, 1] = _mixer(m.by_node, v, m.x, k)
+    s[k, 2] = _mixer(m.by_seen, seen, m.x, k)
+    s[k, 3] = _mixer(m.by_last, _row_of_last(m), m.x, k)
+    f = 0.0
+    for j in range(MIXERS):
+        f += m.final[seen, j] * s[k, j]
+    f = min(max(f, -FARTHEST), FARTHEST)
+    q = logistic(f)
+    m.f[k], m.p[k], m.seen[k] = f, q, seen
+    step, way = _step_of(f)
+    row = v % len(m.corrections)
+    r = (1.0 - way) * m.corrections[row, step] + way * m.corrections[row, step + 1]
+    return min(max(int(0.5 * (q + r) * SCALE), LEAST), SCALE - LEAST)
 
 
-@njit(error_model="numpy", fastmath=False, cache=True)
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
 def _learn_weights(m, v, k, expected, digit):
     """Move the weights that have decided at node v, as row k tells."""
     rate = _RATE + _MORE_RATE / (1.0 + m.place[T] / _UNTIL)
-    state, seen = 0 if expected < 0 else m.place[STATE], m.seen[k]
-    for j in range(3):
-        w = m.by_match[state] if j == 0 else m.by_node[v] if j == 1 else m.by_seen[seen]
-        step = rate * (digit - _logistic(m.s[k, j]))
-        for i in range(INPUTS):
-            w[i] += step * m.x[k, i]
-    step = 0.2 * rate * (digit - m.p[k] / SCALE)
-    for j in range(3):
-        m.final[seen, j] += step * m.s[k, j]
+    seen = m.seen[k]
+    state = 0 if expected < 0 else m.place[STATE]
+    _learn_mixer(m.by_match, state, m.x, k, rate * (digit - logistic(m.s[k, 0])))
+    _learn_mixer(m.by_node, v, m.x, k, rate * (digit - logistic(m.s[k, 1])))
+    _learn_mixer(m.by_seen, seen, m.x, k, rate * (digit - logistic(m.s[k, 2])))
+    _learn_mixer(m.by_last, _row_of_last(m), m.x, k, rate * (digit - logistic(m.s[k, 3])))
+    move = 0.2 * rate * (digit - m.p[k])
+    for j in range(MIXERS):
+        m.final[seen, j] += move * m.s[k, j]
+    step, way = _step_of(m.f[k])
+    row = v % len(m.corrections)
+    m.corrections[row, step] += _CORRECTION_RATE * (1.0 - way) * (digit - m.corrections[row, step])
+    m.corrections[row, step + 1] += _CORRECTION_RATE * way * (digit - m.corrections[row, step + 1])
 
 
-@njit(error_model="numpy", fastmath=False, cache=True)
-def _learn_slots(m, v, expected, digit):
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
+def _learn_cells(m, cell, expected, digit):
     """Count the digit in all contexts."""
     for c in range(CONTEXTS):
-        key = _hash(m.keys[c], v + 1)
-        i = _find(m.slots, key)
-        slot = m.slots[i]
-        if slot >> 38 != _check(key):
-            slot = _EMPTY
-        p, n, h = slot & _ONES, (slot >> 22) & 255, (slot >> 30) & 255
+        at = m.lines[c] + cell
+        content = np.int64(m.cells[at])
+        if content == 0:
+            content = _EMPTY
+        p, n, h = content >> 14, (content >> 8) & _LIMIT, content & 255
         m.maps[c, h] += _MAP_RATE * (digit - m.maps[c, h])
         p += ((_ONES if digit else 0) - p) * _SHARE[n] >> 16
         n = min(n + 1, _LIMIT)
         h = h << 1 | digit
         if h > 255:
             h = h & 127 | 128
-        m.slots[i] = _check(key) << 38 | h << 30 | n << 22 | p
+        m.cells[at] = p << 14 | n << 8 | h
     if expected >= 0:
         state = m.place[STATE]
         m.match_map[state] += _MATCH_RATE * ((expected == digit) - m.match_map[state])
 
 
-@njit(error_model="numpy", fastmath=False, cache=True)
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
 def _before(m, tree, net):
     """Look at what has been read before the next symbol is predicted; return the guess of the match, or -1."""
-    _contexts(m, tree.letter)
-    guess = _match(m)
-    m.place[STATE] = _state(m.place[LENGTH], m.place[MISSES])
+    basic_contexts(m, tree.role)
+    follow_line(m, tree.role)
+    line_contexts(m)
+    guess = match(m)
+    m.place[STATE] = state_of_match(m.place[LENGTH], m.place[MISSES])
     if len(net.V) > 1:
         walk.predict(net.a, net.w, net.pi)
         masses(tree.child, net)
     return guess
 
 
-@njit(error_model="numpy", fastmath=False, cache=True)
-def _expected(tree, guess, v, k):
-    """Return the digit that leads from node v, after k decisions, to the guess; -1 if the guess is not behind it."""
-    if guess < 0 or k >= tree.depth[guess] or tree.node[guess, k] != v:
-        return -1
-    return tree.digit[guess, k]
-
-
-@njit(error_model="numpy", fastmath=False, cache=True)
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
 def run(mode, x, chi, m, tree, net, coder, bits, stop):
     """Read symbols and learn from them, digit by digit, and return how many were read.
 
     Args:
-        mode: READ learns the slots alone, SCORE the weights too and the bits, ENCODE writes the code, DECODE reads it;
+        mode: READ learns the cells alone, SCORE the weights too and the bits, ENCODE writes the code, DECODE reads it;
             with FROZEN added nothing is learned, and the memory keeps but what was read.
         x: (T,) symbols; written with DECODE.
-        chi: (T,) whether the symbol is to be predicted: where not, the slots alone learn.
+        chi: (T,) whether the symbol is to be predicted: where not, the cells alone learn.
         m: the memory, changed; its history has room for T more.
         tree: the decisions.
         net: the network, changed.
@@ -336,7 +363,9 @@ def run(mode, x, chi, m, tree, net, coder, bits, stop):
         mixing, cost = mode != READ and chi[t], 0.0
         v, k = len(tree.child) - 1, 0
         while v >= 0 and mixing:
-            p = _decide(m, tree.child, v, k, _expected(tree, guess, v, k), net)
+            if k % GROUP == 0:
+                _look_up(m, v)
+            p = _decide(m, tree, v, k, expected_digit(tree, guess, v, k), net)
             digit = decode(coder, p) if mode == DECODE else tree.digit[x[t], k]
             if mode == ENCODE:
                 encode(coder, digit, p)
@@ -349,10 +378,12 @@ def run(mode, x, chi, m, tree, net, coder, bits, stop):
         y = x[t]
         for k in range(tree.depth[y] if learning else 0):
             v, digit = tree.node[y, k], tree.digit[y, k]
-            expected = _expected(tree, guess, v, k)
+            expected = expected_digit(tree, guess, v, k)
+            if k % GROUP == 0:
+                _claim(m, v)
             if mixing:
                 _learn_weights(m, v, k, expected, digit)
-            _learn_slots(m, v, expected, digit)
+            _learn_cells(m, tree.cell[v], expected, digit)
         bits[t] = cost
         if learning and m.place[HERE] >= 0:
             m.last[m.place[HERE]] = m.place[T]
@@ -365,7 +396,7 @@ def run(mode, x, chi, m, tree, net, coder, bits, stop):
     return len(x)
 
 
-@njit(error_model="numpy", fastmath=False, cache=True)
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
 def distribution(m, tree, net, mass, p):
     """Write the probabilities p (A,) of the next symbol; mass (A-1,) and the place of the memory change too."""
     guess = _before(m, tree, net)
@@ -378,7 +409,8 @@ def distribution(m, tree, net, mass, p):
             for k in range(tree.depth[guess]):
                 if tree.node[guess, k] == v:
                     expected = tree.digit[guess, k]
-        one = _decide(m, tree.child, v, 0, expected, net) / SCALE
+        _look_up(m, tree.root[v])
+        one = _decide(m, tree, v, 0, expected, net) / SCALE
         for digit in range(2):
             behind, q = tree.child[v, digit], mass[v] * (one if digit else 1.0 - one)
             if behind < 0:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-K, BIAS, FARTHEST = 9, 0.3, 12.0
+K, BIAS, FARTHEST = 12, 0.3, 12.0
+LETTER, BLANK, NEWLINE = 1, 2, 3
 
 
 def stretch(p: float) -> float:
@@ -35,20 +37,51 @@ def sigma(s: float) -> float:
     return 1 / (1 + math.exp(-s))
 
 
+def step_of(f: float) -> tuple[int, float]:
+    """Return which of the 33 steps from -8 to 8 f has come to, and how far it is on the way to the next."""
+    at = min(max(2 * f + 16, 0), 31.999)
+    return int(at), at - int(at)
+
+
 class Slot:
-    """What is known of the digits at a node in a context: share of ones (22 bits), visits, last digits."""
+    """What is known of the digits at a node in a context: share of ones (18 bits), visits, last digits."""
 
     def __init__(self) -> None:
-        self.p, self.n, self.h = 1 << 21, 0, 1
+        self.p, self.n, self.h = 1 << 17, 0, 1
 
     def count(self, digit: int) -> None:
         """Count a digit."""
-        ones = (1 << 22) - 1
+        ones = (1 << 18) - 1
         self.p += (ones * digit - self.p) * int(65536 / (self.n + 1.5)) >> 16
-        self.n = min(self.n + 1, 255)
+        self.n = min(self.n + 1, 63)
         self.h = 2 * self.h + digit
         if self.h > 255:
             self.h = 128 + self.h % 128
+
+
+@dataclass(eq=False)
+class Decided:
+    """How a decision is taken.
+
+    Args:
+        x: the inputs.
+        chosen: the weights chosen for them.
+        final: the weights chosen for the sums.
+        s: the sums.
+        q: the probability of digit 1 by the mixture.
+        corrections: those of the node.
+        step: the step that the mixture has come to, and how far it is on the way to the next.
+        p: the probability of digit 1.
+    """
+
+    x: Array
+    chosen: list[Array]
+    final: Array
+    s: Array
+    q: float
+    corrections: Array
+    step: tuple[int, float]
+    p: float
 
 
 class Mixture:
@@ -56,17 +89,19 @@ class Mixture:
 
     Args:
         ways: for each symbol, its decisions (node, digit).
-        letter: for each symbol, whether words are made of it.
+        role: for each symbol, what it is to words and lines.
     """
 
-    def __init__(self, ways: Sequence[Sequence[tuple[int, int]]], letter: Sequence[bool]) -> None:
-        self.ways, self.letter = ways, letter
+    def __init__(self, ways: Sequence[Sequence[tuple[int, int]]], role: Sequence[int]) -> None:
+        self.ways, self.role = ways, role
         self.slots: dict[Any, Slot] = defaultdict(Slot)
         self.maps = np.full((K, 256), 0.5)
         self.match_map = np.full(65, 0.75)
         start = np.full(2 * K + 3, 0.15)
         self.weights: dict[tuple[str, int], Array] = defaultdict(start.copy)
-        self.final: dict[int, Array] = defaultdict(np.full(3, 1 / 3).copy)
+        self.final: dict[int, Array] = defaultdict(np.full(4, 1 / 4).copy)
+        unchanged = np.array([sigma(step / 2) for step in range(-16, 17)])
+        self.corrections: dict[int, Array] = defaultdict(unchanged.copy)
         self.read: list[int] = []
         self.last: dict[tuple[int, ...], int] = {}
         self.restart()
@@ -74,17 +109,55 @@ class Mixture:
     def restart(self) -> None:
         """Begin another text, with all that has been learned."""
         self.text: list[int] = []
-        self.word: tuple[int, ...] = ()
-        self.word_before: tuple[int, ...] = ()
         self.pointer = self.length = 0
         self.misses: list[bool] = []
 
     def contexts(self) -> list[Any]:
-        """Return the contexts: the last 0 to 6 symbols, the word, the word and the one before."""
-        padded = [None] * 6 + self.text
+        """Return the contexts: the last 0 to 6 symbols, the words, and the place in the line."""
+        padded = [None] * 7 + self.text
         orders = [(d, *padded[len(padded) - d :]) for d in range(7)]
         symbol = padded[-1]
-        return [*orders, ("word", self.word, symbol), ("words", self.word, self.word_before, symbol)]
+        word, *before = [*reversed(self.words()), (), (), ()]
+        basic = [*orders, ("word", word, symbol), ("words", word, before[0], symbol)]
+        line = self.line()
+        if line is None:
+            further = [("skip", *padded[-3:-1]), ("far", word, before[1], symbol), (7, *padded[-7:])]
+            return basic + further
+        field, above, next_above = line
+        place = [("above", field, above, symbol), ("field", field, word, symbol)]
+        return [*basic, *place, ("both", above, next_above, word, symbol)]
+
+    def words(self) -> list[tuple[int, ...]]:
+        """Return the words of the text; the last one is the one so far, which may be empty."""
+        words: list[tuple[int, ...]] = [()]
+        for y in self.text:
+            if self.role[y] == LETTER:
+                words[-1] = (*words[-1], y)
+            elif words[-1]:
+                words.append(())
+        return words
+
+    def line(self) -> tuple[int, int | None, int | None] | None:
+        """Return the number of the field, the symbol above and the next; None if there is no line before."""
+        lines: list[list[int]] = [[]]
+        for y in self.text:
+            lines[-1].append(y)
+            if self.role[y] == NEWLINE:
+                lines.append([])
+        if len(lines) == 1:
+            return None
+        before, now = lines[-2:]
+        begins, mine = self.fields(before), self.fields(now)
+        field = len(mine) - 1
+        if field >= 32 or field >= len(begins):
+            return min(field, 255), None, None
+        at = begins[field] + len(now) - mine[-1]
+        above, next_above = [*before[at : at + 2], None, None][:2]
+        return field, above, next_above
+
+    def fields(self, line: list[int]) -> list[int]:
+        """Return where the fields of a line begin."""
+        return [0] + [k + 1 for k, y in enumerate(line) if self.role[y] == BLANK]
 
     def match(self) -> int | None:
         """Return the symbol that followed the longest match, and remember this place."""
@@ -136,9 +209,9 @@ class Mixture:
                 network = self.network(pi, list(self.ways[y][:k]), v)
                 x = np.array([*self.inputs(contexts, v, expected, state), network, BIAS])
                 mixed.append(self.mix(x, contexts, v, 0 if expected is None else state))
-            for (_, digit, _), (x, chosen, final, s, p) in zip(decisions, mixed, strict=True):
-                self.learn(digit, x, chosen, final, s, p)
-                probabilities.append(p if digit else 1 - p)
+            for (_, digit, _), decided in zip(decisions, mixed, strict=True):
+                self.learn(digit, decided)
+                probabilities.append(decided.p if digit else 1 - decided.p)
         for v, digit, expected in decisions:
             for k, context in enumerate(contexts):
                 slot = self.slots[context, v]
@@ -148,10 +221,6 @@ class Mixture:
                 self.match_map[state] += 0.005 * ((expected == digit) - self.match_map[state])
         self.read.append(y)
         self.text.append(y)
-        if self.letter[y]:
-            self.word = (*self.word, y)
-        elif self.word:
-            self.word_before, self.word = self.word, ()
         return probabilities
 
     def inputs(self, contexts: list[Any], v: int, expected: int | None, state: int) -> list[float]:
@@ -159,7 +228,7 @@ class Mixture:
         found: list[float] = []
         for k, context in enumerate(contexts):
             slot = self.slots[context, v]
-            found += [stretch(slot.p / 2**22) if slot.n else 0.0, stretch(self.maps[k, slot.h])]
+            found += [stretch(slot.p / 2**18) if slot.n else 0.0, stretch(self.maps[k, slot.h])]
         sure = stretch(self.match_map[state])
         return [*found, 0.0 if expected is None else sure if expected else -sure]
 
@@ -173,19 +242,27 @@ class Mixture:
                 mass[way[len(done)][1]] += pi[y]
         return bounded(math.log((mass[1] + 1e-300) / (mass[0] + 1e-300)))
 
-    def mix(
-        self, x: Array, contexts: list[Any], v: int, state: int
-    ) -> tuple[Array, list[Array], Array, Array, float]:
-        """Return the inputs, the weights chosen for them and for the sums, the sums, and the probability of digit 1."""
+    def mix(self, x: Array, contexts: list[Any], v: int, state: int) -> Decided:
+        """Return how a decision is taken."""
         seen = sum(self.slots[context, v].n > 0 for context in contexts)
-        chosen = [self.weights["match", state], self.weights["node", v], self.weights["seen", seen]]
+        last = self.text[-1] + 1 if self.text else 0
+        names = [("match", state), ("node", v), ("seen", seen), ("last", last)]
+        chosen = [self.weights[name] for name in names]
         s = np.array([bounded(float(w @ x)) for w in chosen])
-        p = sigma(bounded(float(self.final[seen] @ s)))
-        return x, chosen, self.final[seen], s, min(max(int(p * 2**30), 256), 2**30 - 256) / 2**30
+        f = bounded(float(self.final[seen] @ s))
+        step, way = step_of(f)
+        corrections = self.corrections[v]
+        r = (1 - way) * corrections[step] + way * corrections[step + 1]
+        q = sigma(f)
+        p = min(max(int((q + r) / 2 * 2**30), 256), 2**30 - 256) / 2**30
+        return Decided(x, chosen, self.final[seen], s, q, corrections, (step, way), p)
 
-    def learn(self, digit: int, x: Array, chosen: list[Array], final: Array, s: Array, p: float) -> None:
+    def learn(self, digit: int, decided: Decided) -> None:
         """Move the weights."""
         rate = 0.002 + 0.02 / (1 + len(self.read) / 20000)
-        for w, s_j in zip(chosen, s, strict=True):
-            w += rate * (digit - sigma(s_j)) * x
-        final += 0.2 * rate * (digit - p) * s
+        for w, s_j in zip(decided.chosen, decided.s, strict=True):
+            w += rate * (digit - sigma(s_j)) * decided.x
+        decided.final[:] += 0.2 * rate * (digit - decided.q) * decided.s
+        step, way = decided.step
+        for at, share in ((step, 1 - way), (step + 1, way)):
+            decided.corrections[at] += 0.02 * share * (digit - decided.corrections[at])

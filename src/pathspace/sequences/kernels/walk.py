@@ -13,7 +13,7 @@ from .elementary import exponential, squash
 from .machine_code import njit
 
 
-@njit(error_model="numpy", fastmath=False, cache=True)
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
 def read(y, tau, first, sources, persistent, logistic, V, a):
     """Read symbol y: replace the potentials V and the activities a, both (N+1,)."""
     for j in range(1, len(V)):
@@ -25,7 +25,7 @@ def read(y, tau, first, sources, persistent, logistic, V, a):
     squash(V, logistic, a)
 
 
-@njit(error_model="numpy", fastmath=False, cache=True)
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
 def predict(a, w, pi):
     """Write pi (A,), the softmax over y of sum_i a_i w[i, y]."""
     for y in range(len(pi)):
