@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from pathspace.cli import app
 from pathspace.sequences import PCNN, Mixed, ModelFileError, load, mixed_storage
+from pathspace.sequences.kernels import mixing
 
 STEPS = sorted([1 << n for n in range(12, 27)] + [3 << n for n in range(11, 25)])
 """All sizes of the window that xz knows, from 4 KiB to 64 MiB."""
@@ -135,7 +136,7 @@ def test_parameters_and_weights_are_not_kept_twice(tmp_path):
     )
     contexts = Mixed().fit(text)
     weights = load_tensors(contexts.content())
-    assert {weights[name].dtype.name for name in mixed_storage.WEIGHTS} == {"float32"}
+    assert {weights[name].dtype.name for name in mixing.WEIGHTS} == {"float32"}
     contexts.save(tmp_path / "m")
     assert load(tmp_path / "m").bits(text) == contexts.bits(text)
     assert (tmp_path / "m").stat().st_size < 12_000
