@@ -525,14 +525,59 @@ def test_without_a_validation_part_nothing_that_has_learned_by_heart_is_kept(run
     options = ["-o", "m", "--share", 0, "--units", 24, "--passes", 100, "-q"]
     figures = json.loads(run("fit", "words", *options, "--json").stdout)
     rows = figures["training_bits_per_symbol_by_model"]
-    assert rows["network"] < rows["mixed"] < rows["contexts"]
-    assert figures["kept"] == "contexts"
+    assert rows["network"] < rows["contexts"]
+    # a mixture would not be kept, and is not made
+    assert (figures["kept"], rows.keys()) == ("contexts", {"network", "contexts"})
     output = run("fit", "words", *options).output
-    assert re.search(
-        r"network [\d.]+ \(fitted to it\), contexts [\d.]+, mixed [\d.]+ \(fitted to it\) bits", output
-    )
+    assert re.search(r"network [\d.]+ \(fitted to it\), contexts [\d.]+ bits", output)
     assert "kept is contexts alone" in output
-    assert "kept is the mixture" in run("fit", "words", *options, "--context", "--passes", 2).output
+    mixed = run("fit", "words", *options, "--context", "--passes", 2).output
+    assert "kept is the mixture" in mixed
+    assert re.search(r"contexts [\d.]+, mixed [\d.]+ bits", mixed)
+
+
+@pytest.mark.parametrize("gaining", [False, True])
+def test_without_a_length_a_network_is_trained_as_long_as_contexts_gain(run, log, book, monkeypatch, gaining):
+    monkeypatch.setattr("pathspace.sequences.cli.gains.FIRST", 4)
+    looked = []
+
+    def bits(contexts, *_):
+        looked.append(contexts.validation_bits_)
+        # it gains 10 % twice, or nothing at all
+        return looked[0] * (0.9 ** min(len(looked), 2) if gaining else 0.995)
+
+    monkeypatch.setattr("pathspace.sequences.cli.gains.bits_beside", bits)
+    result = run("fit", book, "-o", "m", "--units", 4, "--json")
+    figures = json.loads(result.stdout)
+    assert "contexts alone need" in result.stderr
+    assert figures["passes"] == (16 if gaining else 4)
+    assert f"after {figures['passes']} passes the network has gained 0." in result.stderr
+    rows = figures["validation_bits_per_symbol_by_model"]
+    assert ("mixed" in rows) is gaining
+    assert f"alone need {rows['contexts']:.4f} bits/symbol" in result.stderr
+    # it goes on when it is told to, and is trained as long as somebody says
+    told = json.loads(run("fit", book, "-o", "m", "--resume", "--passes", 20, "--json").stdout)
+    assert told["passes"] == 20
+    asked = run("fit", book, "-o", "m", "--units", 4, "--passes", 6, "--json", "-q")
+    assert json.loads(asked.stdout)["passes"] == 6
+    assert not asked.stderr
+
+
+def test_the_command_mixes_as_python_does(run, log):
+    figures = json.loads(fit(run, log, "--context", "--json").stdout)
+    text = log.read_bytes()
+    mixed = Mixed(PCNN(units=6, connectivity=3, passes=40)).fit(text, 0.1)
+    held = figures["validation_bits_per_symbol_by_model"]["mixed"] * int(len(text) * 0.1)
+    assert held == pytest.approx(mixed.validation_bits_)
+    assert load("m").bits(text) == pytest.approx(mixed.bits(text))
+
+
+def test_compiling_is_named(run, book, monkeypatch):
+    options = ("fit", book, "-o", "m", "--units", 4, "--passes", 0)
+    assert "compiling" not in run(*options).stderr
+    monkeypatch.setattr("pathspace.sequences.cli.console.is_compiled", lambda _: False)
+    assert "compiling, once after an installation" in run(*options).stderr
+    assert "compiling" not in run(*options, "-q").stderr
 
 
 def test_folds_tell_what_they_held_back_of_the_network_alone(run, log, book):
@@ -542,7 +587,7 @@ def test_folds_tell_what_they_held_back_of_the_network_alone(run, log, book):
     assert (figures["kept"], figures["validation_bits_per_symbol"]) == ("contexts", None)
     held = figures["validation_bits_per_symbol_by_model"]
     assert held.keys() == {"network"}
-    assert rows["mixed"] < rows["contexts"] < held["network"]
+    assert rows["contexts"] < held["network"]
     figures = json.loads(fit(run, book, *two, "--no-context").stdout)
     assert figures["validation_bits_per_symbol"] > 0
 

@@ -11,7 +11,17 @@ from numba.core.registry import cpu_target
 
 from pathspace.nn.kernels import compiled as nn_compiled
 from pathspace.sequences.baselines import context_tree, hidden_markov
-from pathspace.sequences.kernels import coding, elementary, machine_code, mixing, output, solve, walk
+from pathspace.sequences.kernels import (
+    coding,
+    contexts,
+    elementary,
+    machine_code,
+    mixing,
+    mixing_3,
+    output,
+    solve,
+    walk,
+)
 from pathspace.sequences.kernels import compiled as sequences_compiled
 
 
@@ -56,7 +66,7 @@ def test_compiled_code_that_is_damaged_on_disk_is_compiled_anew(tmp_path):
 
 
 def kept_functions():
-    kernels = [coding, sequences_compiled, elementary, mixing, output, solve, walk]
+    kernels = [coding, contexts, sequences_compiled, elementary, mixing, mixing_3, output, solve, walk]
     modules = [*kernels, context_tree, hidden_markov, nn_compiled]
     found = {function for module in modules for function in vars(module).values() if is_kept(function)}
     assert len(found) > 30
@@ -81,3 +91,27 @@ def test_every_function_whose_code_is_kept_survives_damage(monkeypatch):
         assert function._cache.load_overload((), cpu_target.target_context) is None
         assert function._cache.save_overload((), None) is None
         assert emptied == [function._cache] * 2
+
+
+class Kept:
+    """A compiled function whose code on disk is what is said; None: it cannot be read."""
+
+    def __init__(self, signatures, index):
+        self.signatures, self._index = signatures, index
+        self._cache = self._cache_file = self
+
+    def _load_index(self):
+        if self._index is None:
+            raise OSError("no such file")
+        return self._index
+
+
+def test_compiled_code_is_known_in_memory_and_on_disk():
+    assert machine_code.is_compiled(Kept([(float,)], None))
+    assert machine_code.is_compiled(Kept([], {"signature": "file"}))
+    assert not machine_code.is_compiled(Kept([], {}))
+    assert not machine_code.is_compiled(Kept([], None))
+    mixing.combine(1, 2)
+    assert machine_code.is_compiled(mixing.combine)
+    # what Numba itself says of its files
+    assert isinstance(mixing.combine._cache._cache_file._load_index(), dict)

@@ -5,7 +5,6 @@ Alphabet of this module: A symbols.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -162,16 +161,29 @@ class Mixed(Reader):
         vars(self).pop("_reading", None)
         self.alphabet_ = self.model.alphabet_
         fold = fold_of(self.alphabet_, text, validation, mask, validation_mask)
+        seconds = self.model.seconds if options.get("seconds") is None else options["seconds"]
+        return self._weigh(fold, options.get("passes"), None if seconds is None else seconds / 2)
+
+    def _weigh(
+        self,
+        fold: Fold,
+        passes: int | None,
+        seconds: float | None,
+        progress: Progress | None = None,
+    ) -> Self:
+        """Learn the contexts, and from the second half of the text how far to trust a network of the first."""
         half = len(fold.corpus.x) // 2
-        other = None if self.silent else _fitted_to_half(self.model, fold, half, options)
+        other = None
+        if self.model is not None and not self.silent:
+            other = _fitted_to_half(self.model, fold, half, passes, seconds)
         reading = _blank_reading(fold, self.alphabet_)
         with one_thread():
             if other is None:
-                bits = reading.learn(fold.corpus)
+                bits = reading.learn(fold.corpus, progress=progress)
             else:
-                bits = reading.learn(fold.corpus.beginning(half))
+                bits = reading.learn(fold.corpus.beginning(half), progress=progress)
                 reading = Reading(other, reading.tree, reading.memory)
-                bits += reading.learn(fold.corpus, since=half)
+                bits += reading.learn(fold.corpus, since=half, progress=progress)
         return self._keep(reading, bits, fold)
 
     def read(
@@ -307,24 +319,65 @@ class Mixed(Reader):
         return mixed
 
 
+def beside_contexts(contexts: Mixed, network: SequenceModel) -> Mixed:
+    """Return contexts that have been read alone with a silent network of their alphabet, which is fitted by now."""
+    mixed = Mixed(network, silent=True)
+    mixed.alphabet_ = network.alphabet_
+    mixed._reading, mixed._bounds = contexts.reading_, contexts._bounds
+    mixed.bits_, mixed.validation_bits_ = contexts.bits_, contexts.validation_bits_
+    return mixed
+
+
+def bits_beside(contexts: Mixed, network: Parameters, corpus: Corpus) -> float:
+    """Return the bits of a text that contexts read with a network, whose weights have not been learned.
+
+    Args:
+        contexts: which have been read alone.
+        network: its parameters.
+        corpus: the text, by the numbers of their alphabet.
+    """
+    own = contexts.begin(len(corpus.x))
+    with one_thread():
+        return Reading(network, own.tree, own.memory).learn(corpus)
+
+
+def mixed_after_fit(
+    network: SequenceModel,
+    fold: Fold,
+    *,
+    passes: int,
+    seconds: float | None = None,
+    progress: Progress | None = None,
+) -> Mixed:
+    """Return what `Mixed.fit` makes of a network that has been fitted already.
+
+    Args:
+        network: the fitted network.
+        fold: the text that it was fitted to.
+        passes: of the second network over the first half of the text.
+        seconds: of that training at most, None: as many as it takes.
+        progress: called with the symbols read and their number.
+    """
+    mixed = Mixed(network)
+    mixed.alphabet_ = network.alphabet_
+    return mixed._weigh(fold, passes, seconds, progress)
+
+
 def _blank_reading(fold: Fold, alphabet: Alphabet, network: Parameters | None = None) -> Reading:
     decisions = tree(fold.corpus.counts, alphabet)
     return Reading(network, decisions, blank(decisions, len(fold.corpus.x)))
 
 
 def _fitted_to_half(
-    model: SequenceModel, fold: Fold, half: int, options: Mapping[str, Any]
+    model: SequenceModel, fold: Fold, half: int, passes: int | None, seconds: float | None
 ) -> Parameters | None:
     """Return a network like this one that knows the first half of the text alone; None if a half is too short."""
     corpus = fold.corpus
     if not corpus.chi[:half].any() or not corpus.chi[half:].any():
         return None
-    seconds = model.seconds if options.get("seconds") is None else options["seconds"]
     first = Fold(corpus.beginning(half), fold.validation)
     try:
-        return model.trained_on(
-            first, passes=options.get("passes"), seconds=None if seconds is None else seconds / 2
-        )
+        return model.trained_on(first, passes=passes, seconds=seconds)
     except TooShortError:
         return None
 

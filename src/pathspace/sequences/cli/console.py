@@ -17,6 +17,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from pathspace.progress import shown
+from pathspace.sequences.kernels import mixing
+from pathspace.sequences.kernels.machine_code import is_compiled
 
 console = Console(stderr=True)
 
@@ -74,5 +76,12 @@ def per_symbol(bits: float, symbols: int) -> float:
 @contextmanager
 def symbols_shown(name: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
     """Show how far a command is while the block runs; it is told how many symbols of how many are done."""
+    say_if_compiling(quiet, mixing.run)
     with shown(name, console, quiet=quiet) as show:
         yield lambda done, total: show(done / max(total, 1), f"{done}/{total} symbols")
+
+
+def say_if_compiling(quiet: bool, function: Any) -> None:
+    """Say that a kernel is compiled first, which may take longer than what follows."""
+    if not quiet and not is_compiled(function):
+        console.print("compiling, once after an installation: up to a minute", highlight=False)

@@ -34,9 +34,13 @@ from .files import (
     writable,
 )
 from .fit_texts import SHARE, Choices, Texts
-from .result import Result, mix
+from .gains import Enough, Gains
+from .result import Result, look_at_contexts, mix
 from .resumed import PASSES, check_resumed, network_of, set_budget, what_ended
 from .worth import baseline_bits
+
+_LENGTHS = ("passes", "seconds", "patience", "restarts", "grow")
+"""Options that say how long to train."""
 
 
 class _FitReport:
@@ -54,6 +58,7 @@ class _FitReport:
         self._symbols, self._held = symbols, held
         self._number = 1
         self.last: Training | None = None
+        self.gains: Gains | None = None
 
     def __call__(self, training: Training) -> None:
         if self.last is not None and training.passes <= self.last.passes:
@@ -70,6 +75,8 @@ class _FitReport:
             state += f" train {per_symbol(training.validation_bits, self._held):.4f} valid"
         state += f" bits/symbol  rates {training.rate_w:.2g} {training.rate_tau:.2g}"
         self._show(min(done, 1.0), state)
+        if self.gains is not None:
+            self.gains.look(training)
 
 
 def fit(
@@ -196,11 +203,14 @@ def fit(
 ) -> None:
     """Learn a file and write the model; the best by the validation part is kept.
 
-    Then the network is mixed with contexts: what followed the last symbols, the word, the longest match. Logs and
-    English text need that. The mixture, the network or contexts alone are kept, whichever need the fewest bits on the
-    validation part. Where there is none, contexts alone are kept, as nothing tells whether the network has learned the
-    file by heart; with --folds, the network if it needs fewer bits on what they held back. With contexts the file holds
-    the training text, packed; --context keeps the mixture, --no-context the network alone.
+    Contexts are read first: what followed the last symbols, the word, the longest match. Logs and English text need
+    them, and seconds later their bits are said. Then a network is trained. Without --passes, --seconds, --patience,
+    --restarts and --grow it goes on as long as it gains contexts 1 % of the validation part each time its passes
+    double, from 25 on. It is mixed with contexts; a second network of half the text tells how far to trust it. The
+    mixture, the network or contexts alone are kept, whichever need the fewest bits on the validation part. Where there
+    is none, contexts alone are kept, as nothing tells whether the network has learned the file by heart; with --folds,
+    the network if it needs fewer bits on what they held back. With contexts the file holds the training text, packed;
+    --context keeps the mixture, --no-context the network alone.
 
     At the end, the bits per symbol of the validation part stand beside those of bzip2, xz and context tree weighting
     after the same training part; not so with --after, whose symbols they cannot single out, and with --folds.
@@ -272,8 +282,13 @@ def fit(
         replaces = not resume and output.is_file()
         with beside(output, fresh) as checkpoint:
             place = _Place(output, checkpoint, resume, fresh, replaces)
-            interrupted = _train(network, texts, place, choices.context, quiet)
-            result = _mix(network, texts, place, choices.context, quiet, interrupted)
+            contexts = None
+            if choices.context is not False:
+                contexts = look_at_contexts(network, texts, quiet, fitted=resume)
+            is_free = folds == 1 and not resume and not _asked(command, dict.fromkeys(_LENGTHS))
+            gains = Gains(contexts, texts) if contexts and texts.held_counted and is_free else None
+            interrupted = _train(network, texts, place, choices.context, quiet, gains)
+            result = _mix(network, texts, place, contexts, gains, quiet, interrupted)
         others = {}
         if folds == 1 and choices.after is None and texts.held_counted:
             if not quiet:
@@ -361,8 +376,17 @@ class _Place:
         return "the same command without --fresh" if self.fresh else "the same command"
 
 
-def _train(network: SequenceModel, texts: Texts, place: _Place, context: bool | None, quiet: bool) -> bool:
+def _train(
+    network: SequenceModel,
+    texts: Texts,
+    place: _Place,
+    context: bool | None,
+    quiet: bool,
+    gains: Gains | None,
+) -> bool:
     """Train and save the network, and say whether that was interrupted with something to save.
+
+    With gains the training ends where they do.
 
     Raises:
         KeyboardInterrupt: it was, with nothing to save.
@@ -372,6 +396,7 @@ def _train(network: SequenceModel, texts: Texts, place: _Place, context: bool | 
     begun, interrupted = network.training_.passes if place.resume else 0, False
     with shown("fit", console, quiet=quiet, bound="at most") as show:
         report = _FitReport(show, network.passes, network.seconds, max(texts.counted, 1), texts.held_counted)
+        report.gains = gains
         try:
             network.fit(
                 texts.text,
@@ -383,6 +408,11 @@ def _train(network: SequenceModel, texts: Texts, place: _Place, context: bool | 
                 checkpoint=place.checkpoint,
                 **texts.masks,
             )
+        except Enough as enough:
+            assert report.last is not None
+            network.training_ = looked(report.last, texts.fold(network.alphabet_).validation)
+            if not quiet:
+                _say(str(enough))
         except KeyboardInterrupt:
             if report.last is None or network.restarts > 1 or place.replaces:
                 told = f"{place.again} goes on from its checkpoints" if place.begun else "nothing is saved"
@@ -408,7 +438,8 @@ def _mix(
     network: SequenceModel,
     texts: Texts,
     place: _Place,
-    context: bool | None,
+    contexts: Mixed | None,
+    gains: Gains | None,
     quiet: bool,
     interrupted: bool,
 ) -> Result:
@@ -416,9 +447,12 @@ def _mix(
     counts = texts.counted, texts.held_counted
     result = Result(place.output, network.training_, *counts, network.ensemble > 1, interrupted=interrupted)
     kept: SequenceModel | Mixed = network
-    if context is not False:
+    if contexts is not None:
+        context = network.told_["context"]
+        # without a validation part of its own nothing tells whether a mixture is better, and it is not kept
+        measured = texts.held is not None and (gains is None or gains.has_any)
         try:
-            mixtures = mix(network, texts.text, texts.held, quiet, **texts.masks)
+            mixtures = mix(network, texts, contexts, quiet, mixed=bool(context) or measured)
         except KeyboardInterrupt:
             if place.checkpoint is not None:
                 again = "--resume" if interrupted else place.again

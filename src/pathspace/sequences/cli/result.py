@@ -3,32 +3,76 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pathspace.sequences.mixed import Mixed
+from pathspace.sequences.mixed import Mixed, beside_contexts, mixed_after_fit
 from pathspace.sequences.sequence_model import SequenceModel
 from pathspace.sequences.training import Training
 
-from .console import per_symbol, say, symbols_shown
+from .console import console, per_symbol, say, symbols_shown
+from .fit_texts import Texts
 from .worth import verdict
 
 Kept = Literal["network", "mixed", "contexts"]
 
 
-def mix(network: SequenceModel, text: Any, held: Any, quiet: bool, **masks: Any) -> dict[str, Mixed]:
-    """Return contexts beside a silent network, and the network mixed with them, both of which have read the text.
+def look_at_contexts(network: SequenceModel, texts: Texts, quiet: bool, *, fitted: bool) -> Mixed:
+    """Return what contexts alone learn from the texts, and say what they need on the validation part.
+
+    Args:
+        network: which will be trained, or trained further.
+        texts: of the fit.
+        quiet: whether nothing is said.
+        fitted: whether the network has been fitted, so that its alphabet is theirs.
+    """
+    begun = time.monotonic()
+    with symbols_shown("contexts alone", quiet) as progress:
+        if fitted:
+            contexts = Mixed(network, silent=True).read(
+                texts.text, texts.held, progress=progress, **texts.masks
+            )
+        else:
+            contexts = Mixed().read(
+                texts.text,
+                texts.held,
+                alphabet=texts.known,
+                tokens=texts.mode,
+                progress=progress,
+                **texts.masks,
+            )
+    if not quiet and contexts.validation_bits_ is not None:
+        each = per_symbol(contexts.validation_bits_, texts.held_counted)
+        console.print(
+            f"contexts alone need {each:.4f} bits/symbol of the validation part, after "
+            f"{time.monotonic() - begun:.1f} s",
+            highlight=False,
+            soft_wrap=True,
+        )
+    return contexts
+
+
+def mix(
+    network: SequenceModel, texts: Texts, contexts: Mixed, quiet: bool, *, mixed: bool
+) -> dict[str, Mixed]:
+    """Return contexts beside the silent network, and the network mixed with them if that is asked for.
 
     A network without a pass is not mixed: it says next to nothing, and that would take as long again.
     """
-    found = {}
-    with symbols_shown("contexts alone", quiet) as progress:
-        found["contexts"] = Mixed(network, silent=True).read(text, held, progress=progress, **masks)
-    if network.training_.passes:
-        with symbols_shown("mix", quiet) as progress:
-            # it knows the text, and the validation part tells whether the mixture is worse for it
-            found["mixed"] = Mixed(network).read(text, held, unseen=True, progress=progress, **masks)
+    found = {"contexts": beside_contexts(contexts, network)}
+    training = network.training_
+    if mixed and training.passes:
+        seconds = None if network.seconds is None else training.seconds / 2
+        with symbols_shown("mix, after a second network of half the text", quiet) as progress:
+            found["mixed"] = mixed_after_fit(
+                network,
+                texts.fold(network.alphabet_),
+                passes=training.passes,
+                seconds=seconds,
+                progress=progress,
+            )
     return found
 
 
@@ -121,7 +165,7 @@ class Result:
             }
             fitted = "" if self.held_bits else " (fitted to it)"
             told = ", ".join(
-                f"{name} {each:.4f}{'' if name == 'contexts' else fitted}"
+                f"{name} {each:.4f}{fitted if name == 'network' else ''}"
                 for name, each in rows.items()
                 if not math.isnan(each)
             )

@@ -40,6 +40,17 @@ def njit(*, owns_arrays: bool = True, **options: Any) -> Callable[[Callable[...,
     return compiled
 
 
+def is_compiled(function: Any) -> bool:
+    """Whether the code of a function is there, in this process or on disk."""
+    if function.signatures:
+        return True
+    try:
+        return bool(function._cache._cache_file._load_index())
+    except Exception:
+        # no code is kept, or what is there cannot be read
+        return False
+
+
 @cache
 def _say_so() -> None:
     warnings.warn(
