@@ -290,6 +290,8 @@ CHANGES = {
     "bits": ({}, {"bits": str}),
     "network": ({}, {"network": lambda network: network | {"units": 9}}),
     "silent": ({}, {"silent": str}),
+    "first": ({}, {"first": lambda first: first + 1}),
+    "generation": ({}, {"generation": lambda generation: generation + 1}),
     "later": ({}, {"version": lambda version: version + 1}),
 }
 

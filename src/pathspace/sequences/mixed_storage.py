@@ -4,8 +4,8 @@ tensors   network.* as in `storage` if there is a network; history: the numbers 
           little-endian in 1, 2 or 4 bytes each, packed by LZMA; bounds; the weights of
           the mixers
 metadata  "pathspace.sequences.mixed": JSON with the version, the alphabet, the description of the network, whether
-          it is silent, the code lengths, the size of the history, the generation of the contexts (1 without it) and
-          a checksum of all that and of the tensors
+          it is silent, the code lengths, the size of the history and of what was learned first, the generation of the
+          contexts (1 without it) and a checksum of all that and of the tensors
 
 The table of the contexts would take tens of megabytes; reading the text again brings it back in a second or two for
 each million symbols. What keeps a context keeps the text anyway.
@@ -51,6 +51,7 @@ class StoredMixture:
         bits: code lengths of training and validation text.
         silent: whether the network has no say.
         generation: of the contexts.
+        first: symbols of the first text, by which decisions and tables were made.
     """
 
     network: Stored | None
@@ -61,6 +62,7 @@ class StoredMixture:
     bits: tuple[float, float | None]
     silent: bool = False
     generation: int = NOW
+    first: int = 0
 
 
 def _width(A: int) -> str:
@@ -117,6 +119,7 @@ def dump(stored: StoredMixture) -> bytes:
         "network": network,
         "silent": stored.silent,
         "generation": stored.generation,
+        "first": stored.first,
     }
     tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     description["checksum"] = storage.checksum(description, tensors)
@@ -180,7 +183,22 @@ def _build(description: dict[str, Any], tensors: dict[str, np.ndarray]) -> Store
         raise ValueError("there are no bounds of the texts")
     if bounds[0] != 0 or bounds[-1] != T or (np.diff(bounds) < 1).any():
         raise ValueError("the bounds of the texts do not fit")
+    first = description.get("first", T)
+    if type(first) is not int or not 1 <= first <= T:
+        raise ValueError(f"the first text has {first!r} symbols")
     generation = description.get("generation", BEFORE)
+    weights = _weights(tensors, generation, A)
+    bits, held = description["bits"]
+    if not (isinstance(bits, float) and math.isfinite(bits) and (held is None or math.isfinite(held))):
+        raise ValueError("the code lengths are not finite")
+    silent = description.get("silent", False)
+    if not isinstance(silent, bool):
+        raise ValueError(f"the network is silent: {silent!r}")
+    return StoredMixture(network, alphabet, history, bounds, weights, (bits, held), silent, generation, first)
+
+
+def _weights(tensors: dict[str, np.ndarray], generation: Any, A: int) -> dict[str, NDArray[np.float64]]:
+    """Return the weights of the mixers; raises ValueError if they do not fit the contexts."""
     if generation not in (BEFORE, NOW):
         raise ValueError(f"the contexts are of generation {generation!r}")
     shapes = shapes_of(generation, A)
@@ -190,13 +208,7 @@ def _build(description: dict[str, Any], tensors: dict[str, np.ndarray]) -> Store
         is_float = tensors[name].dtype in (np.float32, np.float64)
         if array.shape != shape or not is_float or not np.isfinite(array).all():
             raise ValueError(f"the weights {name!r} are not {shape} finite numbers")
-    bits, held = description["bits"]
-    if not (isinstance(bits, float) and math.isfinite(bits) and (held is None or math.isfinite(held))):
-        raise ValueError("the code lengths are not finite")
-    silent = description.get("silent", False)
-    if not isinstance(silent, bool):
-        raise ValueError(f"the network is silent: {silent!r}")
-    return StoredMixture(network, alphabet, history, bounds, weights, (bits, held), silent, generation)
+    return weights
 
 
 def _unpack(packed: np.ndarray, T: int, width: np.dtype) -> IntArray:

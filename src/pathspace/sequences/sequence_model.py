@@ -71,7 +71,7 @@ class SequenceModel(Reader):
     kind: ClassVar[Kind]
     told_: Mapping[str, Any] = MappingProxyType({})
     _begun: Mapping[str, Any] = MappingProxyType({})
-    _learned: _Learned | None = None
+    _learned: tuple[_Learned, ...] = ()
 
     def __init__(
         self,
@@ -244,8 +244,57 @@ class SequenceModel(Reader):
                 stacklevel=2,
             )
         self.training_ = done[0]
-        self._learned = _Learned.of(fold_of(self.alphabet_, text, validation, mask, validation_mask).corpus)
+        learned = _Learned.of(fold_of(self.alphabet_, text, validation, mask, validation_mask).corpus)
+        self._learned = (*self._learned, learned) if resume else (learned,)
         return self
+
+    def partial_fit(
+        self,
+        text: Texts,
+        validation: Texts | float | None = None,
+        *,
+        mask: Any = None,
+        validation_mask: Any = None,
+        alphabet: Any = None,
+        tokens: Mode | None = None,
+        passes: int = 2,
+    ) -> Self:
+        """Make some passes over one more text, or several, from where the network stands.
+
+        Args:
+            text: as for `fit`.
+            validation: as for `fit`: with it the best of all passes is kept.
+            mask: booleans, one for each symbol: which are to be predicted.
+            validation_mask: the same for the validation text.
+            alphabet: at the first call, symbols that the network shall know beyond those of the text.
+            tokens: at the first call, what a symbol is.
+            passes: how many; every other one moves the writing weights, and those between the transition weights.
+
+        Raises:
+            UnseenSymbolError: if a symbol is new after the first call.
+            ValueError: as `fit` does; if there are an alphabet or tokens after the first call.
+
+        Example:
+            >>> from pathspace.sequences import PCNN
+            >>> model = PCNN(units=4).partial_fit("abab", alphabet="abc")
+            >>> model.partial_fit("acac", passes=20).bits("acac") < model.bits("bbbb")
+            True
+        """
+        begun = hasattr(self, "training_")
+        if begun and (alphabet is not None or tokens is not None):
+            raise ValueError(
+                "the first call of partial_fit settles the alphabet: give alphabet and tokens to that one, or fit anew"
+            )
+        return self.fit(
+            text,
+            validation,
+            mask=mask,
+            validation_mask=validation_mask,
+            alphabet=alphabet,
+            tokens=tokens,
+            passes=passes + (self.training_.passes if begun else 0),
+            resume=begun,
+        )
 
     def _trained(
         self,
@@ -288,12 +337,12 @@ class SequenceModel(Reader):
 
     def has_learned(self, corpus: Corpus) -> bool:
         """Whether the last fit was to this text, or to its beginning; a model from a file does not know."""
-        return self._learned is not None and self._learned.begins(corpus)
+        return any(learned.begins(corpus) for learned in self._learned)
 
     def restore(self, alphabet: Alphabet, training: Training) -> None:
         """Take over what another model has learned, which was begun with the arguments of this one."""
         self.alphabet_, self.training_, self._begun = alphabet, training, self._arguments()
-        self._learned = None
+        self._learned = ()
 
     def _arguments(self) -> dict[str, Any]:
         """Return those that decide a network before it has learned anything, and nothing afterwards."""
