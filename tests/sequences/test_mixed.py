@@ -291,6 +291,7 @@ CHANGES = {
     "network": ({}, {"network": lambda network: network | {"units": 9}}),
     "silent": ({}, {"silent": str}),
     "first": ({}, {"first": lambda first: first + 1}),
+    "end": ({}, {"end": lambda _: 999}),
     "generation": ({}, {"generation": lambda generation: generation + 1}),
     "later": ({}, {"version": lambda version: version + 1}),
 }

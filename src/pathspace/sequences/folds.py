@@ -7,14 +7,14 @@ predicted.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real  # what numpy numbers are, too
 from typing import Any
 
 import numpy as np
 
 from .text import Alphabet, Corpus, Given, Text
-from .tokens import Mode, alphabet_over, mode_of, sequences_of
+from .tokens import Mode, TokenAlphabet, Tokens, alphabet_over, mode_of, sequences_of
 
 Texts = Text | Sequence[Any]
 
@@ -46,13 +46,65 @@ def held_back(validation: Any, mode: Mode) -> list[Any]:
     return [] if is_share(validation) else sequences_of(validation, mode).parts
 
 
-def alphabet_of_texts(text: Any, validation: Any, known: Any, tokens: Mode | None) -> Alphabet:
-    """Return the alphabet of a text to learn, of one held back, and of symbols to be known besides, None for none."""
+def alphabet_of_texts(
+    text: Any, validation: Any, known: Any, tokens: Mode | None, end: Any = None
+) -> Alphabet:
+    """Return the alphabet of a text to learn, of one held back, and of symbols to be known besides, None for none.
+
+    Args:
+        text: to learn.
+        validation: held back, or a share, or None.
+        known: symbols to be known besides, or None.
+        tokens: what a symbol is.
+        end: the symbol that ends each text, or None.
+
+    Raises:
+        ValueError: if the end is no single symbol.
+    """
     mode = mode_of(text, tokens)
     parts = sequences_of(text, mode).parts + held_back(validation, mode)
     if known is not None:
         parts += sequences_of(known, mode).parts
-    return alphabet_over(parts, mode)
+    if end is None:
+        return alphabet_over(parts, mode)
+    ending = _ending(end, mode, isinstance(parts[0], bytes))
+    alphabet = alphabet_over([*parts, ending], mode)
+    return replace(alphabet, end=int(alphabet.encode(ending)[0]))
+
+
+def _ending(end: Any, mode: Mode, of_bytes: bool) -> Any:
+    """Return the text of the symbol that ends texts."""
+    if mode is not False:
+        return Tokens([end])
+    if of_bytes and isinstance(end, int) and 0 <= end < 256:
+        return bytes([end])
+    kind = "a byte" if of_bytes else "a character"
+    if not isinstance(end, bytes if of_bytes else str) or len(end) != 1:
+        raise ValueError(f"end must be {kind}, as the texts have them, got {end!r}")
+    return end
+
+
+def check_end(alphabet: Alphabet, end: Any) -> None:
+    """Refuse to end texts otherwise than the model was begun with; raises ValueError."""
+    if end is None:
+        return
+    known, text = alphabet.end, alphabet.symbols
+    mode: Mode = alphabet.mode if isinstance(alphabet, TokenAlphabet) else False
+    ending = _ending(end, mode, isinstance(text, bytes))
+    numbers, is_known = alphabet.numbers(ending)
+    if known is None or not is_known[0] or numbers[0] != known:
+        begun = "no end" if known is None else f"the end {text[known]!r}"
+        raise ValueError(f"the model was begun with {begun}, got {end!r}: leave end out, or fit anew")
+
+
+def with_ends(
+    alphabet: Alphabet, encoded: list[np.ndarray], masks: list[np.ndarray] | None
+) -> tuple[list[np.ndarray], list[np.ndarray] | None]:
+    """Return texts and their masks with the symbol after each that ends it, if the alphabet has one."""
+    if alphabet.end is None:
+        return encoded, masks
+    ended = [np.append(x, alphabet.end) for x in encoded]
+    return ended, None if masks is None else [np.append(mask, True) for mask in masks]
 
 
 def _as_mask(mask: Any) -> np.ndarray:
@@ -96,7 +148,7 @@ def fold_of(
     """Return the texts to learn and to stop on, which may be a share of the former, by numbers of an alphabet."""
     given, A = alphabet.sequences(text), len(alphabet)
     encoded = [alphabet.encode(part) for part in given.parts]
-    masks = as_masks(mask, given)
+    encoded, masks = with_ends(alphabet, encoded, as_masks(mask, given))
     if validation_mask is not None and is_share(validation):
         raise ValueError(
             "validation_mask is the mask of a validation text, and none is given: a share of the text to learn has its "
@@ -105,12 +157,17 @@ def fold_of(
     if validation is None or validation == 0:
         return Fold(Corpus.of(encoded, A, masks))
     if isinstance(validation, int | float | Real):
+        if alphabet.end is not None:
+            raise ValueError(
+                "a share for validation would hold back the ends of all texts: give validation texts, or leave out end"
+            )
         return keep_back(encoded, masks, float(validation), A)
     kept_back = alphabet.sequences(validation)
     held = [alphabet.encode(part) for part in kept_back.parts]
     if not any(len(x) for x in held):
         raise ValueError("the validation text is empty: give one with a symbol to score, or None for none")
-    return Fold(Corpus.of(encoded, A, masks), Corpus.of(held, A, as_masks(validation_mask, kept_back)))
+    held, held_masks = with_ends(alphabet, held, as_masks(validation_mask, kept_back))
+    return Fold(Corpus.of(encoded, A, masks), Corpus.of(held, A, held_masks))
 
 
 @dataclass(frozen=True, eq=False)

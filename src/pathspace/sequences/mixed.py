@@ -11,7 +11,7 @@ import numpy as np
 
 from . import mixed_storage
 from .decisions import tree
-from .folds import Fold, Texts, TooShortError, alphabet_of_texts, fold_of, to_score
+from .folds import Fold, Texts, TooShortError, alphabet_of_texts, check_end, fold_of, to_score
 from .mixing import Reading, blank, blank_of
 from .one_thread import one_thread
 from .parameters import Parameters
@@ -116,6 +116,7 @@ class Mixed(Reader):
         validation_mask: Any = None,
         alphabet: Any = None,
         tokens: Mode | None = None,
+        end: Any = None,
         **options: Any,
     ) -> Self:
         """Fit the network as :meth:`SequenceModel.fit` does, and learn the contexts and the mixing weights.
@@ -131,6 +132,7 @@ class Mixed(Reader):
             validation_mask: the same for the validation text.
             alphabet: symbols the model shall know beyond those of the texts.
             tokens: what a symbol is, as for the network's fit.
+            end: the symbol that ends each text, as for the network's fit.
             options: of the fit of the network.
 
         Raises:
@@ -148,6 +150,7 @@ class Mixed(Reader):
                 validation_mask=validation_mask,
                 alphabet=alphabet,
                 tokens=tokens,
+                end=end,
             )
         self.model.fit(
             text,
@@ -156,6 +159,7 @@ class Mixed(Reader):
             validation_mask=validation_mask,
             alphabet=alphabet,
             tokens=tokens,
+            end=end,
             **options,
         )
         vars(self).pop("_reading", None)
@@ -195,6 +199,7 @@ class Mixed(Reader):
         validation_mask: Any = None,
         alphabet: Any = None,
         tokens: Mode | None = None,
+        end: Any = None,
         unseen: bool | None = None,
         progress: Progress | None = None,
     ) -> Self:
@@ -207,6 +212,7 @@ class Mixed(Reader):
             validation_mask: the same for the validation text.
             alphabet: symbols that a model without a network shall know beyond those of the texts.
             tokens: what a symbol is to a model without a network, as for a network's fit.
+            end: the symbol that ends each text of a model without a network, as for a network's fit.
             unseen: whether the text is new to the network, so that the weights can learn from it how far to trust the
                 network. False: they are learned without it, and it begins with the weight of every input. None: false
                 if the network was fitted to this text, or to its beginning; one from a file, or merged, no longer tells
@@ -220,9 +226,10 @@ class Mixed(Reader):
         """
         vars(self).pop("_reading", None)  # what fails here leaves no memory of another alphabet
         if self.model is None:
-            self.alphabet_ = alphabet_of_texts(text, validation, alphabet, tokens)
+            self.alphabet_ = alphabet_of_texts(text, validation, alphabet, tokens, end)
         else:
             self.alphabet_ = _fitted(self.model).alphabet_
+            check_end(self.alphabet_, end)
         fold = fold_of(self.alphabet_, text, validation, mask, validation_mask)
         if unseen is None:
             unseen = self.model is None or self.silent or not self.model.has_learned(fold.corpus)
@@ -238,6 +245,7 @@ class Mixed(Reader):
         mask: Any = None,
         alphabet: Any = None,
         tokens: Mode | None = None,
+        end: Any = None,
         progress: Progress | None = None,
     ) -> Self:
         """Learn one more text, or several, and keep all that has been learned; the network stays as it is.
@@ -249,6 +257,7 @@ class Mixed(Reader):
             mask: booleans, one for each symbol: which are to be predicted.
             alphabet: at the first call, symbols that a model without a network shall know beyond those of the text.
             tokens: at the first call, what a symbol is to a model without a network.
+            end: at the first call, the symbol that ends each text of a model without a network.
             progress: called with the symbols done and their number.
 
         Raises:
@@ -263,7 +272,8 @@ class Mixed(Reader):
             True
         """
         if not hasattr(self, "_reading"):
-            return self.read(text, mask=mask, alphabet=alphabet, tokens=tokens, progress=progress)
+            return self.read(text, mask=mask, alphabet=alphabet, tokens=tokens, end=end, progress=progress)
+        check_end(self.alphabet_, end)
         if alphabet is not None or tokens is not None:
             raise ValueError(
                 "the first call of partial_fit settles the alphabet: give alphabet and tokens to that one, or fit anew"

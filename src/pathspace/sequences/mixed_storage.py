@@ -114,6 +114,7 @@ def dump(stored: StoredMixture) -> bytes:
     description: dict[str, Any] = {
         "version": storage.VERSION,
         "alphabet": described(stored.alphabet),
+        "end": stored.alphabet.end,
         "symbols": len(stored.history),
         "bits": stored.bits,
         "network": network,
@@ -167,12 +168,12 @@ def _build(description: dict[str, Any], tensors: dict[str, np.ndarray]) -> Store
             description["network"], {name.removeprefix("network."): array for name, array in named.items()}
         )
     alphabet, T, bounds = (
-        alphabet_from(description["alphabet"]),
+        alphabet_from(description["alphabet"], description.get("end")),
         description["symbols"],
         tensors["bounds"],
     )
     A = len(alphabet)
-    if network is not None and network.alphabet.symbols != alphabet.symbols:
+    if network is not None and network.alphabet != alphabet:
         raise ValueError("the network has another alphabet")
     if type(T) is not int or T < 1:
         raise ValueError(f"the text has {T!r} symbols")

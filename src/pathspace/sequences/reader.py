@@ -93,6 +93,8 @@ class Reader(ABC):
     def sample(self, length: int, seed: int = 0, *, prompt: Any = None, temperature: float = 1.0) -> Any:
         """Return text drawn from the model, which has read ``prompt`` first; a mixture learns what it draws.
 
+        If the model was fitted with ``end``, the text stops before the first one.
+
         A model of tokens returns a list of them, one of words or lines their text.
 
         Raises:
@@ -110,7 +112,7 @@ class Reader(ABC):
         read = np.empty(0, np.int64) if prompt is None else self.alphabet_.encode(prompt)
         place = self.begin(length + len(read))
         rng = np.random.default_rng(seed)
-        return self.alphabet_.decode(sample(place, length, rng, read, temperature))
+        return self.alphabet_.decode(sample(place, length, rng, read, temperature, self.alphabet_.end))
 
     def save(self, path: str | Path) -> None:
         """Write the model to a safetensors file, a mixture with its training text.

@@ -21,7 +21,17 @@ from .checkpoints import Checkpoints
 from .cost import Networks, check_blend, check_count, check_folds, check_networks
 from .ensembles import merge_folds
 from .evaluation import code_length
-from .folds import Fold, Texts, alphabet_of_texts, as_masks, deal, fold_of, to_score
+from .folds import (
+    Fold,
+    Texts,
+    alphabet_of_texts,
+    as_masks,
+    check_end,
+    deal,
+    fold_of,
+    to_score,
+    with_ends,
+)
 from .one_thread import one_thread
 from .parameters import Kind, Parameters, Squash
 from .passes import Metric, WritingStep
@@ -168,6 +178,7 @@ class SequenceModel(Reader):
         validation_mask: Any = None,
         alphabet: Any = None,
         tokens: Mode | None = None,
+        end: Any = None,
         passes: int | None = None,
         seconds: float | None = None,
         resume: bool = False,
@@ -187,6 +198,7 @@ class SequenceModel(Reader):
             tokens: what a symbol is. True: each item of a list, array or column, strings too. "words" or "lines": those
                 of the text. False: a character or byte; a list of strings is several texts. None: as False, but the
                 items of what holds no strings, or strings of one character.
+            end: the symbol that ends each text: the model reads it after each text, and samples stop before it.
             passes: instead of the constructor's; counted from the very beginning, also when resuming.
             seconds: likewise.
             resume: go on where the last fit, or the file the model was loaded from, has stopped. With the same
@@ -217,13 +229,14 @@ class SequenceModel(Reader):
             if alphabet is not None:
                 for part in self.alphabet_.sequences(alphabet).parts:
                     self.alphabet_.encode(part)  # raises of a symbol that the model lacks: it gets no more
+            check_end(self.alphabet_, end)
             self._check_begun()
             fold = fold_of(self.alphabet_, text, validation, mask, validation_mask)
             kept = self._kept(checkpoint, settings, [fold], training)
             done = train_all([training], [fold], [settings], report=report, kept=kept)
         else:
             vars(self).pop("training_", None)  # a fit that fails leaves no network of another alphabet
-            self.alphabet_ = alphabet_of_texts(text, validation, alphabet, tokens)
+            self.alphabet_ = alphabet_of_texts(text, validation, alphabet, tokens, end)
             folds = self._folds(text, validation, mask, validation_mask)
             self._check_cost(folds, settings)
             begun = self._arguments()
@@ -257,6 +270,7 @@ class SequenceModel(Reader):
         validation_mask: Any = None,
         alphabet: Any = None,
         tokens: Mode | None = None,
+        end: Any = None,
         passes: int = 2,
     ) -> Self:
         """Make some passes over one more text, or several, from where the network stands.
@@ -268,6 +282,7 @@ class SequenceModel(Reader):
             validation_mask: the same for the validation text.
             alphabet: at the first call, symbols that the network shall know beyond those of the text.
             tokens: at the first call, what a symbol is.
+            end: at the first call, the symbol that ends each text, as for `fit`.
             passes: how many; every other one moves the writing weights, and those between the transition weights.
 
         Raises:
@@ -292,6 +307,7 @@ class SequenceModel(Reader):
             validation_mask=validation_mask,
             alphabet=alphabet,
             tokens=tokens,
+            end=end,
             passes=passes + (self.training_.passes if begun else 0),
             resume=begun,
         )
@@ -402,7 +418,8 @@ class SequenceModel(Reader):
         given = self.alphabet_.sequences(text)
         encoded = [self.alphabet_.encode(part) for part in given.parts]
         check_folds(sum(len(x) for x in encoded), self.folds)
-        return deal(encoded, as_masks(mask, given), self.folds, len(self.alphabet_))
+        encoded, masks = with_ends(self.alphabet_, encoded, as_masks(mask, given))
+        return deal(encoded, masks, self.folds, len(self.alphabet_))
 
     def _check_cost(self, folds: list[Fold], settings: Settings) -> None:
         """Refuse networks that memory has no room for, or that take days for a pass."""

@@ -79,6 +79,7 @@ def parts(stored: Stored) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         "squash": training.model.squash,
         "units": graph.units,
         "alphabet": described(stored.alphabet),
+        "end": stored.alphabet.end,
         "settings": asdict(stored.settings),
         "counters": {name: getattr(training, name) for name in _COUNTERS},
         "options": stored.options,
@@ -206,7 +207,7 @@ def build(description: dict[str, Any], tensors: dict[str, np.ndarray]) -> Stored
         raise ValueError("there are no parameters")
     best = last if description.get("best_is_last") else parameters("best")
     training = Training(model=last, best=best, centre=parameters("centre"), **counters)
-    alphabet = alphabet_from(description["alphabet"])
+    alphabet = alphabet_from(description["alphabet"], description.get("end"))
     if len(alphabet) != training.model.symbols:
         raise ValueError(f"{len(alphabet)} symbols for {training.model.symbols} rows of weights")
     if not all(math.isfinite(rate) for rate in (training.rate_w, training.rate_tau)):

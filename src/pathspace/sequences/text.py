@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -101,6 +101,7 @@ class Alphabet:
 
     Args:
         symbols: the sorted distinct characters (str) or byte values (bytes).
+        end: the number of the symbol that ends each text; None: none does.
 
     Example:
         >>> Alphabet.of(["abba"]).encode("ab").tolist()
@@ -108,6 +109,7 @@ class Alphabet:
     """
 
     symbols: Text
+    end: int | None = field(default=None, kw_only=True)
 
     @classmethod
     def of(cls, texts: Iterable[Text]) -> Alphabet:

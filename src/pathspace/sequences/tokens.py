@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -281,8 +281,22 @@ def _written(token: Any) -> Any:
     )
 
 
-def alphabet_from(said: Any) -> Alphabet:
-    """Return the alphabet that a file describes; raises ValueError or TypeError if it is none."""
+def alphabet_from(said: Any, end: Any = None) -> Alphabet:
+    """Return the alphabet that a file describes; raises ValueError or TypeError if it is none.
+
+    Args:
+        said: its symbols.
+        end: the number of the symbol that ends texts, or None.
+    """
+    alphabet = _alphabet_from(said)
+    if end is None:
+        return alphabet
+    if type(end) is not int or not 0 <= end < len(alphabet):
+        raise ValueError(f"the symbol that ends texts is number {end!r}")
+    return replace(alphabet, end=end)
+
+
+def _alphabet_from(said: Any) -> Alphabet:
     if isinstance(said, dict):
         symbols = tuple(_read(token) for token in said["tokens"])
         if said["mode"] is not True and said["mode"] not in SPLITTERS:

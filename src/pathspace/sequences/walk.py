@@ -228,9 +228,14 @@ def mix_with_uniform(p: Any, t: Any, A: int) -> Any:
 
 
 def sample(
-    place: Place, length: int, rng: np.random.Generator, prompt: IntArray, temperature: float = 1.0
+    place: Place,
+    length: int,
+    rng: np.random.Generator,
+    prompt: IntArray,
+    temperature: float = 1.0,
+    end: int | None = None,
 ) -> IntArray:
-    """Return ``length`` symbols drawn from a model after it has read a prompt.
+    """Return ``length`` symbols drawn from a model after it has read a prompt, or those before the first end.
 
     Args:
         place: the model before a text; it reads the prompt and what is drawn.
@@ -238,6 +243,7 @@ def sample(
         rng: source of randomness.
         prompt: symbols to read first; they are not part of the result.
         temperature: probabilities are taken to the power 1/temperature; 1 is the model itself.
+        end: the symbol before which the sample ends, or None.
 
     Raises:
         ValueError: if the temperature is not positive.
@@ -251,5 +257,7 @@ def sample(
         if temperature != 1.0:
             p = (p / p.max()) ** (1 / temperature)
         drawn[t] = min(int(np.searchsorted(np.cumsum(p), rng.random() * p.sum(), side="right")), len(p) - 1)
+        if drawn[t] == end:
+            return drawn[:t]
         place.read(int(drawn[t]))
     return drawn
