@@ -166,9 +166,9 @@ def test_json_is_all_that_stands_on_standard_output(tmp_path: Path) -> None:
         (["compare", "--seeds", "3000000000"], "--seeds is 3000000000: give at most 1000"),
         (
             ["compare", "--set", "task=characters", "--set", "task_options.dataset=[1]"],
-            "Unknown dataset '[1]'",
+            "Unknown value '[1]'",
         ),
-        (["train", "--set", "task_options.read=2020-01-01"], "Unknown reading '2020-01-01'"),
+        (["train", "--set", "task_options.read=2020-01-01"], "Unknown value '2020-01-01'"),
         (["compare", "--resume", "--fresh"], "--resume and --fresh contradict each other"),
         (["compare", "--resume"], "There is nothing to resume in"),
         (
@@ -270,7 +270,7 @@ def test_a_command_that_is_refused_leaves_no_folder_behind(
 def test_a_full_disk_keeps_the_runs_and_the_way_to_go_on_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pathspace import files
+    from pathspace.tools import files
 
     def full(source: Path, target: Path) -> None:
         if target.name == "curves.png":

@@ -13,6 +13,7 @@ import torch
 import pathspace as ps
 
 ROOT = Path(ps.__file__).parent
+OUTSIDE = tuple(f"pathspace.{part}" for part in ("tools", "sequences", "experiments", "cli"))
 FLOORS = ["squared", "graph", "network", "ops", "replay", "paths", "rescaling", "metrics", "nn", "optim"]
 FILES = {".".join(("pathspace", *p.relative_to(ROOT).with_suffix("").parts)): p for p in ROOT.rglob("*.py")}
 MODULES = {name.removesuffix(".__init__"): path for name, path in FILES.items()}
@@ -48,7 +49,7 @@ def test_imports_go_one_way():
             continue
         for other in others:
             there = floor(other)
-            outside = other.startswith(("pathspace.experiments", "pathspace.sequences", "pathspace.cli"))
+            outside = other.startswith(OUTSIDE)
             if outside or (there is not None and there > here):
                 wrong.append(f"{module} -> {other}")
     assert not wrong

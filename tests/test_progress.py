@@ -4,8 +4,8 @@ import io
 import pytest
 from rich.console import Console
 
-from pathspace import progress
-from pathspace.progress import SECONDS, Progress, clock_time, shown
+from pathspace.tools import progress
+from pathspace.tools.progress import SECONDS, Progress, clock_time, shown
 
 
 def test_the_example_prints_what_it_says() -> None:

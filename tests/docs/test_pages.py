@@ -168,12 +168,11 @@ def test_commands_on_a_page_are_understood(line, tmp_path, monkeypatch):
 
     from pathspace.cli import app
 
-    for checked in ("execution", "reproduce"):
-        monkeypatch.setattr(f"pathspace.experiments.{checked}.check_task_of", lambda *_: None)
+    monkeypatch.setattr("pathspace.experiments.configuration.check_task_of", lambda *_: None)
     for work in (
         "execution.compare", "execution.train", "invariance.check_all", "path_summary.summarize",
         "scale_check.imbalance",
-        "long_memory.command.all_results", "sweep.command.sweep",
+        "tables.all_results", "sweep.command.sweep",
     ):  # fmt: skip
         monkeypatch.setattr(f"pathspace.experiments.{work}", begin)
     monkeypatch.chdir(tmp_path)

@@ -18,7 +18,7 @@ from pathspace.experiments.runner import Runner
 from pathspace.experiments.settings import Settings, settings_from
 from pathspace.experiments.tasks import build_task, corpora
 from pathspace.experiments.tasks.task import Task
-from pathspace.processes import Processes
+from pathspace.tools.processes import Processes
 from processes import copies
 
 # Real training, a hundredth of a second long.

@@ -11,7 +11,13 @@ from torch import optim
 import pathspace as ps
 from cases import OPTIMIZERS
 from pathspace.experiments import invariance
-from pathspace.experiments.invariance import CANDIDATES, Candidate, as_json, check_all, print_verdicts
+from pathspace.experiments.invariance import (
+    CANDIDATES,
+    Candidate,
+    check_all,
+    print_verdicts,
+    verdicts_as_json,
+)
 from pathspace.experiments.zoo import NETWORKS, build_network, example_loss
 
 
@@ -47,7 +53,7 @@ def test_a_broken_claim_is_shown_with_its_reason(monkeypatch: pytest.MonkeyPatch
     stream = io.StringIO()
     print_verdicts(verdicts, Console(file=stream, width=120))
     assert "false on mlp: outputs differ by up to" in stream.getvalue()
-    (values,) = as_json(verdicts)
+    (values,) = verdicts_as_json(verdicts)
     assert values["claims_invariance"]
     assert not values["passed"]
     assert 0 < values["largest_output_difference"] == verdicts[0].report.largest_output_difference
@@ -69,7 +75,7 @@ def test_names_and_numbers_are_whole_in_a_narrow_terminal(columns: int) -> None:
 def test_what_is_no_number_is_null_in_json() -> None:
     (verdict,) = check_all(["sgd"], ["mlp"], steps=2)
     lost = replace(verdict, report=replace(verdict.report, largest_output_difference=math.inf))
-    assert as_json([lost])[0]["largest_output_difference"] is None
+    assert verdicts_as_json([lost])[0]["largest_output_difference"] is None
 
 
 # Every optimizer on one network, the networks in turn; all pairs are among the documented commands that

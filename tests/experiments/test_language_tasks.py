@@ -218,7 +218,7 @@ def test_a_download_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None
         (
             "characters",
             {"length": 0},
-            "'length' of the task 'characters' is 0: give a whole number from 1 on",
+            "'length' of the task 'characters' is 0: give 1 or more",
         ),
         ("words", {"context": -1}, "'context' of the task 'words' is -1"),
         ("words", {"stream": 1}, "'stream' of the task 'words' is 1: give true or false"),

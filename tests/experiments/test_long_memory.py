@@ -3,31 +3,33 @@
 import itertools
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 from typer.testing import CliRunner
 
 import pathspace as ps
 from pathspace.cli import app
 from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.layers import laid_over
 from pathspace.experiments.long_memory.cells import (
     Cell,
     Result,
     Setting,
     chosen_rate,
+    compared,
     compute,
     reported_cells,
     settings,
     tuning_cells,
 )
-from pathspace.experiments.long_memory.comparison import compared
 from pathspace.experiments.long_memory.methods import METHODS, RECURRENT, ChangedKappa
 from pathspace.experiments.long_memory.problems import PROBLEMS
-from pathspace.experiments.long_memory.protocol import Protocol, protocol_from
+from pathspace.experiments.long_memory.protocol import Protocol
 from pathspace.experiments.long_memory.report import build_tables
 from pathspace.experiments.long_memory.training import Outcome, Setup, Trainer, train
 from pathspace.experiments.models import ReluRNN
@@ -39,6 +41,10 @@ from pathspace.experiments.storage import write_checked
 T, H, B = 20, 8, 16
 SETUP = Setup("addition", T, H, steps=100, batch_size=B)
 RATE, SEED = 0.01, 7
+
+
+def protocol_from(*layers: Any) -> Protocol:
+    return laid_over(Protocol, layers)
 
 
 def advanced(method: str, steps: int, **changes: Any) -> Trainer:
@@ -325,7 +331,7 @@ def test_a_cell_is_the_same_each_time_and_can_be_read_back() -> None:
     one, other = compute(cell, asked), compute(cell, asked)
     assert torch.get_num_threads() == threads
     assert one.outcome == other.outcome
-    assert Result.from_dict(json.loads(json.dumps(one.as_dict()))) == one
+    assert TypeAdapter(Result).validate_python(json.loads(json.dumps(asdict(one)))) == one
 
 
 def test_the_recipe_has_the_sizes_that_it_needs() -> None:

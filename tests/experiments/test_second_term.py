@@ -87,7 +87,7 @@ def test_training_that_diverges_leaves_a_gap(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"lengths": [1]}, "'lengths' of the study is .1.: give whole numbers from 2 on"),
+        ({"lengths": [1]}, "'lengths' of the study is .1.: give 2 or more each"),
         ({"hidden": []}, "'hidden' of the study"),
         ({"widths": [3]}, "Unknown option 'widths'"),
     ],

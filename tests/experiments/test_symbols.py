@@ -3,16 +3,18 @@
 import io
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 from rich.console import Console
 from typer.testing import CliRunner
 
 from pathspace.cli import app
 from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.layers import laid_over
 from pathspace.experiments.published import load_published
 from pathspace.experiments.recipes import load_recipe, parse_recipe
 from pathspace.experiments.report.document import print_table, write_report
@@ -21,7 +23,7 @@ from pathspace.experiments.storage import write_checked
 from pathspace.experiments.symbols.cells import LOOKS, Cell, Score, best, cells, compute, shown, texts
 from pathspace.experiments.symbols.figures import draw_over_time
 from pathspace.experiments.symbols.pairs import pairs_of, pairs_table
-from pathspace.experiments.symbols.protocol import MERGED, ROWS, TEXTS, protocol_from
+from pathspace.experiments.symbols.protocol import MERGED, ROWS, TEXTS, Protocol
 from pathspace.experiments.symbols.report import build_table, report, samples, sizes_table
 
 pytest.importorskip("numba")
@@ -42,6 +44,10 @@ SOME = {"units": 3, "restarts": 4, "ensemble": 2, "heat": 2, "passes": 4, "patie
 ARGUMENTS = [f"{name}={json.dumps(value)}" for name, value in TINY.items() if not isinstance(value, dict)]
 ARGUMENTS += ["lengths={music=12, anbn=1}", "passes={music=3, anbn=3}"]
 COMMAND = ["reproduce", "symbols", "--workers", "1", *(word for a in ARGUMENTS for word in ("--set", a))]
+
+
+def protocol_from(*layers: Any) -> Protocol:
+    return laid_over(Protocol, layers)
 
 
 def call(*words: str) -> Any:
@@ -113,7 +119,7 @@ def test_a_cell_is_the_same_each_time_and_is_scored_against_the_generator() -> N
     assert one.test > 0  # no code is shorter than the generator's, but by luck
     assert compute(Cell("PCNN, DH+FB", "anbn", 3), protocol).test != one.test
     assert compute(Cell("PCNN, QDH+RBP", "anbn", 4), protocol).test != one.test
-    assert Score.from_dict(json.loads(json.dumps(one.as_dict()))) == one
+    assert TypeAdapter(Score).validate_python(json.loads(json.dumps(asdict(one)))) == one
 
 
 @pytest.mark.slow

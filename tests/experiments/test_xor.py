@@ -1,20 +1,22 @@
 """The XOR table: what is learned, that a stopped training goes on as if nothing had been, and what is refused."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import TypeAdapter
 from typer.testing import CliRunner
 
 import command_line
 from pathspace.cli import app
 from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.layers import laid_over
 from pathspace.experiments.published import load_published
 from pathspace.experiments.recipes import load_recipe
-from pathspace.experiments.xor.protocol import STEPS, protocol_from
+from pathspace.experiments.xor.protocol import STEPS, Protocol
 
 pytest.importorskip("numba")
 
@@ -35,6 +37,10 @@ from pathspace.sequences.tasks import xor
 TINY: dict[str, Any] = {"lines": 30, "length": 10, "units": 3, "passes": 9, "every": 3, "seeds": [5, 6]}
 COMMAND = ["reproduce", "xor", "--workers", "1"]
 COMMAND += [word for name, value in TINY.items() for word in ("--set", f"{name}={value}")]
+
+
+def protocol_from(*layers: Any) -> Protocol:
+    return laid_over(Protocol, layers)
 
 
 def call(*words: str) -> Any:
@@ -114,7 +120,7 @@ def test_a_stopped_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert len(json.loads((folder / "ours-6.json").read_text())) == 2
     again = compute(Cell("ours", 6), protocol, folder)
     assert (again.looks, again.test) == (whole.looks, whole.test)
-    assert Result.from_dict(json.loads(json.dumps(again.as_dict()))) == again
+    assert TypeAdapter(Result).validate_python(json.loads(json.dumps(asdict(again)))) == again
 
 
 @pytest.mark.filterwarnings("ignore:the training ended at pass")
@@ -168,7 +174,7 @@ def test_the_command_reports_and_continues(tmp_path: Path, monkeypatch: pytest.M
         raise KeyboardInterrupt
 
     with monkeypatch.context() as early:
-        early.setattr("pathspace.experiments.xor.command.make_folder", killed)
+        early.setattr("pathspace.experiments.xor.cells.make_folder", killed)
         assert call("--output", str(folder), "--fresh", "--set", "units=4").exit_code == 130
     assert json.loads((folder / "config.json").read_text())["protocol"]["units"] == 4
     assert not list((folder / "networks").iterdir())  # of 3 units, from which --resume would go on
@@ -180,7 +186,7 @@ def test_the_command_reports_and_continues(tmp_path: Path, monkeypatch: pytest.M
     assert resumed.exit_code == 0, resumed.output
     assert len(json.loads(resumed.stdout)["networks"]) == 4
     refused = command_line.call("reproduce", "xor", "--size", "paper", "--resume", "--output", str(folder))
-    assert "holds results with other settings" in refused.stderr
+    assert "holds finished runs with other settings" in refused.stderr
 
 
 def test_what_a_stopped_command_left_is_begun_anew_or_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pathspace import cli
-from pathspace.experiments import commands
+from pathspace.experiments import invariance
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,7 @@ def test_no_traceback_reaches_a_user(monkeypatch, capsys, error, says, code):
     def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr(commands, "run_check_invariance", fail)
+    monkeypatch.setattr(invariance, "run_check_invariance", fail)
     monkeypatch.setattr(sys, "argv", ["pathspace", "check-invariance"])
     monkeypatch.delenv(cli.TRACEBACK, raising=False)
     with pytest.raises(SystemExit) as ended:
@@ -64,14 +64,14 @@ TWICE = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background a shell ignores it
 from pathspace import cli
-from pathspace.experiments import commands
+from pathspace.experiments import invariance
 def run(*_, **__):
     try:
         os.kill(os.getpid(), signal.SIGINT)
     finally:
         os.kill(os.getpid(), signal.SIGINT)
         print("not reached")
-commands.run_check_invariance = run
+invariance.run_check_invariance = run
 sys.argv = ["pathspace", "check-invariance"]
 cli.main()
 """
@@ -86,8 +86,8 @@ def test_a_second_ctrl_c_ends_quietly():
 TERMINATED = """
 import os, signal, sys
 from pathspace import cli
-from pathspace.experiments import commands
-commands.run_check_invariance = lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)
+from pathspace.experiments import invariance
+invariance.run_check_invariance = lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)
 sys.argv = ["pathspace", "check-invariance"]
 for ctrl_c in (signal.default_int_handler, signal.SIG_IGN):
     child = os.fork()

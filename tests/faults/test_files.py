@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pathspace.cli import app
-from pathspace.files import clear_leftovers, write_atomically
+from pathspace.tools.files import clear_leftovers, write_atomically
 
 
 def put(path: Path, content: bytes) -> None:

@@ -8,10 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from pathspace.cli import app
-from pathspace.files import locked
 from pathspace.sequences import PCNN, Mixed, checkpoints, load, storage
 from pathspace.sequences.checkpoints import Checkpoint
 from pathspace.sequences.cli import fit as command
+from pathspace.tools.files import locked
 
 TEXT = "she sells sea shells by the sea shore; " * 8
 

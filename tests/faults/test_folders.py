@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from pathspace.cli import app
 from pathspace.experiments import folders
-from pathspace.files import LOCK
+from pathspace.tools.files import LOCK
 
 TINY = [
     "train", "--task", "adding", "--epochs", "2", "--batch-size", "16", "--set", "model_options.hidden=4",
@@ -245,9 +245,9 @@ def test_two_commands_do_not_meet_in_one_folder(here: Path) -> None:
 def test_a_command_that_another_one_overtakes_takes_the_next_folder(
     here: Path, ended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pathspace.experiments import execution
+    from pathspace.experiments import configuration
 
-    folder, load = here / "runs" / "train", execution.check_task_of
+    folder, load = here / "runs" / "train", configuration.check_task_of
     with ExitStack() as other:
 
         def overtaken(*arguments: Any) -> Any:
@@ -258,6 +258,6 @@ def test_a_command_that_another_one_overtakes_takes_the_next_folder(
                     other.enter_context(folders.alone_in(folder))
             return load(*arguments)
 
-        monkeypatch.setattr(execution, "check_task_of", overtaken)
+        monkeypatch.setattr(configuration, "check_task_of", overtaken)
         assert "Report: runs/train-2/report.html" in call(*TINY).stdout
         assert {path.name for path in folder.iterdir()} - {LOCK} == {"notes"}

@@ -24,6 +24,7 @@ from pathspace.experiments.published import parse_published
 from pathspace.experiments.recipes import load_recipe, parse_recipe, recipe_names
 from pathspace.experiments.run import RunResult, Validation
 from pathspace.experiments.settings import settings_from
+from pathspace.experiments.storage import write_json
 from pathspace.experiments.tasks.idx import read_idx
 from pathspace.sequences import (
     PCNN,
@@ -306,7 +307,7 @@ def test_configurations(tmp_path, count):
     asked = configuration.Configuration(
         "train", "a run", settings_from(("a test", {"task": "adding"})), seed=0
     )
-    configuration.write(asked, tmp_path)
+    write_json(tmp_path / folders.FILE, asked.as_dict())
     content = (tmp_path / folders.FILE).read_bytes()
     (tmp_path / RUNS / "one").mkdir(parents=True)
     (tmp_path / RUNS / "one" / RESULT).write_bytes(b"")
@@ -318,7 +319,7 @@ def test_configurations(tmp_path, count):
             folders.is_own(tmp_path)
             configuration.is_same(tmp_path, asked)
             with contextlib.suppress(ConfigurationError):
-                configuration.read(tmp_path)
+                configuration.read(tmp_path, asked)
 
 
 def test_a_model_that_survived_can_be_used(saved, tmp_path):

@@ -35,7 +35,7 @@ from pathspace.cli.options import (
 from pathspace.experiments.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from pathspace.experiments.execution import Surroundings
+    from pathspace.experiments.folders import Surroundings
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -139,7 +139,7 @@ class SurroundingOptions:
             name: Of the folder below `runs`, where no other is given.
             folders: Gets the folder once it is known, as options that go on there.
         """
-        from pathspace.experiments.execution import Surroundings
+        from pathspace.experiments.folders import Surroundings
 
         same = {field.name: getattr(self, field.name) for field in fields(SurroundingOptions)}
         return Surroundings(

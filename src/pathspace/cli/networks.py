@@ -62,7 +62,7 @@ def check_invariance(
         if listed:
             typer.echo(import_module("pathspace.experiments.invariance").list_candidates())
             return
-        from pathspace.experiments.commands import run_check_invariance
+        from pathspace.experiments.invariance import run_check_invariance
 
         if not run_check_invariance(
             names_in(optimizers, "--optimizers"),

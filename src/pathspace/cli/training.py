@@ -59,7 +59,8 @@ def compare(
       pathspace compare --resume --output runs/compare
     """  # noqa: D301 (click wants the character, not the letters)
     with clear_errors("compare") as folders:
-        from pathspace.experiments.commands import run_compare, with_own_file
+        from pathspace.experiments.execution import run_compare
+        from pathspace.experiments.own import with_own_file
 
         options = with_own_file(settings.chosen(task=task), file, quick=quick)
         around = where.surroundings("compare", folders)
@@ -103,7 +104,7 @@ def train(
       pathspace train --resume --output runs/train
     """  # noqa: D301 (click wants the character, not the letters)
     with clear_errors("train") as folders:
-        from pathspace.experiments.commands import run_train
+        from pathspace.experiments.execution import run_train
         from pathspace.experiments.layers import LARGEST
 
         options = settings.chosen(task=task)

@@ -1,16 +1,28 @@
-"""The exact configuration of a command, as `config.json` in its output folder; what `--resume` reads."""
+"""What a command was asked for, as `config.json` in its output folder, and how a command begins or goes on there."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from pathspace.experiments import checkpoint, folders, jobs
-from pathspace.experiments.compare import RUNS
+from pathspace.experiments.compare import RUNS, check_task_of
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.folders import FILE, PAGE, clear_report, is_own, nothing_to_resume, read_content
+from pathspace.experiments.folders import (
+    FILE,
+    PAGE,
+    Surroundings,
+    clear_report,
+    is_own,
+    nothing_to_resume,
+    read_content,
+)
 from pathspace.experiments.layers import plain_values
 from pathspace.experiments.runner import versions
 from pathspace.experiments.selection import is_tuned
@@ -18,12 +30,62 @@ from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings, settings
 from pathspace.experiments.storage import remove_file, write_json
 
 JOURNAL = "sweep.journal"
-RUN_FILES = (jobs.RESULT, checkpoint.FILE)
+RESULTS = (f"{RUNS}/*/{jobs.RESULT}", f"{RUNS}/*/{checkpoint.FILE}", JOURNAL)
+"""Where the results of runs lie in a folder."""
+KINDS = ("settings", "parts", "protocol")
+
+
+class Asked(ABC):
+    """What a command was asked for.
+
+    Attributes:
+        kind: The key of `config.json` that holds it, one of `KINDS`.
+        command: The name of the command.
+        recipe: The name of the recipe, or empty.
+        results: Patterns of the files in its folder that hold results.
+    """
+
+    kind: str
+    command: str
+    recipe: str
+    results: Sequence[str] = RESULTS
+
+    @abstractmethod
+    def as_dict(self) -> dict[str, Any]:
+        """Return the content of `config.json`: plain values with what decides results, and versions."""
+
+    @abstractmethod
+    def stored(self, content: Mapping[str, Any], where: str) -> Asked:
+        """Return what another command of this kind was asked for.
+
+        Args:
+            content: Of its `config.json`.
+            where: The name of that file, for errors.
+
+        Raises:
+            AttributeError, KeyError, TypeError, ValueError: The content is damaged.
+        """
+
+    @abstractmethod
+    def check(self, around: Surroundings) -> None:
+        """Raise a `ConfigurationError` for what this machine or the task cannot do."""
+
+    def is_own(self, stored: Asked) -> bool:
+        """Say whether a command that names no settings goes on with these."""
+        return (stored.command, stored.recipe) == (self.command, self.recipe)
+
+    def has_more_seeds(self, stored: Asked) -> bool:  # noqa: ARG002
+        """Say whether results of another command are some of those that this one wants."""
+        return False
+
+    def is_same(self, other: Asked) -> bool:
+        """Say whether another command was asked for the same."""
+        return folders.is_same(self.as_dict(), other.as_dict())
 
 
 @dataclass(frozen=True)
-class Configuration:
-    """What a command was asked for.
+class Configuration(Asked):
+    """What a command was asked for that trains by one set of settings.
 
     Attributes:
         command: `"compare"`, `"train"`, `"reproduce"` or `"sweep"`.
@@ -32,7 +94,7 @@ class Configuration:
         recipe: The name of the recipe, or empty.
         size: The size of the recipe, or empty.
         seed: The one seed of `train`; None elsewhere.
-        sweep: What a sweep searches, as `sweep.plan.Plan.as_dict` gives it; empty elsewhere.
+        sweep: What a sweep searches, as plain values; empty elsewhere.
     """
 
     command: str
@@ -42,16 +104,17 @@ class Configuration:
     size: str = ""
     seed: int | None = None
     sweep: Mapping[str, Any] = field(default_factory=dict)
+    kind = "settings"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON, with seeds and versions spelled out."""
+        """See `Asked`; seeds are spelled out."""
         settings = self.settings
+        seeds = list(range(settings.seeds)) if self.seed is None else [self.seed]
+        tuning_seeds = [FIRST_TUNING_SEED + i for i in range(settings.tuning_seeds)]
         if self.sweep:  # none of its runs is one to report
             seeds, tuning_seeds = [], [FIRST_TUNING_SEED + i for i in range(settings.seeds)]
-        else:
-            seeds = list(range(settings.seeds)) if self.seed is None else [self.seed]
-            tuned = self.seed is None and is_tuned(settings)
-            tuning_seeds = [FIRST_TUNING_SEED + i for i in range(settings.tuning_seeds)] if tuned else []
+        elif self.seed is not None or not is_tuned(settings):
+            tuning_seeds = []
         return {
             "command": self.command,
             "title": self.title,
@@ -65,56 +128,162 @@ class Configuration:
             "versions": versions(),
         }
 
-    def is_same(self, other: Configuration) -> bool:
-        """Say whether another command was asked for the same."""
-        return folders.is_same(self.as_dict(), other.as_dict())
+    def stored(self, content: Mapping[str, Any], where: str) -> Configuration:
+        """See `Asked`."""
+        for name in ("command", "title", "recipe", "size"):
+            if not isinstance(content[name], str):
+                raise TypeError(f"{name!r} is {content[name]!r}")
+        if not (content["seed"] is None or type(content["seed"]) is int):
+            raise TypeError(f"'seed' is {content['seed']!r}")
+        del where
+        return Configuration(
+            command=content["command"],
+            title=content["title"],
+            settings=settings_from(("'settings'", content["settings"])),
+            recipe=content["recipe"],
+            size=content["size"],
+            seed=content["seed"],
+            sweep=dict(content.get("sweep", {})),
+        )
+
+    def check(self, around: Surroundings) -> None:
+        """See `Asked`."""
+        around.runner(self.settings.threads)
+        check_task_of(self.settings, around.data_dir)
+
+    def is_own(self, stored: Asked) -> bool:
+        """See `Asked`; a sweep that is only resumed names no recipe."""
+        return stored.command == self.command and (bool(self.sweep) or stored.recipe == self.recipe)
 
 
-def parts_as_dict(recipe: str, title: str, parts: Mapping[str, Configuration]) -> dict[str, Any]:
-    """Return what `config.json` holds of a recipe of several parts, each in a folder of its own."""
-    return {
-        "command": "reproduce",
-        "title": title,
-        "recipe": recipe,
-        "parts": {name: part.as_dict() for name, part in parts.items()},
-        "versions": versions(),
-    }
+@dataclass(frozen=True)
+class Parts(Asked):
+    """A recipe of several parts, each in a folder of its own.
+
+    Attributes:
+        recipe: The name of the recipe.
+        title: The headline of the report.
+        parts: What each part is asked for.
+    """
+
+    recipe: str
+    title: str
+    parts: Mapping[str, Configuration]
+    kind = "parts"
+    command = "reproduce"
+
+    def as_dict(self) -> dict[str, Any]:
+        """See `Asked`."""
+        return {
+            "command": self.command,
+            "title": self.title,
+            "recipe": self.recipe,
+            "parts": {name: part.as_dict() for name, part in self.parts.items()},
+            "versions": versions(),
+        }
+
+    def stored(self, content: Mapping[str, Any], where: str) -> Parts:
+        """See `Asked`."""
+        first = next(iter(self.parts.values()))
+        parts = {name: first.stored(part, where) for name, part in content["parts"].items()}
+        return Parts(content["recipe"], content["title"], parts)
+
+    def check(self, around: Surroundings) -> None:
+        """See `Asked`: what one part refuses is refused before hours of another."""
+        for part in self.parts.values():
+            part.check(around)
 
 
-def write(configuration: Configuration, output: Path) -> None:
-    """Write `config.json`, atomically."""
-    write_json(output / FILE, configuration.as_dict())
+Command = TypeVar("Command", bound=Asked)
 
 
-def read(output: Path) -> Configuration:
-    """Read `config.json`.
+@contextmanager
+def begun(asked: Command, around: Surroundings, *, given: bool) -> Iterator[tuple[Command, Path]]:
+    """Give the folder that a command is to write to, with nobody else at work there.
+
+    Args:
+        asked: What the command was asked for.
+        around: Where to write, and whether to continue or to start over.
+        given: Whether any of the settings was chosen; else `--resume` takes those of the folder.
+
+    Yields:
+        What is to be done, and the folder, with no results in it but those that are taken over.
 
     Raises:
-        ConfigurationError: There is none, it is broken, it is of a table or of several parts, or it was written by
-            other versions, whose results differ.
+        ConfigurationError: The folder holds something else, or a setting does not fit this machine or the task.
     """
-    content = _content(output)
-    if "protocol" in content or "parts" in content:
-        raise _other_kind(output, content)
-    return _parsed(output, content)
+
+    def goes_on(folder: Path) -> bool:
+        if not unfinished(folder):
+            return False
+        return (around.resume and not given) or is_same(folder, asked)
+
+    def check(folder: Path) -> None:
+        # before the results of an earlier command go
+        _settle(asked, folder, around, given=given)[0].check(around)
+
+    with folders.taken(around, goes_on, check) as output:
+        # Anew: another command may have been at work here while the task was loaded.
+        settled, goes_on_here = _settle(asked, output, around, given=given)
+        finished = goes_on_here and not unfinished(output)
+        if not goes_on_here:
+            clear(output, asked)
+        elif not is_same(output, settled):  # until the seeds are there that it adds
+            remove_file(output / PAGE)
+        write_json(output / FILE, settled.as_dict())
+        around.chosen(output)
+        if finished and not (around.resume or around.quiet):
+            folders.say_finished(output)
+        elif goes_on_here and not (around.resume or around.quiet):
+            print(f"Continuing the unfinished runs in {output} (--fresh starts over).", file=sys.stderr)
+        yield settled, output
 
 
-def read_parts(output: Path) -> dict[str, Configuration]:
-    """Read the parts of a recipe in `config.json`.
+def _settle(asked: Command, output: Path, around: Surroundings, *, given: bool) -> tuple[Command, bool]:
+    """Decide what to do and whether earlier results are taken over, those of a finished command too."""
+    if around.fresh or not (around.resume or _holds_results(output)):
+        return asked, False
+    stored = read(output, asked)
+    if around.resume and not given and asked.is_own(stored):
+        return stored, True
+    if stored.is_same(asked):
+        return stored, True
+    more = asked.has_more_seeds(stored)
+    if more and around.resume:
+        return asked, True
+    raise _other_settings(output, stored, more=", add to its seeds with --resume" if more else "")
+
+
+def read(output: Path, asked: Command) -> Command:
+    """Read `config.json` as that of a command of the same kind.
 
     Raises:
-        ConfigurationError: As of `read`.
+        ConfigurationError: There is none, it is broken or of another kind, or it was written by other versions, whose
+            results differ.
     """
     content = _content(output)
-    parts = content.get("parts")
-    if not isinstance(parts, dict):
-        raise _other_kind(output, content)
-    return {name: _parsed(output, content) for name, content in parts.items()}
-
-
-def are_same(parts: Mapping[str, Configuration], asked: Mapping[str, Configuration]) -> bool:
-    """Say whether the parts of a recipe are those that were asked for."""
-    return parts.keys() == asked.keys() and all(parts[name].is_same(asked[name]) for name in asked)
+    if any(kind in content for kind in KINDS if kind != asked.kind):
+        command = " ".join(str(content[key]) for key in ("command", "recipe") if content.get(key))
+        raise ConfigurationError(
+            f"The folder {str(output)!r} holds results of `pathspace {command}`: give another --output, or start over "
+            "with --fresh."
+        )
+    where = str(output / FILE)
+    try:
+        stored = asked.stored(content, where)
+        begun_with = dict(content["versions"])
+    except ConfigurationError as error:
+        raise ConfigurationError(f"In {where!r}: {error}") from error
+    except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
+        raise _unreadable(output, error) from error
+    for name, version in versions().items():
+        if begun_with.get(name) != version:
+            raise ConfigurationError(
+                f"The runs in {str(output)!r} were begun with {name} {begun_with.get(name)}, but this is "
+                f"{version}, which may give other results: start again with --fresh, or install "
+                "the old version."
+            )
+    return cast("Command", stored)
 
 
 def _content(output: Path) -> dict[str, Any]:
@@ -126,47 +295,23 @@ def _content(output: Path) -> dict[str, Any]:
         raise _unreadable(output, error) from error
 
 
-def _other_kind(output: Path, content: Mapping[str, Any]) -> ConfigurationError:
-    command = " ".join(str(content[key]) for key in ("command", "recipe") if content.get(key))
-    return ConfigurationError(
-        f"The folder {str(output)!r} holds results of `pathspace {command}`: give another --output, or start over with "
-        "--fresh."
-    )
-
-
 def _unreadable(output: Path, why: object) -> ConfigurationError:
     return ConfigurationError(f"{str(output / FILE)!r} cannot be read ({why}): start over with --fresh.")
 
 
-def _parsed(output: Path, content: Any) -> Configuration:
-    try:
-        stored = dict(content["versions"])
-        for name in ("command", "title", "recipe", "size"):
-            if not isinstance(content[name], str):
-                raise TypeError(f"{name!r} is {content[name]!r}")
-        if not (content["seed"] is None or type(content["seed"]) is int):
-            raise TypeError(f"'seed' is {content['seed']!r}")
-        configuration = Configuration(
-            command=content["command"],
-            title=content["title"],
-            settings=settings_from(("'settings'", content["settings"])),
-            recipe=content["recipe"],
-            size=content["size"],
-            seed=content["seed"],
-            sweep=dict(content.get("sweep", {})),
+def _other_settings(output: Path, stored: Asked, *, more: str) -> ConfigurationError:
+    if not unfinished(output):
+        return ConfigurationError(
+            f"The folder {str(output)!r} holds finished runs with other settings: give another --output{more}, or "
+            "start over with --fresh."
         )
-    except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
-        if isinstance(error, ConfigurationError):
-            raise ConfigurationError(f"In {str(output / FILE)!r}: {error}") from error
-        raise _unreadable(output, error) from error
-    for name, version in versions().items():
-        if stored.get(name) != version:
-            raise ConfigurationError(
-                f"The runs in {str(output)!r} were begun with {name} {stored.get(name)}, but this is "
-                f"{version}, which may give other results: start again with --fresh, or install "
-                "the old version."
-            )
-    return configuration
+    # the recipe of a sweep would ask for the recipe's own settings
+    recipe = "" if stored.command == "sweep" else stored.recipe
+    words = ["pathspace", *filter(None, (stored.command, recipe)), "--resume", "--output", str(output)]
+    return ConfigurationError(
+        f"The folder {str(output)!r} holds unfinished runs with other settings: continue those by "
+        f"`{shlex.join(words)}`, give another --output{more}, or start over with --fresh."
+    )
 
 
 def is_begun(output: Path) -> bool:
@@ -176,9 +321,7 @@ def is_begun(output: Path) -> bool:
     content = _content(output)
     if isinstance(parts := content.get("parts"), dict):
         return any(is_own(output / part) for part in parts)
-    if "protocol" in content:  # of a table, whose cells lie elsewhere
-        return True
-    return (output / JOURNAL).exists() or any(any((output / RUNS).glob(f"*/{name}")) for name in RUN_FILES)
+    return "protocol" in content or any(any(output.glob(pattern)) for pattern in RESULTS)
 
 
 def unfinished(output: Path) -> bool:
@@ -186,20 +329,30 @@ def unfinished(output: Path) -> bool:
     return is_begun(output) and not (output / PAGE).exists()
 
 
-def is_same(output: Path, asked: Configuration) -> bool:
-    """Say whether the runs in `output` are those that were asked for, of this version."""
+def _holds_results(output: Path) -> bool:
+    """Say whether a folder of ours holds results, or a report alone, whose runs somebody has deleted."""
+    return is_begun(output) or (is_own(output) and (output / PAGE).exists())
+
+
+def is_same(output: Path, asked: Asked) -> bool:
+    """Say whether the results in `output` are those that were asked for, of this version."""
     try:
-        return read(output).is_same(asked)
+        return read(output, asked).is_same(asked)
     except ConfigurationError:
         return False
 
 
-def clear(output: Path) -> None:
-    """Remove the runs and the report of an earlier command, and nothing else, from `output`."""
+def clear(output: Path, asked: Asked) -> None:
+    """Remove the results and the report of an earlier command, and nothing else, from `output`."""
+    if isinstance(asked, Parts):
+        for name, part in asked.parts.items():
+            if is_own(output / name):
+                clear(output / name, part)
+                write_json(output / name / FILE, part.as_dict())
     clear_report(output)
-    remove_file(output / JOURNAL)
+    for pattern in asked.results:
+        for file in sorted(output.glob(pattern)):
+            remove_file(file)
     for folder in sorted((output / RUNS).glob("*/")):
-        for name in RUN_FILES:
-            remove_file(folder / name)
         if not any(folder.iterdir()):
             folder.rmdir()

@@ -10,13 +10,15 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pathspace.experiments.devices import chosen_device
 from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.runner import Runner
 from pathspace.experiments.storage import make_folder, remove_file, writable_folder
-from pathspace.files import clear_leftovers, locked
+from pathspace.tools.files import clear_leftovers, locked
 
 FILE = "config.json"
 PAGE = "report.html"  # written last: without it the same command goes on
@@ -29,8 +31,8 @@ class BusyError(ConfigurationError):
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Which folder a command is to write to.
+class Surroundings:
+    """Options of every command that do not change results, but for the last bits.
 
     Attributes:
         output: Where runs and report are written; None: to the first of `default`, `default`-2 and so on that holds
@@ -38,16 +40,53 @@ class Wanted:
         default: See `output`.
         resume: Continue what is in `output`, with its settings.
         fresh: Start over, whatever is in `output`.
+        data_dir: Where tasks look for data sets.
+        processes: Runs at a time; None: see `runner.Runner`.
+        as_json: Print the results as JSON on standard output instead of a table.
+        device: Where runs compute, a name in `devices.DEVICES`.
+        quiet: Show no progress.
+        chosen: Told the folder once it is known.
+        engine: Who does the runs, a name in `runner.ENGINES`.
+        address: Of a Ray cluster; empty: none.
     """
 
     output: Path | None
     default: Path
     resume: bool = False
     fresh: bool = False
+    data_dir: Path | None = None
+    processes: int | None = 1
+    as_json: bool = False
+    device: str = "cpu"
+    quiet: bool = False
+    chosen: Callable[[Path], object] = lambda _folder: None
+    engine: str = "local"
+    address: str = ""
+
+    def absolute(self) -> Surroundings:
+        """Return the same with folders that any process finds."""
+        output, data_dir = (path and path.absolute() for path in (self.output, self.data_dir))
+        return replace(self, output=output, data_dir=data_dir, default=self.default.absolute())
+
+    @property
+    def run_device(self) -> str:
+        """Where runs compute. A cluster's machines may have what this one has not.
+
+        Raises:
+            ConfigurationError: There is no such device here, and runs are to be done here.
+        """
+        return self.device if self.address and self.device != "auto" else chosen_device(self.device)
+
+    def runner(self, threads: int = 1) -> Runner:
+        """Return who does the runs, with so many threads each; a device that is no processor is one of a cluster."""
+        gpus = int(self.run_device != "cpu")
+        return Runner(self.engine, self.processes, self.address, threads, gpus)
 
 
 @contextmanager
-def taken(wanted: Wanted, goes_on: Callable[[Path], bool], check: Callable[[Path], object]) -> Iterator[Path]:
+def taken(
+    wanted: Surroundings, goes_on: Callable[[Path], bool], check: Callable[[Path], object]
+) -> Iterator[Path]:
     """Choose the folder that a command writes to, make it, and keep other commands out of it.
 
     Where none is given and another command was faster, it is the next one.
@@ -79,7 +118,7 @@ def taken(wanted: Wanted, goes_on: Callable[[Path], bool], check: Callable[[Path
                 return
 
 
-def place(wanted: Wanted, goes_on: Callable[[Path], bool]) -> Path:
+def place(wanted: Surroundings, goes_on: Callable[[Path], bool]) -> Path:
     """Return the folder that a command writes to; it need not exist yet.
 
     Args:
@@ -98,7 +137,7 @@ def place(wanted: Wanted, goes_on: Callable[[Path], bool]) -> Path:
     return folder
 
 
-def _choose(wanted: Wanted, goes_on: Callable[[Path], bool]) -> Path:
+def _choose(wanted: Surroundings, goes_on: Callable[[Path], bool]) -> Path:
     *used, free = _series(wanted.default)
     if wanted.fresh:
         return free

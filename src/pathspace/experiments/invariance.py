@@ -7,14 +7,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from torch import nn, optim
 
 import pathspace.optim
+from pathspace.experiments.errors import unknown_name
 from pathspace.experiments.storage import finite
+from pathspace.experiments.terminal import output_console, print_json
 from pathspace.experiments.zoo import ABOUT, NETWORKS, build_network, example_loss
+from pathspace.tools.progress import shown
 
 
 @dataclass(frozen=True)
@@ -188,7 +192,7 @@ def print_verdicts(verdicts: Sequence[Verdict], console: Console) -> None:
         console.print("Every optimizer that claims invariance kept it, bitwise.")
 
 
-def as_json(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
+def verdicts_as_json(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
     """Return the verdicts as plain values."""
     return [
         {
@@ -223,4 +227,36 @@ def _reason(report: Any) -> str:
     return "its steps equal those of plain SGD, so nothing was shown."
 
 
-__all__ = ["CANDIDATES", "NETWORKS", "Candidate", "Verdict", "as_json", "check_all", "print_verdicts"]
+def run_check_invariance(
+    optimizers: Sequence[str] | None,
+    networks: Sequence[str] | None,
+    *,
+    steps: int,
+    seed: int,
+    as_json: bool,
+    quiet: bool = False,
+) -> bool:
+    """Do what `pathspace check-invariance` was asked for; None stands for all. Says whether every claim held."""
+    optimizers, networks = optimizers or list(CANDIDATES), networks or list(NETWORKS)
+    for kind, asked, known in (
+        ("optimizer", optimizers, CANDIDATES),
+        ("network", networks, NETWORKS),
+    ):
+        for name in asked:
+            if name not in known:
+                raise unknown_name(kind, name, known, f"--{kind}s")
+    torch.set_num_threads(1)  # the networks are tiny: more threads only wait for each other
+    whole, done = len(optimizers) * len(networks), 0
+    with shown("checked", Console(stderr=True), quiet=quiet) as show:
+
+        def told(verdict: Verdict) -> None:
+            nonlocal done
+            done += 1
+            show(done / whole, f"{done}/{whole}, {verdict.optimizer} on {verdict.network}")
+
+        verdicts = check_all(optimizers, networks, steps=steps, seed=seed, told=told)
+    if as_json:
+        print_json(verdicts_as_json(verdicts))
+    else:
+        print_verdicts(verdicts, output_console())
+    return not any(verdict.broken for verdict in verdicts)

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pathspace.experiments.checks import is_real, is_whole
-from pathspace.experiments.errors import ConfigurationError, unknown_name
+from pathspace.experiments.errors import unknown_name
+from pathspace.experiments.layers import LARGEST, Count, Natural, NotNegative, Positive, Share
 from pathspace.experiments.own import make_model
 from pathspace.experiments.tasks import OWN, check_options, keyword_options
 from pathspace.experiments.transformer import Transformer
 from pathspace.nn import LanguageModel, RecurrentCNN
 
-CHOICES = {
-    "output": ("last", "every"),
-    "tied": (True, False),
-    "gate": ("swiglu", "squared-relu"),
-}
 STARTS = {  # of the models that have the option
     "relu-rnn": (
         "default", "identity", "identity-recurrent", "identity-uniform", "positive-definite", "uniform"
@@ -30,10 +26,6 @@ STARTS = {  # of the models that have the option
     "lstm": ("default", "orthogonal", "orthogonal-uniform", "chrono", "uniform"),
 }  # fmt: skip
 OF_STARTS = ("start", "start_limit", "recurrent_limit", "memory")  # options that say where a model starts
-PROBABILITIES = (
-    "dropout", "embedding_dropout", "input_dropout", "hidden_dropout", "output_dropout", "weight_drop"
-)  # fmt: skip
-LEAST = {"embedding": 0, "memory": 2}  # the others are 1 at least
 IDENTITY_DEVIATION = 0.001
 
 
@@ -98,14 +90,14 @@ class Recurrent(Reader):
         input_size: int,
         output_size: int,
         *,
-        hidden: int = 100,
-        layers: int = 1,
-        embedding: int = 0,
+        hidden: Count = 100,
+        layers: Count = 1,
+        embedding: Natural = 0,
         output: Literal["last", "every"] = "last",
         start: str = "default",
-        start_limit: float = 0.1,
-        recurrent_limit: float = 0.0,
-        memory: int = 100,
+        start_limit: Positive = 0.1,
+        recurrent_limit: NotNegative = 0.0,
+        memory: Annotated[int, Field(ge=2, le=LARGEST)] = 100,
     ) -> None:
         super().__init__(input_size, embedding, output)
         self.rnn = self.recurrent(self.width, hidden, layers)
@@ -214,9 +206,9 @@ class MLP(Reader):
         input_size: int,
         output_size: int,
         *,
-        hidden: int = 100,
-        layers: int = 2,
-        embedding: int = 0,
+        hidden: Count = 100,
+        layers: Count = 2,
+        embedding: Natural = 0,
         output: Literal["last", "every"] = "last",
     ) -> None:
         super().__init__(input_size, embedding, output)
@@ -258,16 +250,16 @@ class StreamModel(LanguageModel):
         input_size: int,
         output_size: int,
         *,
-        hidden: int = 200,
-        layers: int = 2,
-        embedding: int = 200,
+        hidden: Count = 200,
+        layers: Count = 2,
+        embedding: Count = 200,
         tied: bool = True,
         output: Literal["every"] = "every",
-        embedding_dropout: float = 0.0,
-        input_dropout: float = 0.0,
-        hidden_dropout: float = 0.0,
-        output_dropout: float = 0.0,
-        weight_drop: float = 0.0,
+        embedding_dropout: Share = 0.0,
+        input_dropout: Share = 0.0,
+        hidden_dropout: Share = 0.0,
+        output_dropout: Share = 0.0,
+        weight_drop: Share = 0.0,
     ) -> None:
         del output_size, output
         super().__init__(
@@ -284,6 +276,24 @@ class StreamModel(LanguageModel):
         )
 
 
+class ImageModel(RecurrentCNN):
+    """`pathspace.nn.RecurrentCNN`; see there."""
+
+    def __init__(
+        self,
+        input_size: int,
+        output_size: int,
+        *,
+        maps: Count = 96,
+        layers: Count = 5,
+        unfoldings: Count = 3,
+        dropout: Share = 0.0,
+    ) -> None:
+        super().__init__(
+            input_size, output_size, maps=maps, layers=layers, unfoldings=unfoldings, dropout=dropout
+        )
+
+
 def own_model(input_size: int, output_size: int, *, file: str, digest: str) -> nn.Module:
     """Return a new model of a file of the user's; see `own`."""
     del input_size, output_size
@@ -295,7 +305,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "tanh-rnn": TanhRNN,
     "lstm": LSTM,
     "mlp": MLP,
-    "recurrent-cnn": RecurrentCNN,
+    "recurrent-cnn": ImageModel,
     "language-model": StreamModel,
     "transformer": Transformer,
     OWN: own_model,
@@ -352,30 +362,8 @@ def check_model(name: str, options: Mapping[str, Any]) -> None:
     """Raise a `ConfigurationError` unless `build_model` would accept the name and the options."""
     if name not in MODELS:
         raise unknown_name("model", name, MODELS, "the setting 'model'")
-    check_options(MODELS[name], options, f"model_options of the model {name!r}")
-    if name == OWN:
-        return  # the file is checked when it is read
-    for option, value in options.items():
-        choices = STARTS[name] if option == "start" else CHOICES.get(option)
-        if choices is not None:
-            if value not in choices:
-                where = f"the option {option!r} of the model {name!r}"
-                raise unknown_name("value", str(value), map(str, choices), where)
-            if name in OF_SYMBOLS and value == "last":
-                raise ConfigurationError(
-                    f"The model {name!r} answers at every step: set {option!r} to 'every'."
-                )
-            continue
-        if option == "start_limit":
-            good, expected = is_real(value) and value > 0, "a positive number"
-        elif option == "recurrent_limit":
-            good, expected = is_real(value) and value >= 0, "0 or a positive number"
-        elif option in PROBABILITIES:
-            good, expected = is_real(value) and 0 <= value < 1, "a probability in [0, 1)"
-        else:
-            least = 1 if name in OF_STREAMS else LEAST.get(option, 1)
-            good, expected = is_whole(value, least), f"a whole number from {least} on"
-        if not good:
-            raise ConfigurationError(
-                f"The option {option!r} of the model {name!r} is {value!r}: give {expected}."
-            )
+    owner = f"the model {name!r}"
+    check_options(MODELS[name], options, owner, f"model_options of {owner}")
+    start = options.get("start", "default")
+    if start not in STARTS.get(name, (start,)):
+        raise unknown_name("value", str(start), STARTS[name], f"the option 'start' of {owner}")

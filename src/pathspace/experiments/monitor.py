@@ -7,7 +7,7 @@ import sys
 from rich.console import Console
 
 from pathspace.experiments.run import RunConfig, Validation
-from pathspace.progress import Progress
+from pathspace.tools.progress import Progress
 
 
 class Monitor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.model_source import module_of_file, run_users
+from pathspace.experiments.tasks import OWN
 
 MOST_EXAMPLES = 100_000
 """How many examples are taken from `batches()`: what it yields is held in memory."""
@@ -27,6 +28,31 @@ LEAST_EXAMPLES = 20
 WANTED = (
     "`def model()`, which returns a new nn.Module, and `def batches()`, which yields pairs (inputs, targets)"
 )
+QUICK: Mapping[str, Any] = {
+    "seeds": 1,
+    "tuning_seeds": 1,
+    "tuning": "grid",
+    "learning_rates": [0.003, 0.03, 0.3],
+    "tuning_epochs": 1,
+    "epochs": 3,
+}
+"""The settings of a first table, which shows that all works and little more."""
+
+
+def with_own_file(options: Mapping[str, Any], file: Path | None, *, quick: bool) -> dict[str, Any]:
+    """Return the options of `compare` with those of a file of the user's, and of a quick table below them.
+
+    Raises:
+        ConfigurationError: There is no such file, or the options name a task or a model beside it.
+    """
+    given = {**QUICK, **options} if quick else dict(options)
+    if file is None:
+        return given
+    for name in ("task", "task_options", "model", "model_options"):
+        if name in options:
+            raise ConfigurationError(f"The file {str(file)!r} is task and model: leave {name!r} out.")
+    of_file = options_of_file(file)
+    return {**given, "task": OWN, "task_options": of_file, "model_options": of_file}
 
 
 def options_of_file(file: Path) -> dict[str, str]:

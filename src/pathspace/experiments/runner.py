@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
-from pathspace.processes import Processes
+from pathspace.tools.processes import Processes
 
 if TYPE_CHECKING:
     from pathspace.experiments.monitor import Monitor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import field, fields
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
@@ -286,33 +286,22 @@ class Settings:
             epochs: 0 takes those of the settings.
         """
         model, model_options = self.model_of(method)
-        return RunConfig(
-            task=self.task,
-            task_options=dict(self.task_options),
-            model=model,
-            model_options=model_options,
-            method=method,
-            start=start,
-            learning_rate=learning_rate,
-            seed=seed,
-            epochs=epochs or self.epochs,
-            batch_size=self.batch_size,
-            momentum=self.momentum,
-            clip_norm=self.clip_norm or None,
-            clip_step=self.clip_step if METHODS[method].clips_steps else 0.0,
-            rescale_exponent=self.rescale_exponent,
-            threads=self.threads,
-            evaluate_test=evaluate_test,
-            schedule=self.schedule,
-            warmup=self.warmup,
-            weight_decay=self.weight_decays[0] if weight_decay is None else weight_decay,
-            refresh_every=self.refresh_every,
-            damping=self.damping,
-            rescale_factor=self.rescale_factor,
-            validate_every=self.validate_every,
-            plain_rnn=self.plain_rnn,
-            stop_error=self.stop_error,
-        )
+        own = {
+            "task_options": dict(self.task_options),
+            "model": model,
+            "model_options": model_options,
+            "method": method,
+            "start": start,
+            "learning_rate": learning_rate,
+            "seed": seed,
+            "epochs": epochs or self.epochs,
+            "clip_norm": self.clip_norm or None,
+            "clip_step": self.clip_step if METHODS[method].clips_steps else 0.0,
+            "evaluate_test": evaluate_test,
+            "weight_decay": self.weight_decays[0] if weight_decay is None else weight_decay,
+        }
+        shared = [item.name for item in fields(RunConfig) if item.name not in own]
+        return RunConfig(**{name: getattr(self, name) for name in shared}, **own)
 
 
 def settings_from(*layers: Layer) -> Settings:

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from pathspace import files
 from pathspace.experiments.errors import ConfigurationError, StorageError
+from pathspace.tools import files
 
 T = TypeVar("T")
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.layers import Count
 
 Gate = Literal["swiglu", "squared-relu"]
 ROTARY_BASE = 10_000.0
@@ -104,9 +105,9 @@ class Transformer(nn.Module):
         input_size: int,
         output_size: int,
         *,
-        hidden: int = 128,
-        layers: int = 4,
-        heads: int = 4,
+        hidden: Count = 128,
+        layers: Count = 4,
+        heads: Count = 4,
         gate: Gate = "swiglu",
         output: Literal["every"] = "every",
     ) -> None:

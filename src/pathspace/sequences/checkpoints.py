@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pathspace
-from pathspace.files import check_writable, clear_leftovers, locked, write_atomically
+from pathspace.tools.files import check_writable, clear_leftovers, locked, write_atomically
 
 from . import storage
 from .folds import Fold

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pathspace.files import check_writable, write_atomically
+from pathspace.tools.files import check_writable, write_atomically
 
 from . import mixed_storage
 from .folds import Texts

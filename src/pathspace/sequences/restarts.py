@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pathspace.processes import Processes
+from pathspace.tools.processes import Processes
 
 from .checkpoints import Checkpoint, Checkpoints, train_kept
 from .folds import Fold

@@ -1,16 +1,21 @@
-"""The cells of the comparison: a run each, of a method at a rate from a seed."""
+"""The cells of the comparison, a run each of a method at a rate from a seed, and what they show.
+
+All methods see the same seeds, hence the same starts and batches, so every test is one of pairs.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import product
-from typing import Any
+from pathlib import Path
 
 from pathspace.experiments.long_memory.protocol import Protocol
 from pathspace.experiments.long_memory.training import Outcome, Setup, train
+from pathspace.experiments.report.statistics import LEVEL, holm, sign_test
 from pathspace.experiments.settings import FIRST_TUNING_SEED
 
 
@@ -47,15 +52,13 @@ class Result:
     outcome: Outcome
     seconds: float
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Result:
-        """Undo `as_dict`."""
-        cell = {**values["cell"], "setting": Setting(**values["cell"]["setting"])}
-        return cls(Cell(**cell), Outcome(**values["outcome"]), values["seconds"])
+    @property
+    def words(self) -> str:
+        """What came out, in a line."""
+        cell, steps = self.cell, self.outcome.steps
+        where = f"{cell.setting.problem}, T = {cell.setting.length}, H = {cell.setting.hidden}"
+        how = "did not learn it" if steps is None else f"learned it in {steps} steps"
+        return f"{cell.method} at {cell.rate:g}, seed {cell.seed} ({where}): {how}, {self.seconds:.0f} s"
 
 
 def settings(protocol: Protocol) -> list[Setting]:
@@ -121,3 +124,127 @@ def compute(cell: Cell, protocol: Protocol) -> Result:
     began = time.process_time()
     outcome = train(cell.method, cell.rate, cell.seed, setup)
     return Result(cell, outcome, round(time.process_time() - began, 2))
+
+
+def fill(
+    protocol: Protocol,
+    do: Callable[..., list[Result]],
+    folder: Path,  # noqa: ARG001
+) -> dict[Setting, list[Row]]:
+    """Return the rows of all settings, choosing rates before the reported runs; see `tables`."""
+    rows = {}
+    of_protocol = partial(compute, protocol=protocol)
+    for setting in settings(protocol):
+        tuning = do(Result, tuning_cells(protocol, setting), of_protocol)
+        rates = chosen_rates(protocol, tuning)
+        reported = do(Result, reported_cells(protocol, setting, rates), of_protocol)
+        rows[setting] = compared(protocol, setting, tuning, reported)
+    return rows
+
+
+@dataclass(frozen=True)
+class Against:
+    """A method against the reference, over pairs of runs with the same seed.
+
+    Attributes:
+        wins: Pairs in which the method is better.
+        losses: Pairs in which the reference is.
+        p: Of the exact sign test (for successes McNemar's), adjusted by Holm for all methods of the setting.
+    """
+
+    wins: int
+    losses: int
+    p: float
+
+    @property
+    def verdict(self) -> str:
+        """Say "better", "worse" or "" of the method."""
+        if self.p >= LEVEL:
+            return ""
+        return "better" if self.wins > self.losses else "worse"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method.
+
+    Attributes:
+        method: A name in `methods.METHODS`.
+        rate: The chosen rate.
+        tuning: Outcomes by rate, on seeds that are not reported.
+        reported: Outcomes at the chosen rate.
+        against: By what is compared, "learned", "steps" and "window"; empty for the reference.
+    """
+
+    method: str
+    rate: float
+    tuning: Mapping[float, Sequence[Outcome]]
+    reported: Sequence[Outcome]
+    against: Mapping[str, Against]
+
+    @property
+    def window(self) -> int:
+        """At how many rates at least half of the tuning runs learned the problem."""
+        return sum(2 * learned(outcomes) >= len(outcomes) for outcomes in self.tuning.values())
+
+    @property
+    def median_steps(self) -> float:
+        """Median steps of all reported runs, infinite for those that never learned."""
+        steps = sorted(map(_steps, self.reported))
+        half = len(steps) // 2
+        return steps[half] if len(steps) % 2 else (steps[half - 1] + steps[half]) / 2
+
+
+def learned(outcomes: Sequence[Outcome]) -> int:
+    """Return how many runs learned the problem."""
+    return sum(outcome.steps is not None for outcome in outcomes)
+
+
+def rates_learned(row: Row) -> list[int]:
+    """Return for each tuning seed at how many rates it learned the problem."""
+    return [learned(runs) for runs in zip(*row.tuning.values(), strict=True)]
+
+
+def chosen_rates(protocol: Protocol, tuning: Sequence[Result]) -> dict[str, float]:
+    """Return the rate of every method."""
+    return {method: chosen_rate(tuning, method) for method in protocol.methods}
+
+
+def compared(
+    protocol: Protocol, setting: Setting, tuning: Sequence[Result], reported: Sequence[Result]
+) -> list[Row]:
+    """Return the rows of a setting, in the order of the methods."""
+    tuning, reported = ([r for r in results if r.cell.setting == setting] for results in (tuning, reported))
+    rates = chosen_rates(protocol, tuning)
+    rows = {
+        method: Row(
+            method, rates[method], by_rate(tuning, method), by_rate(reported, method)[rates[method]], {}
+        )
+        for method in protocol.methods
+    }
+    reference = rows.pop(protocol.reference)
+    measures: dict[str, Callable[[Row], Sequence[float]]] = {
+        "learned": lambda row: [outcome.steps is not None for outcome in row.reported],
+        "steps": lambda row: [-_steps(outcome) for outcome in row.reported],  # never: minus infinity
+        "window": rates_learned,
+    }
+    against: dict[str, dict[str, Against]] = {method: {} for method in protocol.methods}
+    for name, measure in measures.items():
+        tests = [_signs(measure(row), measure(reference)) for row in rows.values()]
+        adjusted = holm([sign_test(*signs) for signs in tests])
+        for method, signs, p in zip(rows, tests, adjusted, strict=True):
+            against[method][name] = Against(*signs, p)
+    rows[protocol.reference] = reference
+    return [
+        Row(method, rows[method].rate, rows[method].tuning, rows[method].reported, against[method])
+        for method in protocol.methods
+    ]
+
+
+def _steps(outcome: Outcome) -> float:
+    return math.inf if outcome.steps is None else outcome.steps
+
+
+def _signs(ours: Sequence[float], theirs: Sequence[float]) -> tuple[int, int]:
+    pairs = list(zip(ours, theirs, strict=True))
+    return sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pathspace.experiments.long_memory.cells import Setting
-from pathspace.experiments.long_memory.comparison import Row, learned
+from pathspace.experiments.long_memory.cells import Row, Setting, learned
 from pathspace.experiments.long_memory.methods import METHODS
 from pathspace.experiments.long_memory.protocol import Protocol
 from pathspace.experiments.report.figures import set_rate_axis

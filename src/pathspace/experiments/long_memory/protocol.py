@@ -11,17 +11,18 @@ from pathspace.experiments.errors import unknown_name
 from pathspace.experiments.layers import (
     CONFIG,
     Count,
-    Layer,
     NotNegative,
     Positive,
     Several,
     Share,
     known,
-    laid_over,
 )
 from pathspace.experiments.long_memory.methods import METHODS
 from pathspace.experiments.long_memory.problems import PROBLEMS
 from pathspace.experiments.settings import Seeds
+
+NEEDS = ()
+"""Packages that no other recipe needs."""
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -65,8 +66,3 @@ class Protocol:
     def __post_init__(self) -> None:
         if self.reference not in self.methods:
             raise unknown_name("method", self.reference, self.methods, "the setting 'reference'")
-
-
-def protocol_from(*layers: Layer) -> Protocol:
-    """Lay settings over the defaults; see `layers.laid_over`."""
-    return laid_over(Protocol, layers)

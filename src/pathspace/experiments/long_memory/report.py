@@ -8,11 +8,11 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from pathspace.experiments.long_memory.cells import Setting
-from pathspace.experiments.long_memory.comparison import Row, learned, rates_learned
+from pathspace.experiments.long_memory.cells import Row, Setting, learned, rates_learned
 from pathspace.experiments.long_memory.figure import draw
 from pathspace.experiments.long_memory.methods import METHODS
 from pathspace.experiments.long_memory.protocol import Protocol
+from pathspace.experiments.published import Published
 from pathspace.experiments.report.document import NOTHING, Figure, Lines, Report, Section, Table, TableRow
 from pathspace.experiments.storage import finite
 
@@ -141,6 +141,7 @@ def report(
     *,
     title: str,
     configuration: dict[str, Any],
+    published: Published | None,  # noqa: ARG001
 ) -> Report:
     """Return the report of all settings; their tables are one CSV file."""
     tables = build_tables(protocol, rows)

@@ -37,14 +37,13 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
-from pathspace.experiments.layers import FILE, Layer, read
+from pathspace.experiments.layers import FILE, Layer, laid_over, read
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.studies import check_study
 
 DEFAULT = "default"  # what the one size of a recipe without sizes is called
 
-# Engines are named, not imported, so that recipes can be listed without loading what they need. Each is a package with
-# `protocol.protocol_from(*layers)`, which checks settings, and `command.reproduce(recipe, size, options, around)`.
+# Engines are named, not imported, so that recipes can be listed without loading what they need; see `tables`.
 ENGINES = {
     "long-memory": "pathspace.experiments.long_memory",
     "symbols": "pathspace.experiments.symbols",
@@ -175,7 +174,7 @@ def _check_engine(recipe: Recipe, content: Mapping[str, Any], where: str) -> Non
         if key in content:
             raise ConfigurationError(f"The key {key!r} in {where} has no place beside 'engine': remove it.")
     for size in recipe.sizes or ("",):
-        import_module(f"{ENGINES[recipe.engine]}.protocol").protocol_from(*recipe.layers(size))
+        laid_over(import_module(f"{ENGINES[recipe.engine]}.protocol").Protocol, recipe.layers(size))
 
 
 def _with_parts(recipe: Recipe, content: Mapping[str, Any], where: str) -> Recipe:

@@ -35,7 +35,7 @@ def check_study(name: Any, options: Mapping[str, Any], where: str) -> None:
     """Raise a `ConfigurationError` unless there is such a study and it has these options."""
     if not isinstance(name, str) or name not in STUDIES:
         raise unknown_name("study", str(name), STUDIES, where)
-    check_options(import_module(STUDIES[name]).study, options, where)
+    check_options(import_module(STUDIES[name]).study, options, "the study", where)
 
 
 def run_study(

@@ -19,10 +19,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from pathspace.experiments.checks import is_whole
 from pathspace.experiments.compare import Comparison
 from pathspace.experiments.engine import initial_state, steps_per_epoch
-from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.layers import Count
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.report.document import Lines, Section, Table, TableRow
 from pathspace.experiments.settings import Settings
@@ -52,7 +51,7 @@ class Cost:
 
 
 def study(
-    comparison: Comparison, *, rounds: int = 15, steps: int = 20, data_dir: Path | None = None
+    comparison: Comparison, *, rounds: Count = 15, steps: Count = 20, data_dir: Path | None = None
 ) -> list[Section]:
     """Time the methods of a comparison.
 
@@ -61,15 +60,7 @@ def study(
         rounds: Turns of every method.
         steps: Training steps of a turn.
         data_dir: Where the task looks for its data.
-
-    Raises:
-        ConfigurationError: A number is impossible.
     """
-    for name, value in (("rounds", rounds), ("steps", steps)):
-        if not is_whole(value, 1):
-            raise ConfigurationError(
-                f"The option {name!r} of the study is {value!r}: give a whole number from 1 on."
-            )
     settings = comparison.settings
     task = build_task(settings.task, settings.task_options, data_dir=data_dir)
     costs = measure(settings, task, rounds, steps)

@@ -16,15 +16,16 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import nn
 
 import pathspace
 from pathspace.experiments.compare import Comparison
 from pathspace.experiments.engine import run
-from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.layers import Count, Several
 from pathspace.experiments.models import build_model
 from pathspace.experiments.report.document import Figure, Lines, Section, Table, TableRow
 from pathspace.experiments.tasks import build_task
@@ -59,8 +60,8 @@ class Ratio:
 def study(
     comparison: Comparison,
     *,
-    lengths: Sequence[int] = (10, 20, 50, 100),
-    hidden: Sequence[int] = (50, 200),
+    lengths: Several[Annotated[int, Field(ge=2)]] = (10, 20, 50, 100),
+    hidden: Several[Count] = (50, 200),
     data_dir: Path | None = None,
 ) -> list[Section]:
     """Measure the ratios, training every network as Path-SGD was trained in the comparison.
@@ -71,16 +72,7 @@ def study(
         lengths: T, each at least 2.
         hidden: H.
         data_dir: Where the task looks for its data.
-
-    Raises:
-        ConfigurationError: A number is impossible.
     """
-    for name, values, least in (("lengths", lengths, 2), ("hidden", hidden, 1)):
-        good = len(values) > 0 and all(isinstance(v, int) and v >= least for v in values)
-        if not good:
-            raise ConfigurationError(
-                f"The option {name!r} of the study is {values!r}: give whole numbers from {least} on."
-            )
     starts = [start for start, method in METHODS.items() if method in comparison.settings.methods]
     if not starts:
         needed = f"It was not measured: it needs one of the methods {', '.join(METHODS.values())}."

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from pathspace.experiments.configuration import Configuration
+from pathspace.experiments.configuration import Configuration, begun
 from pathspace.experiments.errors import ConfigurationError, unknown_name
-from pathspace.experiments.execution import Surroundings, begun
+from pathspace.experiments.folders import Surroundings
 from pathspace.experiments.layers import Layer, plain_values
 from pathspace.experiments.monitor import Shown
 from pathspace.experiments.recipes import load_recipe, recipe_names

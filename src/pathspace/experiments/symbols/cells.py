@@ -10,9 +10,11 @@ import math
 import re
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from pathspace.experiments.symbols.protocol import BASELINES, LENGTHS, MERGED, RULES, Protocol
@@ -69,15 +71,13 @@ class Score:
     curve: tuple[tuple[int, float, float], ...] = ()
     sample: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Score:
-        """Undo `as_dict`."""
-        curve = tuple(map(tuple, values.get("curve", ())))
-        return cls(**{**values, "cell": Cell(**values["cell"]), "curve": curve})
+    @property
+    def words(self) -> str:
+        """What came out, in a line."""
+        cell = self.cell
+        size = f", size {cell.size}" if cell.size else ""
+        size += f", draw {cell.draw}" if cell.draw else ""
+        return f"{cell.row} on {cell.text}{size}: {self.test:.1f} bits, {self.seconds:.1f} s"
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,11 @@ def cells(protocol: Protocol) -> list[Cell]:
         key=lambda cell: (-cell.draw, cell.row == MERGED, slow.index(cell.text), cell.size),
         reverse=True,
     )
+
+
+def fill(protocol: Protocol, do: Callable[..., list[Score]], folder: Path) -> list[Score]:  # noqa: ARG001
+    """Return the scores of all cells; see `tables`."""
+    return do(Score, cells(protocol), partial(compute, protocol=protocol))
 
 
 def best(scores: Sequence[Score]) -> dict[tuple[str, str, int], Score]:

@@ -14,14 +14,12 @@ from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.layers import (
     CONFIG,
     Count,
-    Layer,
     Natural,
     NotNegative,
     Positive,
     Several,
     expected,
     known,
-    laid_over,
     wrong,
 )
 
@@ -74,6 +72,10 @@ class Merged(TypedDict):
     patience: Count
     prior_writing: NotRequired[NotNegative]
     prior_transition: NotRequired[NotNegative]
+
+
+NEEDS = ("numba", "hmmlearn")
+"""Packages that no other recipe needs."""
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -139,8 +141,3 @@ class Protocol:
     def drawn(self, draw: int) -> Protocol:
         """Return the protocol of one draw alone, the first of which is 0."""
         return replace(self, data_seed=self.data_seed + draw, seed=self.seed + SEEDS_APART * draw, seeds=1)
-
-
-def protocol_from(*layers: Layer) -> Protocol:
-    """Lay settings over the defaults; see `layers.laid_over`."""
-    return laid_over(Protocol, layers)

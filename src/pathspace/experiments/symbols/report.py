@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from statistics import mean, stdev
 from typing import Any
@@ -190,7 +191,7 @@ def as_json(
             for draw in range(protocol.seeds)
         ],
         "pairs": pairs_as_json(pairs_of(protocol, scores)),
-        "scores": [score.as_dict() for score in scores],
+        "scores": [asdict(score) for score in scores],
         "published": None
         if published is None
         else {

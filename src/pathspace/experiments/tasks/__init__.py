@@ -10,9 +10,10 @@ import inspect
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
-from pathspace.experiments.errors import unknown_name
+from pathspace.experiments.errors import ConfigurationError, unknown_name
+from pathspace.experiments.layers import problem
 
 if TYPE_CHECKING:
     from pathspace.experiments.tasks.task import Task
@@ -49,7 +50,8 @@ def build_task(name: str, options: Mapping[str, Any] | None = None, *, data_dir:
 
 def check_task(name: str, options: Mapping[str, Any]) -> None:
     """Raise a `ConfigurationError` unless there is such a task and it has these options."""
-    check_options(_module(name).build, options, f"task_options of the task {name!r}")
+    owner = f"the task {name!r}"
+    check_options(_module(name).build, options, owner, f"task_options of {owner}")
 
 
 def preset(name: str) -> dict[str, Any]:
@@ -57,18 +59,28 @@ def preset(name: str) -> dict[str, Any]:
     return dict(_module(name).PRESET)
 
 
-def check_options(function: Any, options: Mapping[str, Any], where: str) -> None:
-    """Raise a `ConfigurationError` that names the first option that `function` does not take.
+def check_options(function: Any, options: Mapping[str, Any], owner: str, where: str) -> None:
+    """Raise a `ConfigurationError` for the first option that `function` does not take, or whose value is impossible.
 
     Args:
-        function: Its keyword-only parameters but `data_dir` are the options.
+        function: A function or class; its keyword-only parameters but `data_dir` are the options, and their types say
+            what values may be.
         options: What somebody wants to pass.
+        owner: Whose options these are, for the error.
         where: Where the options stand, for the error.
     """
     known = keyword_options(function)
-    for name in options:
+    called = function.__init__ if isinstance(function, type) else function
+    hints = get_type_hints(called, include_extras=True)
+    for name, value in options.items():
         if name not in known:
             raise unknown_name("option", name, known, where)
+        if get_origin(hints[name]) is Literal and value not in get_args(hints[name]):
+            choices = map(str, get_args(hints[name]))
+            raise unknown_name("value", str(value), choices, f"the option {name!r} of {owner}")
+        wanted = problem(hints[name], value)
+        if wanted:
+            raise ConfigurationError(f"The option {name!r} of {owner} is {value!r}: give {wanted}.")
 
 
 def keyword_options(function: Any) -> list[str]:

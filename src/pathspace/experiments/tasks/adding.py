@@ -10,12 +10,14 @@ Source: S. Hochreiter and J. Schmidhuber (1997), in the form of Q. Le, N. Jaitly
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from pathspace.experiments.tasks.task import Split, Task, expect_whole, regression
+from pathspace.experiments.layers import Count
+from pathspace.experiments.tasks.task import Split, Task, regression
 
 PRESET: dict[str, Any] = {
     # A few minutes on two cores. From PyTorch's initialisation, which forgets fast, 50 steps would take far longer.
@@ -32,10 +34,10 @@ PRESET: dict[str, Any] = {
 
 def build(
     *,
-    length: int = 100,
-    train_size: int = 100_000,
-    validation_size: int = 2_000,
-    test_size: int = 10_000,
+    length: Annotated[int, Field(ge=2)] = 100,
+    train_size: Count = 100_000,
+    validation_size: Count = 2_000,
+    test_size: Count = 10_000,
     data_dir: Path | None = None,  # noqa: ARG001 (every task takes it)
 ) -> Task:
     """Return the addition problem; the same numbers on every call.
@@ -46,15 +48,10 @@ def build(
         validation_size: Validation sequences.
         test_size: Test sequences.
         data_dir: Not used: the data is generated.
-
-    Raises:
-        ConfigurationError: The length is below 2 or a size below 1.
     """
-    sizes = {"train_size": train_size, "validation_size": validation_size, "test_size": test_size}
-    expect_whole("adding", 2, length=length)
-    expect_whole("adding", 1, **sizes)
+    sizes = (train_size, validation_size, test_size)
     # One seed per split, so that a longer training set leaves the test set as it is.
-    train, validation, test = (sequences(size, length, seed) for seed, size in enumerate(sizes.values()))
+    train, validation, test = (sequences(size, length, seed) for seed, size in enumerate(sizes))
     return regression(
         "adding",
         f"addition problem, T = {length} ({train_size} training, {validation_size} validation, "

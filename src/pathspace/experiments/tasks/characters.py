@@ -10,12 +10,12 @@ proportion, are a data set of their own; results on them cannot be compared with
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from pathspace.experiments.errors import unknown_name
+from pathspace.experiments.layers import Count, Natural
 from pathspace.experiments.tasks.corpora import CHARACTERS, read_corpus
 from pathspace.experiments.tasks.next_symbol import Cutting, next_symbol
 from pathspace.experiments.tasks.task import Task
@@ -34,12 +34,12 @@ PRESET: dict[str, Any] = {
 
 def build(
     *,
-    dataset: str = "ptb",
-    length: int = 50,
-    context: int = 50,
-    train_size: int = 0,
-    validation_size: int = 0,
-    test_size: int = 0,
+    dataset: Literal["ptb", "text8", "enwik8", "text8-prefix"] = "ptb",
+    length: Count = 50,
+    context: Natural = 50,
+    train_size: Natural = 0,
+    validation_size: Natural = 0,
+    test_size: Natural = 0,
     stream: bool = False,
     data_dir: Path | None = None,
 ) -> Task:
@@ -57,12 +57,8 @@ def build(
         data_dir: The folder that holds the files, or the data set's folder with them.
 
     Raises:
-        ConfigurationError: There is no such data set, a size is impossible, or there is no data.
+        ConfigurationError: A size is impossible, or there is no data.
     """
-    if not isinstance(dataset, str) or dataset not in CHARACTERS:
-        raise unknown_name(
-            "dataset", str(dataset), CHARACTERS, "the option 'dataset' of the task 'characters'"
-        )
     corpus = CHARACTERS[dataset]
     texts = read_corpus(corpus, data_dir)
     if dataset == "ptb":  # a space follows every character

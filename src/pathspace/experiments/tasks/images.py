@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pathspace.experiments.checks import is_whole
-from pathspace.experiments.errors import ConfigurationError, unknown_name
+from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.layers import Count
 from pathspace.experiments.tasks import image_files, mnist
-from pathspace.experiments.tasks.task import Split, Task, classification, expect_whole
+from pathspace.experiments.tasks.task import Split, Task, classification
 
 PRESET: dict[str, Any] = {
     # Minutes on two cores: small images, few maps, a thirtieth of the images.
@@ -27,18 +27,17 @@ PRESET: dict[str, Any] = {
     "learning_rates": [0.003, 0.01, 0.03, 0.1],
 }
 
-DATA = ("mnist", *image_files.CIFAR)
 TITLES = {"mnist": "MNIST", **{name: known.title for name, known in image_files.CIFAR.items()}}
 SPLIT_SEED = 0
 
 
 def build(
     *,
-    data: str = "mnist",
-    pool: int = 1,
-    train_size: int = 10_000,
-    validation_size: int = 2_000,
-    test_size: int = 10_000,
+    data: Literal["mnist", "cifar10", "cifar100"] = "mnist",
+    pool: Count = 1,
+    train_size: Count = 10_000,
+    validation_size: Count = 2_000,
+    test_size: Count = 10_000,
     data_dir: Path | None = None,
 ) -> Task:
     """Return a data set of images as a task.
@@ -53,15 +52,12 @@ def build(
         data_dir: The folder with the data sets.
 
     Raises:
-        ConfigurationError: The name is unknown, `pool` does not divide the images, the sizes exceed the data, or
+        ConfigurationError: `pool` does not divide the images, the sizes exceed the data, or
             there is no data.
     """
-    if data not in DATA:
-        raise unknown_name("data set", str(data), DATA, "the option 'data' of the task 'images'")
-    expect_whole("images", 1, train_size=train_size, validation_size=validation_size, test_size=test_size)
     images, labels = _load(data, "train", data_dir)
     side = images.shape[-1]
-    if not is_whole(pool, 1) or side % pool:
+    if side % pool:
         raise ConfigurationError(
             f"The option 'pool' of the task 'images' is {pool!r}: give a divisor of {side}, the width of an image."
         )

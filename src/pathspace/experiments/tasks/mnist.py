@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.experiments.checks import is_whole
 from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.layers import Count
 from pathspace.experiments.tasks.corpora import data_folder
 from pathspace.experiments.tasks.idx import read_idx
-from pathspace.experiments.tasks.task import Split, Task, classification, expect_true_or_false, expect_whole
+from pathspace.experiments.tasks.task import Split, Task, classification
 from pathspace.extras import install
 
 PRESET: dict[str, Any] = {
@@ -45,12 +45,12 @@ PERMUTATION_SEED = 92  # one order of pixels for everybody; the number has no me
 
 def build(
     *,
-    steps: int = 28,
+    steps: Count = 28,
     permuted: bool = False,
-    pool: int = 1,
+    pool: Count = 1,
     standardize: bool = False,
-    train_size: int = 50_000,
-    validation_size: int = 10_000,
+    train_size: Count = 50_000,
+    validation_size: Count = 10_000,
     data_dir: Path | None = None,
 ) -> Task:
     """Return MNIST as a task.
@@ -70,17 +70,15 @@ def build(
         ConfigurationError: `steps` times `pool` does not divide 784, the sizes exceed the training set, or there
             is no data.
     """
-    if not is_whole(steps, 1) or PIXELS % steps:
+    if PIXELS % steps:
         raise ConfigurationError(
             f"The option 'steps' of the task 'mnist' is {steps!r}: give a divisor of {PIXELS}, such as 28."
         )
-    if not is_whole(pool, 1) or PIXELS // steps % pool:
+    if PIXELS // steps % pool:
         raise ConfigurationError(
             f"The option 'pool' of the task 'mnist' is {pool!r}: give a divisor of {PIXELS // steps}, the number of "
             "pixels in a step."
         )
-    expect_true_or_false("mnist", permuted=permuted, standardize=standardize)
-    expect_whole("mnist", 1, train_size=train_size, validation_size=validation_size)
     images, labels = load("train", data_dir)
     if train_size + validation_size > len(images):
         raise ConfigurationError(

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.tasks.task import (
-    Split,
-    Task,
-    expect_true_or_false,
-    expect_whole,
-    prediction,
-    windows,
-)
+from pathspace.experiments.tasks.task import Split, Task, prediction, windows
 
 
 @dataclass(frozen=True)
@@ -61,7 +54,6 @@ def next_symbol(
     Raises:
         ConfigurationError: An option is impossible; the message names it.
     """
-    _check(cutting, task)
     context = 0 if cutting.stream else cutting.context
     train, validation, test = (
         _shortened(part, size, name, least=cutting.length + context + 1, task=task)
@@ -81,15 +73,9 @@ def next_symbol(
     )
 
 
-def _check(cutting: Cutting, task: str) -> None:
-    expect_whole(task, 1, length=cutting.length)
-    expect_whole(task, 0, context=cutting.context)
-    expect_true_or_false(task, stream=cutting.stream)
-
-
-def _shortened(text: Tensor, size: Any, name: str, *, least: int, task: str) -> Tensor:
+def _shortened(text: Tensor, size: int, name: str, *, least: int, task: str) -> Tensor:
     """Return the first `size` symbols of a text; 0 stands for all."""
-    if not isinstance(size, int) or size > len(text) or (size != 0 and size < least):
+    if size > len(text) or 0 < size < least:
         raise ConfigurationError(
             f"The option {name!r} of the task {task!r} is {size!r}: give a whole number from {least} (one window) "
             f"to {len(text)} (the whole text), or 0 for all."

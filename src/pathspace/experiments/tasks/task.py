@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pathspace.experiments.checks import is_whole
 from pathspace.experiments.errors import ConfigurationError
 
 NOT_COUNTED = -100  # what cross_entropy ignores
@@ -72,24 +71,6 @@ class Task:
     reported: Callable[[float], float] = float
     error_of_loss: Callable[[float], float] | None = None
     stream: bool = False
-
-
-def expect_whole(task: str, least: int, **options: object) -> None:
-    """Raise a `ConfigurationError` unless options of a task are whole numbers, `least` at least."""
-    for name, value in options.items():
-        if not is_whole(value, least):
-            raise ConfigurationError(
-                f"The option {name!r} of the task {task!r} is {value!r}: give a whole number from {least} on."
-            )
-
-
-def expect_true_or_false(task: str, **options: object) -> None:
-    """Raise a `ConfigurationError` unless options of a task are true or false."""
-    for name, value in options.items():
-        if not isinstance(value, bool):
-            raise ConfigurationError(
-                f"The option {name!r} of the task {task!r} is {value!r}: give true or false."
-            )
 
 
 def classification(

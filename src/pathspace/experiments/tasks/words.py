@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from pathspace.experiments.errors import ConfigurationError, unknown_name
+from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.layers import Count, Natural
 from pathspace.experiments.tasks.corpora import WORDS, read_corpus
 from pathspace.experiments.tasks.next_symbol import Cutting, next_symbol
 from pathspace.experiments.tasks.task import Task
@@ -33,13 +34,13 @@ UNKNOWN, END = "<unk>", "<eos>"
 
 def build(
     *,
-    dataset: str = "ptb",
-    vocabulary: int = 0,
-    length: int = 20,
-    context: int = 20,
-    train_size: int = 0,
-    validation_size: int = 0,
-    test_size: int = 0,
+    dataset: Literal["ptb", "wikitext-2"] = "ptb",
+    vocabulary: Natural = 0,
+    length: Count = 20,
+    context: Natural = 20,
+    train_size: Natural = 0,
+    validation_size: Natural = 0,
+    test_size: Natural = 0,
     stream: bool = False,
     data_dir: Path | None = None,
 ) -> Task:
@@ -60,10 +61,8 @@ def build(
         data_dir: The folder that holds the files, or the data set's folder with them.
 
     Raises:
-        ConfigurationError: There is no such data set, a size is impossible, or there is no data.
+        ConfigurationError: A size is impossible, or there is no data.
     """
-    if not isinstance(dataset, str) or dataset not in WORDS:
-        raise unknown_name("dataset", str(dataset), WORDS, "the option 'dataset' of the task 'words'")
     corpus = WORDS[dataset]
     texts = [text.replace("\n", f" {END} ").split() for text in read_corpus(corpus, data_dir)]
     known = {word: number for number, word in enumerate(sorted(_types(texts[0], vocabulary)))}
@@ -84,7 +83,7 @@ def _types(text: list[str], vocabulary: int) -> set[str]:
     types = Counter(text)
     if not vocabulary:
         return set(types) | {UNKNOWN}
-    if not isinstance(vocabulary, int) or not 2 <= vocabulary <= len(types):
+    if not 2 <= vocabulary <= len(types):
         raise ConfigurationError(
             f"The option 'vocabulary' of the task 'words' is {vocabulary!r}: give a whole number from 2 to "
             f"{len(types)}, the number of types, or 0 for all."

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.storage import write_json
+from pathspace.experiments.storage import make_folder, write_json
 from pathspace.experiments.xor.protocol import STEPS, Protocol
 
 if TYPE_CHECKING:
@@ -60,15 +61,14 @@ class Result:
     test: float
     seconds: float
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Result:
-        """Undo `as_dict`."""
-        looks = tuple(Look(**look) for look in values["looks"])
-        return cls(Cell(**values["cell"]), looks, values["test"], values["seconds"])
+    @property
+    def words(self) -> str:
+        """What came out, in a line."""
+        cell, last = self.cell, self.looks[-1]
+        return (
+            f"{cell.steps} steps, seed {cell.seed}: {last.wrong:.2%} wrong after {last.passes} passes, "
+            f"{self.seconds:.0f} s"
+        )
 
     def learned(self, protocol: Protocol) -> bool:
         """Say whether the validation text was predicted well enough at the last look."""
@@ -78,6 +78,15 @@ class Result:
 def cells(protocol: Protocol) -> list[Cell]:
     """Return all networks, in the order of the table."""
     return [Cell(steps, seed) for steps in protocol.steps for seed in protocol.seeds]
+
+
+def fill(protocol: Protocol, do: Callable[..., list[Result]], folder: Path) -> list[Result]:
+    """Return the results of all networks, which are kept until then; see `tables`."""
+    kept = make_folder(folder / "networks")
+    results = do(Result, cells(protocol), partial(compute, protocol=protocol, folder=kept))
+    for file in kept.iterdir():
+        file.unlink()
+    return results
 
 
 def compute(cell: Cell, protocol: Protocol, folder: Path) -> Result:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
-from pathspace.experiments.layers import CONFIG, Count, Layer, Natural, Several, known, laid_over
+from pathspace.experiments.layers import CONFIG, Count, Natural, Several, known
 
 # name -> options of `pathspace.sequences.PCNN`
 STEPS: dict[str, dict[str, Any]] = {
@@ -23,6 +23,10 @@ FIRST_SEED = 1000
 def _spelled(seeds: Any) -> Any:
     """Return the seeds that a number of them stands for: the first ones of the default."""
     return tuple(range(FIRST_SEED, FIRST_SEED + seeds)) if type(seeds) is int else seeds
+
+
+NEEDS = ("numba",)
+"""Packages that no other recipe needs."""
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -53,8 +57,3 @@ class Protocol:
     passed: Annotated[float, Field(gt=0, le=1)] = 0.01
     data_seed: Natural = 21
     own_texts: bool = False
-
-
-def protocol_from(*layers: Layer) -> Protocol:
-    """Lay settings over the defaults; see `layers.laid_over`."""
-    return laid_over(Protocol, layers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -96,7 +97,7 @@ def as_json(protocol: Protocol, results: Sequence[Result], configuration: dict[s
             steps: sum(r.learned(protocol) for r in results if r.cell.steps == steps)
             for steps in protocol.steps
         },
-        "networks": [result.as_dict() for result in results],
+        "networks": [asdict(result) for result in results],
         "configuration": configuration,
     }
 

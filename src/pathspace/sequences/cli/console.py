@@ -19,6 +19,7 @@ from rich.markup import escape
 from pathspace.progress import shown
 from pathspace.sequences.kernels import mixing
 from pathspace.sequences.kernels.machine_code import is_compiled
+from pathspace.tools.progress import shown
 
 console = Console(stderr=True)
 

@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import typer
 
-from pathspace.files import check_writable, write_atomically
 from pathspace.sequences.mixed import Mixed
 from pathspace.sequences.mixed_storage import load as load_stored
 from pathspace.sequences.sequence_model import SequenceModel
 from pathspace.sequences.storage import ModelFileError
 from pathspace.sequences.text import Text, marks_after
 from pathspace.sequences.tokens import SPLITTERS, Mode, TokenAlphabet, Tokens, sequences_of
+from pathspace.tools.files import check_writable, write_atomically
 
 STANDARD_INPUT, STANDARD_OUTPUT = Path("/dev/stdin"), Path("/dev/stdout")
 

@@ -12,13 +12,13 @@ from typing import Annotated, Any, get_args
 import typer
 
 from pathspace.cli.errors import INTERRUPTED
-from pathspace.progress import shown
 from pathspace.sequences.checkpoints import beside, clear, is_begun
 from pathspace.sequences.estimators import CLASSES
 from pathspace.sequences.mixed import Mixed
 from pathspace.sequences.passes import Metric, WritingStep
 from pathspace.sequences.sequence_model import SequenceModel
 from pathspace.sequences.training import Training, looked
+from pathspace.tools.progress import shown
 
 from .console import console, errors, per_symbol
 from .files import (

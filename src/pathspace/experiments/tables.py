@@ -1,0 +1,192 @@
+"""Tables that are no comparison of optimizers: cells that do not depend on one another, each kept in a file of its own.
+
+The package of such an engine has `protocol.Protocol`, how its table is made, and `protocol.NEEDS`, packages; in `cells`
+a function `fill(protocol, do, folder)`, which returns what `do(kind, cells, compute)` computes, in one call or several;
+and `report.report(protocol, results, *, title, configuration, published)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import TypeAdapter
+from rich.console import Console
+
+from pathspace.experiments.configuration import Asked, begun
+from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.layers import Layer, laid_over, plain_values
+from pathspace.experiments.monitor import Monitor, Shown
+from pathspace.experiments.published import load_published
+from pathspace.experiments.recipes import ENGINES, Recipe
+from pathspace.experiments.report.document import print_report, write_report
+from pathspace.experiments.runner import versions
+from pathspace.experiments.storage import make_folder, read_checked, write_checked
+from pathspace.extras import install
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    from pathspace.experiments.folders import Surroundings
+
+FOLDER = "cells"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class AskedTable(Asked):
+    """What a command was asked for that fills a table.
+
+    Attributes:
+        recipe: The name of the recipe.
+        size: The size of the recipe, or empty.
+        protocol: How the table is made.
+    """
+
+    recipe: str
+    size: str
+    protocol: DataclassInstance
+    kind = "protocol"
+    command = "reproduce"
+    results = (f"{FOLDER}/*.json", "networks/*")
+
+    def as_dict(self) -> dict[str, Any]:
+        """See `Asked`."""
+        return {
+            "command": self.command,
+            "recipe": self.recipe,
+            "size": self.size,
+            "protocol": plain_values(self.protocol),
+            "versions": versions(),
+        }
+
+    def stored(self, content: Mapping[str, Any], where: str) -> AskedTable:
+        """See `Asked`."""
+        protocol = laid_over(type(self.protocol), [(where, content["protocol"])])
+        return AskedTable(str(content["recipe"]), str(content["size"]), protocol)
+
+    def check(self, around: Surroundings) -> None:
+        """See `Asked`."""
+
+    def has_more_seeds(self, stored: Asked) -> bool:
+        """See `Asked`: no cell depends on how many seeds there are."""
+        fewer, more = stored.as_dict(), self.as_dict()
+        seeds = [content["protocol"].pop("seeds") for content in (fewer, more)]
+        if isinstance(seeds[1], list):
+            return fewer == more and set(seeds[0]) < set(seeds[1])
+        return fewer == more and seeds[0] < seeds[1]
+
+
+def reproduce_table(recipe: Recipe, size: str, options: Layer, around: Surroundings) -> None:
+    """Fill the table of a recipe, and report.
+
+    Args:
+        recipe: Its engine, its title, and its settings by size.
+        size: A size of the recipe; empty for the first one.
+        options: Settings of the command line, laid over the recipe's.
+        around: Where to write, how many cells at a time, and whether to continue.
+
+    Raises:
+        ConfigurationError: A setting is impossible, a package is missing, or the folder holds something else.
+        KeyboardInterrupt: The user stopped; the same command continues.
+    """
+    engine = ENGINES[recipe.engine]
+    schema = import_module(f"{engine}.protocol")
+    for name in schema.NEEDS:
+        if find_spec(name) is None:
+            raise ConfigurationError(
+                f"The package {name!r} is missing: {install('experiments', 'sequences')}."
+            )
+    protocol = laid_over(schema.Protocol, [*recipe.layers(size), options])
+    asked = AskedTable(recipe.name, size or next(iter(recipe.sizes), ""), protocol)
+    with begun(asked, around, given=bool(size or options[1])) as (settled, output):
+        do = partial(all_results, output=output, around=around)
+        results = import_module(f"{engine}.cells").fill(settled.protocol, do, output)
+        found = import_module(f"{engine}.report").report(
+            settled.protocol,
+            results,
+            title=recipe.title,
+            configuration=settled.as_dict(),
+            published=load_published(recipe.name),
+        )
+        write_report(found, output)
+    print_report(found, output, as_json=around.as_json)
+
+
+@dataclass(frozen=True)
+class StoredCell:
+    """A cell as a job; see `runner.Job`.
+
+    Attributes:
+        kind: The dataclass of its result, which has a property `words`.
+        cell: What is to be computed; its `key` names its file.
+        compute: Computes it; other processes must be able to import it.
+        folder: Where the files of cells lie.
+    """
+
+    kind: type
+    cell: Any
+    compute: Callable[[Any], Any]
+    folder: Path
+
+    @property
+    def key(self) -> str:
+        """See `runner.Job`."""
+        return self.cell.key
+
+    @property
+    def label(self) -> str:
+        """See `runner.Job`."""
+        return self.cell.key
+
+    @property
+    def file(self) -> Path:
+        """Where the result lies."""
+        return self.folder / f"{self.key}.json"
+
+    def __call__(self, monitor: Monitor) -> Any:
+        """Compute the cell."""
+        del monitor
+        return self.compute(self.cell)
+
+    def stored(self) -> Any | None:
+        """Return the result that is there already, or None."""
+        if not self.file.exists():
+            return None
+        return read_checked(self.file, TypeAdapter(self.kind).validate_python)
+
+    def keep(self, result: Any) -> str:
+        """Write the result, and say what came out."""
+        write_checked(self.file, asdict(result))
+        return result.words
+
+
+def all_results(
+    kind: type[T], cells: Sequence[Any], compute: Callable[[Any], T], *, output: Path, around: Surroundings
+) -> list[T]:
+    """Compute all cells that have no file yet.
+
+    Args:
+        kind: See `StoredCell`; so is `compute`.
+        cells: Those that take longest first.
+        compute: Computes one.
+        output: The folder of the table.
+        around: Who computes, how many cells at a time, and whether progress is shown.
+
+    Returns:
+        The results, in the order of the cells.
+
+    Raises:
+        ConfigurationError: A file cannot be read, or a process died.
+        KeyboardInterrupt: The user stopped; the same command continues.
+    """
+    folder = make_folder(output / FOLDER)
+    jobs = [StoredCell(kind, cell, compute, folder) for cell in cells]
+    runner = replace(around, device="cpu").runner()  # tables compute on the processor alone
+    with Shown(Console(stderr=True), quiet=around.quiet) as monitor, runner:
+        return runner.all_results(jobs, monitor, "Computing")

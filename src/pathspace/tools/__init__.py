@@ -1,0 +1,1 @@
+"""What the command line and symbol sequences share: whole files, progress, processes. The core imports none of it."""
