@@ -642,7 +642,7 @@ def test_a_broken_claim_of_invariance_has_exit_code_1(monkeypatch: pytest.Monkey
 
 
 def test_the_way_to_go_on_names_what_no_folder_keeps() -> None:
-    from pathspace.cli.groups import EngineOptions, SurroundingOptions
+    from pathspace.cli.options import EngineOptions, SurroundingOptions
 
     def said(options: SurroundingOptions) -> str:
         folders: list[str] = []

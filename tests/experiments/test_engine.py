@@ -14,7 +14,7 @@ from pathspace.experiments.engine import epoch_order, run, total_steps
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.models import RESCALABLE
-from pathspace.experiments.run import RunConfig, RunResult, RunState, Validation
+from pathspace.experiments.run import RunConfig, RunResult, Validation
 from pathspace.experiments.tasks import build_task
 from pathspace.experiments.tasks.task import Split, Task
 
@@ -202,12 +202,12 @@ def test_no_more_than_four_batches_are_evaluated_at_a_time(
     """What fits into memory in training does so in evaluation, whatever the width of the model."""
     evaluated: list[int] = []
 
-    def noted(split: Split, chosen: torch.Tensor, state: RunState) -> tuple[torch.Tensor, torch.Tensor]:
+    def noted(_: object, split: Split, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if split is tiny_task.validation:
             evaluated.append(len(chosen))
         return split.inputs[chosen], split.targets[chosen]
 
-    monkeypatch.setattr(engine, "_batch", noted)
+    monkeypatch.setattr(engine._Training, "_batch", noted)
     config = replace(tiny_config(epochs=1), batch_size=2)
     found = run(config, tiny_task).validations[0]
     whole, last = divmod(len(tiny_task.validation.inputs), 8)

@@ -28,8 +28,7 @@ from pathspace.experiments.long_memory.cells import (
     tuning_cells,
 )
 from pathspace.experiments.long_memory.methods import METHODS, RECURRENT, ChangedKappa
-from pathspace.experiments.long_memory.problems import PROBLEMS
-from pathspace.experiments.long_memory.protocol import Protocol
+from pathspace.experiments.long_memory.protocol import PROBLEMS, Protocol
 from pathspace.experiments.long_memory.report import build_tables
 from pathspace.experiments.long_memory.training import Outcome, Setup, Trainer, train
 from pathspace.experiments.models import ReluRNN

@@ -10,7 +10,7 @@ import pathspace as ps
 from cases import mlp
 from oracles.basis import PathValues
 from pathspace.experiments.methods import METHODS
-from pathspace.experiments.natural import ITERATIONS, LEAST_DAMPING, TOLERANCE
+from pathspace.experiments.plain_rules import ITERATIONS, LEAST_DAMPING, TOLERANCE
 from pathspace.experiments.run import RunConfig
 from pathspace.experiments.settings import Settings
 

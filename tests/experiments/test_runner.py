@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pathspace.cli import app
-from pathspace.cli.groups import EngineOptions
+from pathspace.cli.options import EngineOptions
 from pathspace.experiments import checkpoint, runner
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.jobs import Place, PlacedRun
@@ -179,7 +179,7 @@ def test_commands_hand_their_runs_to_the_engine_that_is_asked_for(
         asked.append((engine, processes, address))
         return Here()
 
-    monkeypatch.setattr("pathspace.experiments.execution.Runner", instead)
+    monkeypatch.setattr("pathspace.experiments.folders.Runner", instead)
     monkeypatch.setattr("pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>"))
     tiny = [
         word for name in ("train", "validation", "test") for word in ("--set", f"task_options.{name}_size=64")

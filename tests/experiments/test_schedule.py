@@ -8,6 +8,7 @@ from pathspace.experiments.engine import run
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.run import RunConfig
 from pathspace.experiments.schedule import factor
+from pathspace.experiments.settings import settings_from
 from pathspace.experiments.tasks.task import Task
 
 from .conftest import stopped
@@ -47,7 +48,7 @@ def test_the_rate_falls_to_a_tenth_at_four_fifths_and_to_a_hundredth_at_the_end(
 
 def test_an_unknown_schedule_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="Unknown schedule 'linear' in the setting 'schedule'"):
-        factor("linear", 0.0, 0, 1)
+        settings_from(("a test", {"schedule": "linear"}))
 
 
 def test_sgd_takes_the_steps_that_the_schedule_says(tiny_config: Config, tiny_task: Task) -> None:

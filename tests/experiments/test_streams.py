@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from pathspace.experiments.engine import run
+from pathspace.experiments.engine import contiguous_order, run
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.models import build_model
 from pathspace.experiments.run import RunConfig
 from pathspace.experiments.settings import Settings, settings_from
-from pathspace.experiments.streams import contiguous_order
 from pathspace.experiments.tasks import build_task
 from pathspace.experiments.tasks.task import Task, prediction, windows
 

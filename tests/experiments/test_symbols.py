@@ -21,10 +21,16 @@ from pathspace.experiments.report.document import print_table, write_report
 from pathspace.experiments.report.figures import saved
 from pathspace.experiments.storage import write_checked
 from pathspace.experiments.symbols.cells import LOOKS, Cell, Score, best, cells, compute, shown, texts
-from pathspace.experiments.symbols.figures import draw_over_time
-from pathspace.experiments.symbols.pairs import pairs_of, pairs_table
 from pathspace.experiments.symbols.protocol import MERGED, ROWS, TEXTS, Protocol
-from pathspace.experiments.symbols.report import build_table, report, samples, sizes_table
+from pathspace.experiments.symbols.report import (
+    build_table,
+    draw_over_time,
+    pairs_of,
+    pairs_table,
+    report,
+    samples,
+    sizes_table,
+)
 
 pytest.importorskip("numba")
 pytest.importorskip("hmmlearn")

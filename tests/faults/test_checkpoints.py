@@ -75,7 +75,7 @@ def test_a_run_goes_on_from_its_checkpoint_to_the_same_result(
     stopped: Path, config: RunConfig, task: Task, whole: RunResult
 ) -> None:
     assert [path.name for path in stopped.iterdir()] == [checkpoint.FILE]
-    assert checkpoint._read(stopped / checkpoint.FILE, config)["step"] == 12
+    assert checkpoint._read(stopped / checkpoint.FILE, config)["plain"]["step"] == 12
     assert same(resumed(config, task, stopped), whole)
 
 

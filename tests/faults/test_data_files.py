@@ -10,7 +10,7 @@ import pytest
 
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.tasks import build_task, corpora
-from pathspace.experiments.tasks.idx import read_idx
+from pathspace.experiments.tasks.mnist import read_idx
 from pathspace.experiments.tasks.packed import MOST, OversizeError, check_zip, gunzip
 
 from .readers import MEBIBYTE, memory_below

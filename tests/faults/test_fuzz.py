@@ -25,7 +25,7 @@ from pathspace.experiments.recipes import load_recipe, parse_recipe, recipe_name
 from pathspace.experiments.run import RunResult, Validation
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.storage import write_json
-from pathspace.experiments.tasks.idx import read_idx
+from pathspace.experiments.tasks.mnist import read_idx
 from pathspace.sequences import (
     PCNN,
     Mixed,

@@ -11,8 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pathspace.cli.errors import DIVERGED, clear_errors
-from pathspace.cli.groups import EngineOptions, SettingOptions, SurroundingOptions, TableOptions, grouped
-from pathspace.cli.options import LARGEST_SEED, ListMethodsOption, QuickOption, TaskOption
+from pathspace.cli.options import (
+    LARGEST_SEED,
+    EngineOptions,
+    ListMethodsOption,
+    QuickOption,
+    SettingOptions,
+    SurroundingOptions,
+    TableOptions,
+    TaskOption,
+    grouped,
+)
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import method
 from pathspace.experiments.starts import STARTS, check_start

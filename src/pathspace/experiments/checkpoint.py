@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Callable
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from pathspace.experiments.run import Epoch, RunConfig, RunState, Validation
 from pathspace.experiments.storage import make_folder, write_atomically
 
 FILE = "checkpoint.pt"
+PLAIN = ("step", "seconds", "diverged_at", "losses", "durations", "errors")
+"""What of a run is numbers and lists of them."""
 
 
 def exists(folder: Path) -> bool:
@@ -41,17 +44,10 @@ def save(folder: Path, config: RunConfig, state: RunState) -> None:
         "devices": state.devices,
         "device_random": random_state(device),
         "carried": None if state.carried is None else on_cpu(list(state.carried)),
-        "step": state.step,
-        "seconds": state.seconds,
-        "diverged_at": state.diverged_at,
-        "losses": torch.tensor(state.losses, dtype=torch.float64),
-        "durations": torch.tensor(state.durations, dtype=torch.float64),
-        "validations": torch.tensor([(v.loss, v.error) for v in state.validations], dtype=torch.float64),
-        "validation_steps": [v.step for v in state.validations],
-        "epochs": [(epoch.step, epoch.training, epoch.test) for epoch in state.epochs],
-        "errors": state.errors,
+        "validations": [astuple(validation) for validation in state.validations],
+        "epochs": [astuple(epoch) for epoch in state.epochs],
+        "plain": {name: getattr(state, name) for name in PLAIN},
     }
-
     write_atomically(folder / FILE, lambda file: torch.save(content, file))
 
 
@@ -111,20 +107,12 @@ def _restore(content: dict[str, Any], state: RunState, noted: Callable[[str], ob
     else:
         state.devices = [*before, str(device)]
         noted(
-            f"The checkpoint of step {content['step']} was computed on {before[-1]}, and the run goes on on {device}: "
-            "rounding, and random numbers in dropout, differ from here on from those of a run on one device."
+            f"The checkpoint of step {content['plain']['step']} was computed on {before[-1]}, and the run goes on on "
+            f"{device}: rounding, and random numbers in dropout, differ from here on from those of a run on one device."
         )
     carried = content["carried"]
     state.carried = None if carried is None else tuple(one.to(device) for one in carried)
-    state.step = content["step"]
-    state.seconds = content["seconds"]
-    state.diverged_at = content["diverged_at"]
-    state.losses = content["losses"].tolist()
-    state.durations = content["durations"].tolist()
-    values = content["validations"].reshape(-1, 2).tolist()
-    state.validations = [
-        Validation(step, loss, error)
-        for step, (loss, error) in zip(content["validation_steps"], values, strict=True)
-    ]
+    state.validations = [Validation(*entry) for entry in content["validations"]]
     state.epochs = [Epoch(*entry) for entry in content["epochs"]]
-    state.errors = content["errors"]
+    for name in PLAIN:
+        setattr(state, name, content["plain"][name])

@@ -3,6 +3,14 @@
 Batches depend on the seed and the number of the epoch alone, so a resumed run sees what an uninterrupted one
 would have seen. Everything else that a step depends on is in the checkpoint: weights, optimizer state,
 torch's random state.
+
+A text of N segments is cut into B streams of S = N // B segments, which are read beside one another:
+
+    step        1      2    ...    S
+    stream 1    0      1    ...   S-1
+    stream 2    S     S+1   ...  2S-1
+
+A rest of N - B S segments is left out. Gradients end where a segment begins (truncated backpropagation).
 """
 
 from __future__ import annotations
@@ -10,8 +18,9 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,10 +36,25 @@ from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.run import Epoch, RunConfig, RunResult, RunState, Validation
 from pathspace.experiments.schedule import factor
 from pathspace.experiments.starts import balance_once_, move_to_start
-from pathspace.experiments.streams import STREAMS_AT_A_TIME, contiguous_order
 
 if TYPE_CHECKING:
     from pathspace.experiments.tasks.task import Split, Task
+
+
+# Validation and test cut their texts into so few streams that starting them from zero hardly shows.
+STREAMS_AT_A_TIME = 10
+
+
+def contiguous_order(segments: int, streams: int) -> Tensor:
+    """Return the numbers of segments, one step of all streams after the other: int64 of shape (S B,).
+
+    Args:
+        segments: N.
+        streams: B, at most N.
+    """
+    each = segments // streams
+    return torch.arange(streams * each).reshape(streams, each).t().reshape(-1)
+
 
 _CPU = torch.device("cpu")
 SECONDS_BETWEEN_REPORTS = 0.1
@@ -72,43 +96,15 @@ def run(
         ConfigurationError: The configuration is impossible, or the checkpoint belongs to another one.
     """
     chosen = method(config.method)
+    place = torch.device(device)
     stored = folder is not None and resume and checkpoint.exists(folder)
-    with _isolated(config, torch.device(device)):
-        state = initial_state(config, task, chosen, fresh=not stored, device=torch.device(device))
+    with _isolated(config, place):
+        state = initial_state(config, task, chosen, fresh=not stored, device=place)
         if stored and folder is not None:
             checkpoint.load(folder, config, state, lambda sentence: listener.noted(config.label, sentence))
-
-        def save() -> None:
-            if folder is not None:
-                checkpoint.save(folder, config, state)
-
-        def validate() -> None:
-            state.validations.append(_validate(state, task, config.batch_size))
-            listener.validated(config, state.validations[-1])
-
-        def end_epoch(steps: int) -> None:
-            """Write down the errors of an epoch of so many steps."""
-            training = task.reported(state.errors / steps)
-            test = None
-            if config.evaluate_test and state.diverged_at is None:
-                test = _evaluate(state, task, task.test, config.batch_size)[1]
-            state.epochs.append(Epoch(state.step, training, test))
-            state.errors = 0.0
-
-        if not state.validations:
-            validate()
-        _train(
-            config,
-            task,
-            state,
-            steps_per_epoch(config.batch_size, task),
-            clip_norm=None if chosen.clips_itself else config.clip_norm,
-            save=save,
-            checkpoint_every=checkpoint_every,
-            listener=listener,
-            validate=validate,
-            end_epoch=end_epoch,
-        )
+        clip_norm = None if chosen.clips_itself else config.clip_norm
+        training = _Training(config, task, state, clip_norm, folder, checkpoint_every, listener)
+        training.run()
         test_error = state.epochs[-1].test if state.diverged_at is None else None
         # a perplexity overflows long before the loss does
         if test_error is not None and not math.isfinite(test_error):
@@ -193,90 +189,150 @@ def initial_state(
     return RunState(model=model, optimizer=chosen.build(model, network, config), devices=[str(device)])
 
 
-def _train(
-    config: RunConfig,
-    task: Task,
-    state: RunState,
-    epoch_steps: int,
-    *,
-    clip_norm: float | None,
-    save: Callable[[], None],
-    checkpoint_every: int,
-    listener: Monitor,
-    validate: Callable[[], None],
-    end_epoch: Callable[[int], None],
-) -> None:
-    last_report = 0.0
-    steps = config.epochs * epoch_steps
-    while state.diverged_at is None and state.step < steps and not _is_learned(config, state):
-        epoch, place = divmod(state.step, epoch_steps)
-        if state.order is None or place == 0:
-            state.order = _order(config, task, epoch)
-        if place == 0:
-            state.carried = None
-        batch = state.order[place * config.batch_size : (place + 1) * config.batch_size]
-        rate = config.learning_rate * factor(config.schedule, config.warmup, state.step, steps)
+@dataclass
+class _Training:
+    """A run while it lasts; see `run`."""
+
+    config: RunConfig
+    task: Task
+    state: RunState
+    clip_norm: float | None
+    folder: Path | None
+    checkpoint_every: int
+    listener: Monitor
+
+    def run(self) -> None:
+        """Train from where the state is to the end of the run."""
+        config, state = self.config, self.state
+        if not state.validations:
+            self._validate()
+        epoch_steps = steps_per_epoch(config.batch_size, self.task)
+        steps = config.epochs * epoch_steps
+        last_report = 0.0
+        while state.diverged_at is None and state.step < steps and not self._has_learned():
+            epoch, place = divmod(state.step, epoch_steps)
+            if state.order is None or place == 0:
+                state.order = self._order(epoch)
+            if place == 0:
+                state.carried = None
+            rate = config.learning_rate * factor(config.schedule, config.warmup, state.step, steps)
+            loss = self._timed_step(
+                state.order[place * config.batch_size : (place + 1) * config.batch_size], rate
+            )
+            if loss is None:
+                state.diverged_at = state.step
+                break
+            ends_epoch = place == epoch_steps - 1
+            if ends_epoch or (config.validate_every and state.step % config.validate_every == 0):
+                self._validate()
+            if ends_epoch:
+                self._end_epoch(epoch_steps)
+            if self.folder is not None and self.checkpoint_every and state.step % self.checkpoint_every == 0:
+                checkpoint.save(self.folder, config, state)
+            if time.perf_counter() - last_report > SECONDS_BETWEEN_REPORTS:
+                last_report = time.perf_counter()
+                self.listener.advanced(config, state.step, loss)
+
+    def _order(self, epoch: int) -> Tensor:
+        """Return the examples of an epoch in the order in which it takes them."""
+        if self.task.stream:
+            return contiguous_order(len(self.task.train), self.config.batch_size)
+        return epoch_order(len(self.task.train), self.config.seed, epoch)
+
+    def _has_learned(self) -> bool:
+        """Say whether the run has just ended an epoch with a validation error below the one that ends it."""
+        state = self.state
+        if not state.epochs or state.epochs[-1].step != state.step:
+            return False
+        return state.validations[-1].error < self.config.stop_error
+
+    def _timed_step(self, batch: Tensor, rate: float) -> float | None:
+        """Take one step, and write down its loss and its time; return the loss, or None if it was not finite."""
+        state = self.state
         for group in state.optimizer.param_groups:
             group["lr"] = rate
-
         began = time.perf_counter()
-        loss = _step(state, task, batch, clip_norm)
+        loss = self._step(batch)
         wait_for(torch.device(state.devices[-1]))
         duration = time.perf_counter() - began
         state.seconds += duration
+        if loss is not None:
+            state.losses.append(loss)
+            state.durations.append(duration)
+            state.step += 1
+        return loss
 
-        if loss is None:
+    def _step(self, batch: Tensor) -> float | None:
+        """Take one step and return the loss before it; None when the loss or the step is not finite."""
+        state, task = self.state, self.task
+        state.optimizer.zero_grad()
+        inputs, targets = self._batch(task.train, batch)
+        outputs, state.carried = self._outputs(inputs, state.carried)
+        loss = task.loss(outputs, targets)
+        value = loss.item()
+        if not math.isfinite(value):
+            return None
+        state.errors += _batch_error(task, outputs, targets, value)
+        loss.backward()
+        if self.clip_norm is not None:
+            nn.utils.clip_grad_norm_(state.model.parameters(), self.clip_norm)
+        try:
+            state.optimizer.step()
+        except FloatingPointError:  # how our optimizers refuse to spoil the weights
+            return None
+        return value
+
+    def _outputs(
+        self, inputs: Tensor, carried: tuple[Tensor, ...] | None
+    ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
+        """Call the model; of a stream with the state that the segment before left, and return the next one."""
+        if self.task.stream:
+            return self.state.model(inputs, carried)
+        return self.state.model(inputs), None
+
+    def _batch(self, split: Split, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        device = self.state.devices[-1]
+        return split.inputs[chosen].to(device), split.targets[chosen].to(device)
+
+    def _validate(self) -> None:
+        state = self.state
+        loss, error = self._evaluate(self.task.validation)
+        if not torch.isfinite(torch.tensor(loss)):
+            # The last step of an epoch can spoil the weights before any training batch shows it.
             state.diverged_at = state.step
-            break
-        state.losses.append(loss)
-        state.durations.append(duration)
-        state.step += 1
-        if place == epoch_steps - 1 or (config.validate_every and state.step % config.validate_every == 0):
-            validate()
-        if place == epoch_steps - 1:
-            end_epoch(epoch_steps)
-        if checkpoint_every and state.step % checkpoint_every == 0:
-            save()
-        if time.perf_counter() - last_report > SECONDS_BETWEEN_REPORTS:
-            last_report = time.perf_counter()
-            listener.advanced(config, state.step, loss)
+        state.validations.append(Validation(state.step, loss, error))
+        self.listener.validated(self.config, state.validations[-1])
 
+    def _end_epoch(self, steps: int) -> None:
+        """Write down the errors of an epoch of so many steps."""
+        state, task = self.state, self.task
+        training = task.reported(state.errors / steps)
+        test = None
+        if self.config.evaluate_test and state.diverged_at is None:
+            test = self._evaluate(task.test)[1]
+        state.epochs.append(Epoch(state.step, training, test))
+        state.errors = 0.0
 
-def _order(config: RunConfig, task: Task, epoch: int) -> Tensor:
-    """Return the examples of an epoch in the order in which it takes them."""
-    if task.stream:
-        return contiguous_order(len(task.train), config.batch_size)
-    return epoch_order(len(task.train), config.seed, epoch)
-
-
-def _is_learned(config: RunConfig, state: RunState) -> bool:
-    """Say whether the run has just ended an epoch with a validation error below the one that ends it."""
-    if not state.epochs or state.epochs[-1].step != state.step:
-        return False
-    return state.validations[-1].error < config.stop_error
-
-
-def _step(state: RunState, task: Task, batch: Tensor, clip_norm: float | None) -> float | None:
-    """Take one step and return the loss before it; None when the loss or the step is not finite."""
-    state.optimizer.zero_grad()
-    inputs, targets = _batch(task.train, batch, state)
-    if task.stream:
-        outputs, state.carried = state.model(inputs, state.carried)
-    else:
-        outputs = state.model(inputs)
-    loss = task.loss(outputs, targets)
-    value = loss.item()
-    if not math.isfinite(value):
-        return None
-    state.errors += _batch_error(task, outputs, targets, value)
-    loss.backward()
-    if clip_norm is not None:
-        nn.utils.clip_grad_norm_(state.model.parameters(), clip_norm)
-    try:
-        state.optimizer.step()
-    except FloatingPointError:  # how our optimizers refuse to spoil the weights
-        return None
-    return value
+    @torch.no_grad()
+    def _evaluate(self, split: Split) -> tuple[float, float]:
+        """Return the mean loss and the error over a split."""
+        task = self.task
+        count = len(split.inputs)
+        size = BATCHES_EVALUATED_AT_A_TIME * self.config.batch_size
+        order = torch.arange(count)
+        if task.stream:
+            size = min(STREAMS_AT_A_TIME, count)
+            order = contiguous_order(count, size)
+        losses, errors = 0.0, 0.0
+        carried = None
+        self.state.model.eval()
+        for batch in order.split(size):
+            inputs, targets = self._batch(split, batch)
+            outputs, carried = self._outputs(inputs, carried)
+            losses += task.loss(outputs, targets).item() * len(inputs)
+            errors += task.errors(outputs, targets).sum().item()
+        self.state.model.train()
+        return losses / len(order), task.reported(errors / len(order))
 
 
 @torch.no_grad()
@@ -284,47 +340,6 @@ def _batch_error(task: Task, outputs: Tensor, targets: Tensor, loss: float) -> f
     if task.error_of_loss is not None:
         return task.error_of_loss(loss)
     return task.errors(outputs, targets).mean().item()
-
-
-def _batch(split: Split, chosen: Tensor, state: RunState) -> tuple[Tensor, Tensor]:
-    device = state.devices[-1]
-    return split.inputs[chosen].to(device), split.targets[chosen].to(device)
-
-
-def _validate(state: RunState, task: Task, batch_size: int) -> Validation:
-    loss, error = _evaluate(state, task, task.validation, batch_size)
-    if not torch.isfinite(torch.tensor(loss)):
-        # The last step of an epoch can spoil the weights before any training batch shows it.
-        state.diverged_at = state.step
-    return Validation(step=state.step, loss=loss, error=error)
-
-
-@torch.no_grad()
-def _evaluate(state: RunState, task: Task, split: Split, batch_size: int) -> tuple[float, float]:
-    """Return the mean loss and the error over a split."""
-    size, count = BATCHES_EVALUATED_AT_A_TIME * batch_size, len(split.inputs)
-    order = torch.arange(count)
-    if task.stream:
-        size = min(STREAMS_AT_A_TIME, count)
-        order = contiguous_order(count, size)
-    sums = _sums(state, task, split, order.split(size))
-    loss, error = (sum(each) for each in zip(*sums, strict=True))
-    return loss / len(order), task.reported(error / len(order))
-
-
-def _sums(state: RunState, task: Task, split: Split, batches: Sequence[Tensor]) -> list[tuple[float, float]]:
-    """Return the sums of the losses and of the errors of some batches."""
-    model, carried, sums = state.model.eval(), None, []
-    for batch in batches:
-        inputs, targets = _batch(split, batch, state)
-        if task.stream:
-            outputs, carried = model(inputs, carried)
-        else:
-            outputs = model(inputs)
-        loss = task.loss(outputs, targets).item() * len(inputs)
-        sums.append((loss, task.errors(outputs, targets).sum().item()))
-    model.train()
-    return sums
 
 
 def epoch_order(count: int, seed: int, epoch: int) -> Tensor:

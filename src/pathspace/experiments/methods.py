@@ -111,7 +111,7 @@ def _ends_apart(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def _natural(model: nn.Module, network: Any, run: RunConfig) -> optim.Optimizer:
-    from pathspace.experiments.natural import NaturalGradient
+    from pathspace.experiments.plain_rules import NaturalGradient
 
     return NaturalGradient(
         model,

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything that decides the result of a run.
+    """Everything that decides the result of a run; what is not said here is as in `settings.Settings`.
 
     Attributes:
-        task: A name in `tasks.TASKS`, with its options.
+        task: A name in `tasks.TASKS`.
         task_options: See the task.
-        model: A name in `models.MODELS`, with its options.
+        model: A name in `models.MODELS`.
         model_options: See the model.
         method: A name in `methods.METHODS`.
         start: A name in `starts.STARTS`.
@@ -36,16 +36,7 @@ class RunConfig:
         rescale_exponent: k; the rescaled start uses factors from 2^-k to 2^k.
         threads: Threads of PyTorch; their number changes the order of sums, hence the last bits.
         evaluate_test: Whether the test split is looked at, after every epoch; never while learning rates are chosen.
-        schedule: A name in `schedule.SCHEDULES`.
-        warmup: The part of the run over which the learning rate rises linearly.
         weight_decay: Decoupled from the gradient: every parameter times 1 - learning_rate weight_decay.
-        refresh_every: Steps between two computations of kappa, for the methods that use it.
-        damping: What they add to kappa, as a fraction of its mean.
-        rescale_factor: Largest factor of the rescaled start, any real number; 0 leaves it to `rescale_exponent`.
-        validate_every: Steps between validations, besides those after every epoch; 0 makes no others.
-        stop_error: The run ends with the first epoch after which the validation error is below it; 0 ends none early.
-        clip_step: Longest step on balanced weights, for the methods with `Method.clips_steps`; 0 sets no bound.
-        plain_rnn: Whether ReLU recurrent layers are `torch.nn.RNN`, not `pathspace.nn.RNN`, which is equal to rounding.
     """
 
     task: str

@@ -6,9 +6,6 @@ No schedule keeps a state, so a resumed run takes the factors that an uninterrup
 from __future__ import annotations
 
 import math
-from typing import Any
-
-from pathspace.experiments.errors import unknown_name
 
 DROPS = {"steps": (1 / 2, 3 / 4, 7 / 8), "drop": (4 / 5, 19 / 20)}
 """The parts of a run after each of which a rate is a tenth of what it was."""
@@ -37,11 +34,7 @@ def factor(schedule: str, warmup: float, step: int, steps: int) -> float:
         warmup: The part of the run, in [0, 1), over which the factor rises linearly.
         step: The number of the step, from 0.
         steps: How many steps the whole run has.
-
-    Raises:
-        ConfigurationError: There is no such schedule.
     """
-    check_schedule(schedule)
     rising = round(warmup * steps)
     if step < rising:
         return (step + 1) / rising
@@ -50,9 +43,3 @@ def factor(schedule: str, warmup: float, step: int, steps: int) -> float:
     if schedule in DROPS:
         return 0.1 ** sum(step >= drop * steps for drop in DROPS[schedule])
     return 0.5 * (1.0 + math.cos(math.pi * (step - rising) / (steps - rising)))
-
-
-def check_schedule(schedule: Any) -> None:
-    """Raise a `ConfigurationError` unless there is a schedule of this name."""
-    if schedule not in SCHEDULES:
-        raise unknown_name("schedule", schedule, SCHEDULES, "the setting 'schedule'")

@@ -23,13 +23,14 @@ from pathspace.experiments.layers import (
     Some,
     check_setting,
     expected,
+    known,
     laid_over,
     wrong,
 )
 from pathspace.experiments.methods import MAIN_METHODS, METHODS, NO_BASIS, method
 from pathspace.experiments.models import RESCALABLE, check_model, options_of
 from pathspace.experiments.run import RunConfig
-from pathspace.experiments.schedule import check_schedule
+from pathspace.experiments.schedule import SCHEDULES
 from pathspace.experiments.starts import SKELETON_ONES, check_start
 from pathspace.experiments.tasks import check_task, preset
 
@@ -117,7 +118,7 @@ class Settings:
     tuning: Literal["grid", "one standard error", "in turn"] = "grid"
     tuning_epochs: Natural = 0
     epochs: Count = 10
-    schedule: str = "constant"
+    schedule: Annotated[str, known(SCHEDULES, "schedule")] = "constant"
     warmup: Share = 0.0
     batch_size: Count = 32
     momentum: Share = 0.0
@@ -137,7 +138,6 @@ class Settings:
     plain_rnn: bool = False
 
     def __post_init__(self) -> None:
-        check_schedule(self.schedule)
         if not set(self.baselines) <= set(self.methods):
             raise wrong("baselines", self.baselines, "some of the methods")
         for name in self.methods:

@@ -1,11 +1,19 @@
-"""What is compared: problems, sizes of network, methods, rates and seeds."""
+"""What is compared: problems, sizes of network, methods, rates and seeds.
+
+A problem is the sum, product or difference of two marked numbers of a long sequence. Sources: S. Hochreiter and J.
+Schmidhuber (1997), in the form of Q. Le, N. Jaitly and G. Hinton (2015); the product is theirs of 1997, too.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from typing import Annotated
 
+import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
+from torch import Tensor
 
 from pathspace.experiments.errors import unknown_name
 from pathspace.experiments.layers import (
@@ -18,8 +26,36 @@ from pathspace.experiments.layers import (
     known,
 )
 from pathspace.experiments.long_memory.methods import METHODS
-from pathspace.experiments.long_memory.problems import PROBLEMS
 from pathspace.experiments.settings import Seeds
+from pathspace.experiments.tasks.adding import marked_sequences
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """What is asked for, and when it is learned.
+
+    Attributes:
+        answer: From the two marked numbers.
+        target: A test error below this is a success: 6 % of what the best constant answer gets.
+        constant: The mean squared error of the best constant answer.
+    """
+
+    answer: Callable[[Tensor, Tensor], Tensor]
+    target: float
+    constant: float
+
+    def draw(self, generator: torch.Generator, count: int, length: int) -> tuple[Tensor, Tensor]:
+        """Draw sequences (count, length, 2) and their answers (count,)."""
+        inputs, marked = marked_sequences(count, length, generator)
+        return inputs, self.answer(marked[:, 0], marked[:, 1])
+
+
+PROBLEMS = {
+    "addition": Problem(torch.add, 0.01, 1 / 6),
+    "multiplication": Problem(torch.mul, 0.003, 7 / 144),
+    "subtraction": Problem(torch.sub, 0.01, 1 / 6),
+}
+
 
 NEEDS = ()
 """Packages that no other recipe needs."""
@@ -30,7 +66,7 @@ class Protocol:
     """How the table is made.
 
     Attributes:
-        problems: Names in `problems.PROBLEMS`.
+        problems: Names in `PROBLEMS`.
         lengths: T of the sequences, each with each problem and size.
         hidden: H of the networks.
         methods: Names in `methods.METHODS`.

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import pathspace as ps
 from pathspace.experiments.long_memory.methods import METHODS
-from pathspace.experiments.long_memory.problems import PROBLEMS
+from pathspace.experiments.long_memory.protocol import PROBLEMS
 from pathspace.experiments.models import ReluRNN
 from pathspace.experiments.schedule import factor
 
@@ -31,7 +31,7 @@ class Setup:
     """How runs are done.
 
     Attributes:
-        problem: A name in `problems.PROBLEMS`.
+        problem: A name in `protocol.PROBLEMS`.
         length: T.
         hidden: H.
         steps: Most steps of a run; the cosine ends there.

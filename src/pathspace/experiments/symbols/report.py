@@ -1,20 +1,24 @@
-"""The report of symbol sequences: the table in words, pairs of rows, and all sizes."""
+"""The report of symbol sequences: the table in words, pairs of rows, all sizes, and the pictures."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
-from statistics import mean, stdev
-from typing import Any
+from statistics import fmean, mean, stdev
+from typing import TYPE_CHECKING, Any, Literal
 
 from pathspace.experiments.published import Published
 from pathspace.experiments.report.document import NOTHING, Figure, Report, Section, Table, TableRow
+from pathspace.experiments.report.statistics import Interval, t_interval
+from pathspace.experiments.storage import finite
 from pathspace.experiments.symbols.cells import Score, best, shown, texts
-from pathspace.experiments.symbols.figures import draw, draw_over_time
-from pathspace.experiments.symbols.pairs import as_json as pairs_as_json
-from pathspace.experiments.symbols.pairs import pairs_of, pairs_table
-from pathspace.experiments.symbols.protocol import BASELINES, MERGED, Protocol
+from pathspace.experiments.symbols.protocol import BASELINES, COMPARED, MERGED, Protocol
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawing
+
 
 BROKEN = "†"
 
@@ -222,3 +226,167 @@ def report(
         over_time = Figure("validation.png", partial(draw_over_time, protocol, scores))
     sections.append(Section("All sizes", sizes_table(protocol, scores), figure=over_time, printed=False))
     return Report(title, sections, configuration, as_json(protocol, scores, configuration, published))
+
+
+LEAST_SECONDS = 1e-3  # as curves are rounded
+
+
+def draw(protocol: Protocol, scores: Sequence[Score], published: Published | None) -> Drawing:
+    """Draw the regrets, one panel for each text."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
+
+    chosen = best(scores)
+    draws = range(protocol.seeds)
+    colours = {"DH+FB": "#b3400e", "QDH+RUTSD": "#8ab6e6", "QDH+RBP": "#1f5f9e", "merged": "#55752f"}
+    colours |= dict.fromkeys(BASELINES, "#9aa5b1")
+    size = (1.6 + 3.2 * len(protocol.texts), 0.9 + 0.28 * len(protocol.rows))
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(1, len(protocol.texts), sharey=True, squeeze=False)[0]
+    places = range(len(protocol.rows))[::-1]
+    for axis, text in zip(axes, protocol.texts, strict=True):
+        regrets = [[max(chosen[row, text, draw].test, 1.0) for draw in draws] for row in protocol.rows]
+        values = [fmean(bits) for bits in regrets]
+        axis.barh(places, values, color=[colours[row.split(", ")[-1]] for row in protocol.rows], height=0.7)
+        if len(draws) > 1:  # each draw, as few of them are hardly normal
+            for place, bits in zip(places, regrets, strict=True):
+                axis.plot(bits, len(bits) * [place], "o", color="black", alpha=0.6, markersize=2.5)
+                values += bits
+        axis.set_xscale("log")
+        axis.xaxis.set_minor_formatter(NullFormatter())
+        axis.set_title(text)
+        axis.set_xlabel("bits beyond the truth")
+        for result in published.results if published is not None else ():
+            if result.label == text and not result.method and result.value is not None:
+                values.append(result.value)
+                axis.axvline(result.value, color="black", linewidth=1, linestyle=(0, (3, 2)))
+        axis.set_xlim(left=10 ** math.floor(math.log10(min(values))))
+    axes[0].set_yticks(places, protocol.rows)
+    if published is not None:
+        figure.supxlabel("dashed: the best number of the paper", fontsize=8)
+    return figure
+
+
+def draw_over_time(protocol: Protocol, scores: Sequence[Score]) -> Drawing:
+    """Draw the regret on the validation text over processor time, a line for each size that has a curve.
+
+    As Figs. 1, 2 and 4 of the paper; a column for each text, a row for each network and step.
+    """
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    curves = [score for score in scores if score.curve]
+    rows = [row for row in protocol.rows if any(score.cell.row == row for score in curves)]
+    sizes = sorted({score.cell.size for score in curves})
+    shades = mpl.colormaps["viridis"]([0.9 * place / max(1, len(sizes) - 1) for place in range(len(sizes))])
+    colours = dict(zip(sizes, shades, strict=True))
+    size = (1.4 + 3.2 * len(protocol.texts), 0.6 + 1.7 * len(rows))
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(len(rows), len(protocol.texts), sharex="col", sharey="col", squeeze=False)
+    for axis in axes.flat:
+        axis.set(xscale="log", yscale="log")
+        axis.grid(alpha=0.25)
+    lines = {}
+    for score in curves:
+        _, seconds, regrets = zip(*score.curve, strict=True)
+        # logarithms: no pass takes less than the clock tells, and luck can beat the generator
+        at = [max(second, LEAST_SECONDS) for second in seconds]
+        floored = [max(regret, 1.0) for regret in regrets]
+        axis = axes[rows.index(score.cell.row), protocol.texts.index(score.cell.text)]
+        (lines[score.cell.size],) = axis.plot(at, floored, color=colours[score.cell.size], linewidth=1)
+    for row, axis in zip(rows, axes[:, 0], strict=True):
+        axis.set_ylabel(row, fontsize=8)
+    for text, top, bottom in zip(protocol.texts, axes[0], axes[-1], strict=True):
+        top.set_title(text)
+        bottom.set_xlabel("processor seconds")
+    figure.legend([lines[size] for size in sizes], map(str, sizes), loc="outside right upper", title="units")
+    figure.supylabel("bits beyond the truth, validation text")
+    return figure
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two rows of the table on one text.
+
+    Attributes:
+        first: The row that has fewer bits, the paper says.
+        second: The other one.
+        text: On what.
+        difference: Bits of the first minus bits of the second on the test text, paired by draws.
+        fewer: Draws in which the first has fewer.
+    """
+
+    first: str
+    second: str
+    text: str
+    difference: Interval
+    fewer: int
+
+    @property
+    def verdict(self) -> Literal["fewer", "more", "not decided"]:
+        """What the interval says of the first row's bits."""
+        verdicts: dict[int, Literal["fewer", "more", "not decided"]] = {
+            -1: "fewer",
+            0: "not decided",
+            1: "more",
+        }
+        return verdicts[self.difference.sign]
+
+
+def pairs_of(protocol: Protocol, scores: Sequence[Score]) -> list[Pair]:
+    """Return what can be said of the rows that ran; nothing of a single draw."""
+    if protocol.seeds == 1:
+        return []
+    chosen = best(scores)
+    found = []
+    for first, second in COMPARED:
+        if {first, second} <= set(protocol.rows):
+            for text in protocol.texts:
+                differences = [
+                    chosen[first, text, draw].test - chosen[second, text, draw].test
+                    for draw in range(protocol.seeds)
+                ]
+                fewer = sum(difference < 0 for difference in differences)
+                found.append(Pair(first, second, text, t_interval(differences), fewer))
+    return found
+
+
+def pairs_table(protocol: Protocol, pairs: Sequence[Pair]) -> Table:
+    """Put pairs into words."""
+    rows = []
+    for before, pair in zip([None, *pairs], pairs, strict=False):
+        begins = before is None or (before.first, before.second) != (pair.first, pair.second)
+        rows.append(
+            TableRow(
+                (
+                    f"{pair.first} against {pair.second}" if begins else "",
+                    pair.text,
+                    pair.difference.words(",.1f", sign="+"),
+                    f"{pair.fewer} of {protocol.seeds}",
+                    pair.verdict,
+                ),
+                begins_method=begins,
+            )
+        )
+    note = (
+        "Difference: bits of the first minus bits of the second, paired by draws, ± half of Student's 95 % interval. "
+        "Fewer or more: it excludes 0. The paper has fewer throughout."
+    )
+    columns = ("pair", "text", "difference", "fewer in", "verdict")
+    return Table("What the paper compares", columns, tuple(rows), (note,))
+
+
+def pairs_as_json(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
+    """Return pairs as plain values for JSON, with None for what is not finite."""
+    return [
+        {
+            "first": pair.first,
+            "second": pair.second,
+            "text": pair.text,
+            "difference": finite(pair.difference.mean),
+            "half_interval": finite(pair.difference.half),
+            "fewer": pair.fewer,
+            "verdict": pair.verdict,
+        }
+        for pair in pairs
+    ]
