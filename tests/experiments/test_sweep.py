@@ -144,19 +144,17 @@ def test_what_cannot_be_swept_is_named() -> None:
 
 def test_a_sweep_writes_its_page_and_all_numbers(tmp_path: Path) -> None:
     folder = tmp_path / "out [red]"  # no markup
-    result = call(
-        *TINY, "--learning-rates", "0.01,0.1", "--search", "damping=0.1,1.0", "--output", str(folder)
-    )
+    result = call(*TINY, "--learning-rates", "0.1", "--search", "damping=0.1,1.0", "--output", str(folder))
     assert result.exit_code == 0, result.output
     assert f"Report: {folder / 'report.html'}" in result.stdout
-    assert "8/8" in result.stderr  # points
+    assert "4/4" in result.stderr  # points
     assert {path.name for path in folder.iterdir()} == {
         ".report.json", "report.html", "sweep.png", "table.csv", "trials.csv", "results.json", "config.json", "runs",
         "sweep.journal",
     }  # fmt: skip
     content = json.loads((folder / "results.json").read_text())
     assert [best["method"] for best in content["best"]] == ["sgd", "path-sgd"]
-    assert len(content["trials"]) == 2 * 2 * 2 * 2
+    assert len(content["trials"]) == 2 * 2 * 2
     assert {trial["seed"] for trial in content["trials"]} == {FIRST_TUNING_SEED, FIRST_TUNING_SEED + 1}
     for best in content["best"]:
         errors: dict[Any, list[float]] = {}
@@ -197,13 +195,11 @@ def states(found: Sweep) -> list[str]:
     return [run.state for point in found.points for run in point.runs]
 
 
-def test_a_failed_run_has_its_reason_and_stops_nothing(
-    executor: Runner, tiny_settings: Make, tmp_path: Path
-) -> None:
+def test_a_failed_run_has_its_reason_and_stops_nothing(tiny_settings: Make, tmp_path: Path) -> None:
     settings = tiny_settings(methods=["sgd"], starts=["default"], learning_rates=[0.01, 1e30], seeds=1)
     # More sequences than there are, no units, and a rate at which the loss overflows.
     plan = plan_from(settings, ["batch_size=16,1000", "model_options.hidden=6,0"])
-    found = swept(settings, plan, tmp_path, runner=executor)
+    found = swept(settings, plan, tmp_path)
     names = ("learning_rate", "batch_size", "model_options.hidden")
     reasons = {tuple(point.point[name] for name in names): point.runs[0].reason for point in found.points}
     assert len(reasons) == 8
@@ -231,7 +227,7 @@ def test_the_exit_code_is_1_only_if_all_failed(tmp_path: Path) -> None:
     assert {trial["state"] for trial in json.loads(every.stdout)["trials"]} == {"failed"}
     wrong = ["--learning-rates", "1e30", "--search", "schedule=none,cosine", "--quiet"]
     refused = call(*TINY, *wrong, "--output", str(tmp_path / "refused"))
-    assert refused.exit_code == 1
+    assert refused.exit_code == 2
     assert refused.stderr.endswith("choose from constant, cosine, steps, drop. Did you mean 'cosine'?\n")
 
 

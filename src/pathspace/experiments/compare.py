@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pathspace.experiments.engine import steps_per_epoch
@@ -49,8 +49,8 @@ class Row:
     start: str
     learning_rate: float
     rate_chosen_from: str
-    runs: tuple[RunResult, ...]
-    difference: float | None
+    runs: tuple[RunResult, ...] = ()
+    difference: float | None = None
     weight_decay: float = 0.0
 
     @property
@@ -175,15 +175,15 @@ def compare(
         if settings.verified_seeds:
             checks = chosen_runs(settings, choices, seeds=settings.verified_seeds)
             check_symmetry(checks, every, "Checking that equal runs are equal")
-        plans = [plan for method in settings.methods for plan in _plans(settings, method, choices)]
-        configs = [config for plan in plans for config in _configs(settings, plan)]
+        rows = [row for method in settings.methods for row in _rows(settings, method, choices)]
+        configs = [config for row in rows for config in _configs(settings, row)]
         final = run(configs, "Training with the chosen rates" if tuning else "Training")
     return Comparison(
         settings=settings,
         task_description=task.description,
         metric=task.metric,
         choices=choices,
-        rows=_rows(settings, plans, final),
+        rows=_with_runs(settings, rows, final),
         tuning=tuple(tuning),
         weights=_weights(settings, task),
     )
@@ -227,70 +227,48 @@ def train(
     )
 
 
-@dataclass(frozen=True)
-class _Plan:
-    method: str
-    start: str
-    learning_rate: float
-    rate_chosen_from: str
-    weight_decay: float
-
-
-def _plans(settings: Settings, method: str, choices: dict[tuple[str, str], Choice]) -> list[_Plan]:
+def _rows(settings: Settings, method: str, choices: dict[tuple[str, str], Choice]) -> list[Row]:
+    """Return the rows of a method, before their runs are done."""
     first, *others = settings.starts
     shared = choices[method, first]
-    plans = [_Plan(method, first, shared.learning_rate, first, shared.weight_decay)]
+    at_shared = Row(method, first, shared.learning_rate, first, weight_decay=shared.weight_decay)
+    rows = [at_shared]
     for start in others:
         own = choices[method, start]
         differs = (own.learning_rate, own.weight_decay) != (shared.learning_rate, shared.weight_decay)
         if settings.shared_rates or not differs:
-            plans.append(_Plan(method, start, shared.learning_rate, first, shared.weight_decay))
+            rows.append(replace(at_shared, start=start))
         if differs:
-            plans.append(_Plan(method, start, own.learning_rate, start, own.weight_decay))
-    return plans
+            rows.append(Row(method, start, own.learning_rate, start, weight_decay=own.weight_decay))
+    return rows
 
 
-def _configs(settings: Settings, plan: _Plan) -> list[RunConfig]:
+def _configs(settings: Settings, row: Row) -> list[RunConfig]:
     return [
         settings.run_config(
-            plan.method,
-            plan.start,
-            plan.learning_rate,
-            seed,
-            evaluate_test=True,
-            weight_decay=plan.weight_decay,
+            row.method, row.start, row.learning_rate, seed, evaluate_test=True, weight_decay=row.weight_decay
         )
         for seed in range(settings.seeds)
     ]
 
 
-def _rows(settings: Settings, plans: Sequence[_Plan], final: Sequence[RunResult]) -> tuple[Row, ...]:
-    rows = []
+def _with_runs(settings: Settings, rows: Sequence[Row], final: Sequence[RunResult]) -> tuple[Row, ...]:
+    found: list[Row] = []
     reference: tuple[RunResult, ...] = ()
-    for number, plan in enumerate(plans):
+    for number, row in enumerate(rows):
         runs = tuple(final[number * settings.seeds : (number + 1) * settings.seeds])
         difference = None
-        if plan.start == settings.starts[0]:
+        if row.start == settings.starts[0]:
             reference = runs
-        elif plan.rate_chosen_from == settings.starts[0]:
+        elif row.rate_chosen_from == settings.starts[0]:
             apart = [
                 largest_difference(one, other)
                 for one, other in zip(reference, runs, strict=True)
                 if one.diverged_at != other.diverged_at or len(one.losses) > 1
             ]
             difference = max(apart, default=None)
-        rows.append(
-            Row(
-                plan.method,
-                plan.start,
-                plan.learning_rate,
-                plan.rate_chosen_from,
-                runs,
-                difference,
-                plan.weight_decay,
-            )
-        )
-    return tuple(rows)
+        found.append(replace(row, runs=runs, difference=difference))
+    return tuple(found)
 
 
 def largest_difference(one: RunResult, other: RunResult) -> float:

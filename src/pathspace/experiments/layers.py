@@ -64,7 +64,7 @@ def known(names: Iterable[str], kind: str = "name") -> AfterValidator:
 
     def check(value: str, info: ValidationInfo) -> str:
         if value not in names:
-            raise unknown_name(kind, value, names, f"the setting {info.field_name!r}")
+            raise unknown_name(kind, value, names, f"the setting {info.field_name or kind!r}")
         return value
 
     return AfterValidator(check)
@@ -149,11 +149,19 @@ def wrong(name: str, value: Any, wanted: str, option: str = "") -> Configuration
 
 
 def problem(hint: Any, value: Any) -> str:
-    """Return what to give in the place of a value; empty if it fits the type."""
+    """Return what to give in the place of a value; empty if it fits the type.
+
+    Raises:
+        ConfigurationError: It is none of the names that the type knows.
+    """
     try:
         _adapter(hint).validate_python(value)
     except ValidationError as error:
-        return _wanted(error.errors()[0])
+        first = error.errors()[0]
+        cause = first.get("ctx", {}).get("error")
+        if isinstance(cause, ConfigurationError):
+            raise cause from None
+        return _wanted(first)
     return ""
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from rich import box
@@ -25,7 +25,7 @@ import pathspace
 from pathspace import paths
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.model_source import load_model
-from pathspace.experiments.storage import finite, make_folder, writable_folder, write_bytes
+from pathspace.experiments.storage import finite, make_folder, picture_file, write_bytes
 from pathspace.experiments.terminal import output_console, print_json, print_line
 from pathspace.network import Network, UntraceableError
 from pathspace.network.call import arguments_in
@@ -322,27 +322,22 @@ def run_paths(
     as_json: bool,
 ) -> None:
     """Do what `pathspace paths` was asked for; see there."""
-    chosen: Rule | None = next((known for known in RULES if known == rule), None)
-    if chosen is None:
+    if rule not in RULES:
         raise unknown_name("rule", rule, RULES, "--rule")
-    if picture is not None:
-        if picture.suffix.lower() != ".png":
-            raise ConfigurationError(f"--picture {str(picture)!r}: give a name that ends in .png.")
-        writable_folder(picture.parent, "--picture")
-    file = picture and picture.absolute()  # the code of the model may go to another folder
+    file = picture_file(picture)
     with (
         redirect_stdout(sys.stderr if as_json else sys.stdout),  # what the model prints is no JSON
         warnings.catch_warnings(),
     ):
         warnings.showwarning = _shown_as_a_line  # a place in the library's code tells nobody anything
         model, examples = load_model(source, shape, seed)
-        summary, network, skeleton = summarize(model, examples, rule=chosen, limit=limit, seed=seed)
+        summary, network, skeleton = summarize(
+            model, examples, rule=cast("Rule", rule), limit=limit, seed=seed
+        )
     if file is not None:
         from pathspace.experiments.report.reduction_figure import draw_reduction
 
-        drawn = draw_reduction(network, skeleton, source)
-        make_folder(file.parent)
-        write_bytes(file, drawn)
+        write_bytes(make_folder(file.parent) / file.name, draw_reduction(network, skeleton, source))
     if as_json:
         content = {"model": source, "rule": rule, **asdict(summary)}
         if summary.multipliers is not None:

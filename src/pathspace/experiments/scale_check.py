@@ -17,7 +17,7 @@ from torch import nn
 import pathspace
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.model_source import load_model
-from pathspace.experiments.storage import make_folder, writable_folder, write_bytes
+from pathspace.experiments.storage import make_folder, picture_file, write_bytes
 from pathspace.experiments.terminal import print_json
 from pathspace.network import UntraceableError
 from pathspace.rescaling.imbalance import Imbalance, imbalance
@@ -33,11 +33,7 @@ def run_check_scale(
     as_json: bool,
 ) -> None:
     """Do what `pathspace check-scale` was asked for; see there."""
-    if picture is not None:
-        if picture.suffix.lower() != ".png":
-            raise ConfigurationError(f"--picture {str(picture)!r}: give a name that ends in .png.")
-        writable_folder(picture.parent, "--picture")
-    file = picture and picture.absolute()  # the code of the model may go to another folder
+    file = picture_file(picture)
     with redirect_stdout(sys.stderr if as_json else sys.stdout), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model, examples = load_model(source, shape, seed)
@@ -55,8 +51,7 @@ def run_check_scale(
         ) as error:
             raise ConfigurationError(f"{source!r}: {error}") from error
     if file is not None:
-        make_folder(file.parent)
-        write_bytes(file, _png(found))
+        write_bytes(make_folder(file.parent) / file.name, _png(found))
     if as_json:
         content = asdict(found) | {"scales": found.scales.tolist()}
         print_json({"model": source, **content, "verdict": found.verdict})

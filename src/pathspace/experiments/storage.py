@@ -145,6 +145,20 @@ def writable_folder(path: Path, where: str) -> Path:
     return path
 
 
+def picture_file(picture: Path | None) -> Path | None:
+    """Return the file of the option `--picture`, wherever the code of a model goes; None where none is asked for.
+
+    Raises:
+        ConfigurationError: It is no PNG file, or cannot be written.
+    """
+    if picture is None:
+        return None
+    if picture.suffix.lower() != ".png":
+        raise ConfigurationError(f"--picture {str(picture)!r}: give a name that ends in .png.")
+    writable_folder(picture.parent, "--picture")
+    return picture.absolute()
+
+
 @contextmanager
 def clear_failure(path: Path) -> Iterator[None]:
     """Turn what the system says of a file that cannot be written into a `StorageError` that names it."""

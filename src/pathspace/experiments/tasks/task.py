@@ -77,35 +77,16 @@ def classification(
     name: str, description: str, train: Split, validation: Split, test: Split, *, classes: int
 ) -> Task:
     """Return a task with cross-entropy as loss and the percentage of wrong answers as error."""
-    return Task(
-        name=name,
-        description=description,
-        train=train,
-        validation=validation,
-        test=test,
-        input_size=train.inputs.shape[-1],
-        output_size=classes,
-        loss=functional.cross_entropy,
-        errors=_percent_wrong,
-        metric="error, %",
-    )
+    size = train.inputs.shape[-1]
+    measure = functional.cross_entropy, _percent_wrong, "error, %"
+    return Task(name, description, train, validation, test, size, classes, *measure)
 
 
 def regression(name: str, description: str, train: Split, validation: Split, test: Split) -> Task:
     """Return a task with the mean squared error as loss and as error; targets have the shape (N, K)."""
-    return Task(
-        name=name,
-        description=description,
-        train=train,
-        validation=validation,
-        test=test,
-        input_size=train.inputs.shape[-1],
-        output_size=train.targets.shape[-1],
-        loss=functional.mse_loss,
-        errors=_squared_errors,
-        metric="mean squared error",
-        error_of_loss=float,
-    )
+    sizes = train.inputs.shape[-1], train.targets.shape[-1]
+    measure = functional.mse_loss, _squared_errors, "mean squared error"
+    return Task(name, description, train, validation, test, *sizes, *measure, error_of_loss=float)
 
 
 def prediction(
@@ -120,19 +101,20 @@ def prediction(
     stream: bool = False,
 ) -> Task:
     """Return a task that predicts the next symbol at every step, with the mean cross-entropy as loss."""
+    in_bits = metric == "bits per character"
     return Task(
-        name=name,
-        description=description,
-        train=train,
-        validation=validation,
-        test=test,
+        name,
+        description,
+        train,
+        validation,
+        test,
         input_size=symbols,
         output_size=symbols,
         loss=_prediction_loss,
-        errors=_bits if metric == "bits per character" else _nats,
+        errors=_bits if in_bits else _nats,
         metric=metric,
-        reported=float if metric == "bits per character" else _exponential,
-        error_of_loss=_in_bits if metric == "bits per character" else float,
+        reported=float if in_bits else _exponential,
+        error_of_loss=_in_bits if in_bits else float,
         stream=stream,
     )
 
