@@ -319,8 +319,6 @@ def test_the_command_reports_stops_and_continues(tmp_path: Path, monkeypatch: py
     taken = call("--output", str(folder), "--json")
     assert "was finished already" in taken.stderr
     assert json.loads(taken.stdout)["settings"] == again["settings"]
-    printed = call("--output", str(folder), "--json", "--fresh")
-    assert json.loads(printed.stdout)["settings"] == content["settings"]
 
 
 def test_a_cell_is_the_same_each_time_and_can_be_read_back() -> None:
