@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from pathspace.cli import app
 from pathspace.experiments import reproduce
 from pathspace.experiments.compare import Comparison, Row, compare
-from pathspace.experiments.monitor import Monitor
+from pathspace.experiments.jobs import Runs
 from pathspace.experiments.report.claim import (
     as_json,
     best_baseline,
@@ -196,7 +196,7 @@ def test_another_start_can_run_at_its_own_rate_alone(
         "seeds": 1,
         "verified_seeds": 1,
     }
-    comparison = compare(tiny_settings(**options, shared_rates=False), tmp_path, Monitor())
+    comparison = compare(tiny_settings(**options, shared_rates=False), Runs(tmp_path))
     found = standings(comparison)
     assert len(comparison.rows) == len(found) == 6
     assert {run.config.weight_decay for run in comparison.tuning} == {0.0, 0.1}

@@ -9,7 +9,7 @@ import pytest
 
 from pathspace.experiments.compare import Row, compare, largest_difference
 from pathspace.experiments.configuration import Configuration
-from pathspace.experiments.jobs import RESULT, Place, run_all
+from pathspace.experiments.jobs import RESULT, Place, Runs, run_all
 from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.report.claim import claim_table
 from pathspace.experiments.report.comparison import comparison_report, conclusion
@@ -48,7 +48,7 @@ def without_seconds(results: list[RunResult]) -> list[RunResult]:
 def test_a_comparison_measures_the_same_function_from_two_starts(tiny_settings: Make, tmp_path: Path) -> None:
     settings = tiny_settings(methods=["sgd", "path-sgd"], rescale_exponent=3)
     recorder = Recorder()
-    comparison = compare(settings, tmp_path, recorder)
+    comparison = compare(settings, Runs(tmp_path, recorder))
     rows = {(row.method, row.start, row.rate_chosen_from): row for row in comparison.rows}
     assert rows["path-sgd", "rescaled", "balanced"].difference == 0.0
     assert rows["sgd", "rescaled", "balanced"].difference != 0.0
@@ -66,12 +66,12 @@ def test_a_comparison_measures_the_same_function_from_two_starts(tiny_settings: 
 
 def test_finished_runs_are_taken_from_disk_and_the_rest_is_done(tiny_settings: Make, tmp_path: Path) -> None:
     settings = tiny_settings(methods=["sgd", "path-sgd"], epochs=1)
-    whole = compare(settings, tmp_path, Monitor())
+    whole = compare(settings, Runs(tmp_path))
     lost = sorted((tmp_path / "runs").glob(f"*/{RESULT}"))[::3]
     for path in lost:
         path.unlink()
     recorder = Recorder()
-    again = compare(settings, tmp_path, recorder)
+    again = compare(settings, Runs(tmp_path, recorder))
     assert sorted(recorder.begun) == sorted(path.parent.name for path in lost)
     for one, other in zip(whole.rows, again.rows, strict=True):
         assert without_seconds(list(one.runs)) == without_seconds(list(other.runs))
@@ -83,7 +83,7 @@ def test_where_there_is_one_rate_nothing_is_tuned(
 ) -> None:
     some = {"methods": ["sgd", "path-sgd"], "baselines": ["sgd"], "epochs": 1}
     settings = tiny_settings(learning_rates=[0.05], weight_decays=[0.1], seeds=2, **some)
-    given = compare(settings, tmp_path / "given", Monitor())
+    given = compare(settings, Runs(tmp_path / "given"))
     assert given.tuning == ()
     assert len(list((tmp_path / "given").glob("runs/*/result.json"))) == sum(len(r.runs) for r in given.rows)
     assert {(row.learning_rate, row.weight_decay) for row in given.rows} == {(0.05, 0.1)}
@@ -100,9 +100,9 @@ def test_where_there_is_one_rate_nothing_is_tuned(
     assert {len(row.cells) for row in table.rows} == {len(table.columns)}
     recorder = Recorder()
     alone = replace(settings, methods=("sgd",), starts=("balanced",), verified_seeds=1)
-    compare(alone, tmp_path / "alone", recorder)
+    compare(alone, Runs(tmp_path / "alone", recorder))
     assert [runs for _, runs in recorder.stages] == [2]  # nor is there anything to be checked
-    chosen = compare(replace(settings, learning_rates=(0.02, 0.05)), tmp_path / "chosen", Monitor())
+    chosen = compare(replace(settings, learning_rates=(0.02, 0.05)), Runs(tmp_path / "chosen"))
     assert len(chosen.tuning) == len(settings.methods) * len(settings.starts) * 2
     # config.json names the seeds that were run, and no others
     for comparison in (given, chosen):
@@ -143,7 +143,7 @@ def test_curves_that_end_before_any_step_could_part_them_are_not_called_the_same
     tiny_settings: Make, tmp_path: Path
 ) -> None:
     settings = tiny_settings(methods=["sgd"], learning_rates=[1e30], epochs=1)
-    comparison = compare(settings, tmp_path, Monitor())
+    comparison = compare(settings, Runs(tmp_path))
     assert {len(run.losses) for row in comparison.rows for run in row.runs} == {1}
     assert [row.difference for row in comparison.rows] == [None, None]
     assert not any("The same training curve" in sentence for sentence in conclusion(comparison))

@@ -17,7 +17,7 @@ from command_line import call
 from pathspace.experiments import execution, folders, methods
 from pathspace.experiments.compare import Comparison, compare
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.monitor import Monitor
+from pathspace.experiments.jobs import Runs
 from pathspace.experiments.recipes import Recipe
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.studies import cost, run_study
@@ -61,7 +61,7 @@ steps = 1 # the least
 
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
-    return compare(settings_from(("a test", SETTINGS)), tmp_path_factory.mktemp("runs"), Monitor())
+    return compare(settings_from(("a test", SETTINGS)), Runs(tmp_path_factory.mktemp("runs")))
 
 
 def test_the_study_writes_what_it_prints(comparison: Comparison, tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_recurrent_layers_are_those_of_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: bool
 ) -> None:
     settings = settings_from(("a test", {**SETTINGS, "methods": ["sgd"], "plain_rnn": plain}))
-    comparison = compare(settings, tmp_path / "runs", Monitor())
+    comparison = compare(settings, Runs(tmp_path / "runs"))
     layers, build = [], methods.METHODS["sgd"].build
 
     def noted(model: Any, *others: Any) -> Any:

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from pathspace.experiments.compare import Comparison, Row, compare
 from pathspace.experiments.configuration import Configuration
-from pathspace.experiments.monitor import Monitor
+from pathspace.experiments.jobs import Runs
 from pathspace.experiments.published import PaperProtocol, Published, PublishedResult
 from pathspace.experiments.report.claim import draw_claim
 from pathspace.experiments.report.comparison import as_json, comparison_report, conclusion
@@ -68,7 +68,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     from .conftest import TINY
 
     settings = settings_from(("a test", {**TINY, "learning_rates": [0.03, 1e9]}))
-    return compare(settings, tmp_path_factory.mktemp("runs"), Monitor())
+    return compare(settings, Runs(tmp_path_factory.mktemp("runs")))
 
 
 @pytest.fixture(scope="module")
@@ -701,7 +701,7 @@ def test_a_grid_of_its_own_is_told_and_drawn(tiny_settings: Callable[..., Settin
         methods=["sgd", "path-sgd-published"],
         method_rates={"path-sgd-published": [1e-9, 1e-8]},
     )
-    comparison = compare(settings, tmp_path, Monitor())
+    comparison = compare(settings, Runs(tmp_path))
     assert "A grid of its own, of as many rates, has: Path-SGD, as printed: 1e-09, 1e-08." in notes(
         comparison
     )

@@ -11,7 +11,7 @@ import pytest
 from browser import DESK, PHONE, Browser, chromium, overflow
 from pathspace.experiments.compare import Comparison, Row, compare
 from pathspace.experiments.configuration import Configuration
-from pathspace.experiments.monitor import Monitor
+from pathspace.experiments.jobs import Runs
 from pathspace.experiments.published import load_published
 from pathspace.experiments.report.comparison import comparison_report, conclusion, parts_report
 from pathspace.experiments.report.document import write_report
@@ -33,7 +33,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     """Real runs, with test errors by which SGD is worse from the rescaled start."""
-    done = compare(settings_from(("a test", TINY)), tmp_path_factory.mktemp("runs"), Monitor())
+    done = compare(settings_from(("a test", TINY)), Runs(tmp_path_factory.mktemp("runs")))
     return replace(done, rows=tuple(map(_with_errors, done.rows)))
 
 

@@ -9,8 +9,8 @@ import torch
 
 from pathspace.experiments.compare import Comparison, compare
 from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.jobs import Runs
 from pathspace.experiments.models import build_model
-from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.studies import run_study
 from pathspace.experiments.studies.second_term import ratios
@@ -32,7 +32,7 @@ SETTINGS: dict[str, Any] = {
 
 @pytest.fixture
 def comparison(tiny_corpora: Path, tmp_path: Path) -> Comparison:
-    return compare(settings_from(("a test", SETTINGS)), tmp_path / "runs", Monitor(), data_dir=tiny_corpora)
+    return compare(settings_from(("a test", SETTINGS)), Runs(tmp_path / "runs", data_dir=tiny_corpora))
 
 
 @pytest.mark.parametrize("length", [2, 3, 7, 50])
@@ -104,7 +104,7 @@ def test_a_start_that_was_not_compared_is_left_out(
     tiny_corpora: Path, tmp_path: Path, method: str, start: str | None
 ) -> None:
     settings = settings_from(("a test", {**SETTINGS, "methods": [method], "seeds": 1}))
-    one = compare(settings, tmp_path / "runs", Monitor(), data_dir=tiny_corpora)
+    one = compare(settings, Runs(tmp_path / "runs", data_dir=tiny_corpora))
     sections = run_study("second-term", {"lengths": [3], "hidden": [4]}, one, tiny_corpora)
     if start is None:
         assert "needs one of the methods path-sgd-short, irnn-path-sgd-short" in str(sections)

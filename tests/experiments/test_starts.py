@@ -9,9 +9,9 @@ import pathspace
 from pathspace.experiments.compare import compare
 from pathspace.experiments.engine import initial_state, run
 from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.jobs import Runs
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.models import build_model
-from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.recipes import load_recipe
 from pathspace.experiments.report.comparison import conclusion
 from pathspace.experiments.report.table import build_table
@@ -82,11 +82,11 @@ def test_tables_do_not_call_it_the_same_function(
     tiny_settings: Callable[..., Settings], tmp_path, no_pictures: None
 ) -> None:
     short = {"methods": ["sgd"], "learning_rates": [0.01], "epochs": 1, "seeds": 1}
-    found = compare(tiny_settings(**short, starts=["skeleton-ones", "default"]), tmp_path, Monitor())
+    found = compare(tiny_settings(**short, starts=["skeleton-ones", "default"]), Runs(tmp_path))
     text = " ".join([*build_table(found, None).notes, *conclusion(found)])
     assert "same function" not in text
     assert "From skeleton-ones the network computes another function" in text
-    one = compare(tiny_settings(**short, starts=["default", "rescaled"]), tmp_path / "b", Monitor())
+    one = compare(tiny_settings(**short, starts=["default", "rescaled"]), Runs(tmp_path / "b"))
     assert "Every start is the same function" in " ".join(build_table(one, None).notes)
 
 

@@ -22,7 +22,7 @@ import command_line
 import pathspace
 from command_line import call
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.jobs import RESULT
+from pathspace.experiments.jobs import RESULT, Runs
 from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.runner import Ended, Runner, WorkerDiedError
@@ -180,7 +180,7 @@ def swept(
     settings: Settings, plan: Plan, folder: Path, monitor: Any = None, runner: Runner | None = None
 ) -> Sweep:
     folder.mkdir(exist_ok=True)
-    return sweep(settings, plan, folder, monitor or Monitor(), runner=runner)
+    return sweep(settings, plan, Runs(folder, monitor or Monitor(), runner=runner or Runner()))
 
 
 def numbers(found: Sweep) -> list[Any]:

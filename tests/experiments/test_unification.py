@@ -12,8 +12,8 @@ import pytest
 
 from pathspace.experiments.compare import Comparison, compare
 from pathspace.experiments.engine import run
+from pathspace.experiments.jobs import Runs
 from pathspace.experiments.methods import METHODS
-from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.recipes import load_recipe
 from pathspace.experiments.report.figures import saved
 from pathspace.experiments.settings import settings_from
@@ -29,7 +29,7 @@ METHODS_HERE = ["sgd", "path-norm", "batch-norm", "path-sgd"]
 def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     chosen = {"methods": METHODS_HERE, "model": "mlp", "learning_rates": [0.01, 0.3], "tuning_seeds": 1}
     settings = settings_from(("a test", {**TINY, **chosen}))
-    return compare(settings, tmp_path_factory.mktemp("runs"), Monitor())
+    return compare(settings, Runs(tmp_path_factory.mktemp("runs")))
 
 
 def test_the_recipe_has_a_method_for_every_cell() -> None:
@@ -106,7 +106,7 @@ def test_curves_that_were_not_compared_are_not_called_the_same(comparison: Compa
 def test_a_comparison_of_other_methods_has_no_table(
     tiny_settings: Callable[..., Any], tmp_path: Path
 ) -> None:
-    other = compare(tiny_settings(methods=["adam"], epochs=1), tmp_path / "runs", Monitor())
+    other = compare(tiny_settings(methods=["adam"], epochs=1), Runs(tmp_path / "runs"))
     (section,) = run_study("unification", {}, other, None)
     assert "arranges the methods sgd, path-norm" in section.table.notes[0]
     assert not section.numbers

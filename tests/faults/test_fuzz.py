@@ -17,9 +17,8 @@ from safetensors.numpy import load as tensors_of
 from safetensors.numpy import save as written
 
 from pathspace.experiments import configuration, folders
-from pathspace.experiments.compare import RUNS
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.jobs import RESULT, stored_result, write_result
+from pathspace.experiments.jobs import RESULT, RUNS, stored_result, write_result
 from pathspace.experiments.published import parse_published
 from pathspace.experiments.recipes import load_recipe, parse_recipe, recipe_names
 from pathspace.experiments.run import RunResult, Validation

@@ -8,11 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pathspace.experiments.engine import steps_per_epoch
-from pathspace.experiments.jobs import Place, load_task, run_all
+from pathspace.experiments.jobs import Runs, load_task, run_all
 from pathspace.experiments.models import count_weights
-from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.run import RunConfig, RunResult
-from pathspace.experiments.runner import Runner
 from pathspace.experiments.selection import (
     Choice,
     choose,
@@ -24,8 +22,6 @@ from pathspace.experiments.selection import (
 from pathspace.experiments.settings import Settings
 from pathspace.experiments.symmetry import check_symmetry, run_distinct
 from pathspace.experiments.tasks.task import Task
-
-RUNS = "runs"
 
 
 @dataclass(frozen=True)
@@ -128,15 +124,7 @@ def check_task_of(settings: Settings, data_dir: Path | None) -> Task:
     return task
 
 
-def compare(
-    settings: Settings,
-    output: Path,
-    monitor: Monitor,
-    *,
-    data_dir: Path | None = None,
-    runner: Runner | None = None,
-    device: str = "cpu",
-) -> Comparison:
+def compare(settings: Settings, runs: Runs) -> Comparison:
     """Run a whole comparison.
 
     The first start runs at the rate chosen from it. Every other start runs at that same rate, for the
@@ -145,22 +133,18 @@ def compare(
 
     Args:
         settings: Tasks, methods, starts, budget.
-        output: The runs are kept in its folder `runs`; what is there is taken, or continued.
-        monitor: Told about every run.
-        data_dir: Where tasks look for data sets.
-        runner: Who does the runs; None does them in this process, one after the other.
-        device: Where runs compute; see `jobs.Place`.
+        runs: How runs are done, and where they are kept.
 
     Raises:
         ConfigurationError: The task cannot be had, or a setting does not fit it.
         KeyboardInterrupt: The user stopped; the same call continues.
     """
-    task = check_task_of(settings, data_dir)
-    place = Place(output / RUNS, data_dir, settings.checkpoint_every, device)
-    with runner or Runner() as ready:
+    task = check_task_of(settings, runs.data_dir)
+    place = runs.place(settings.checkpoint_every)
+    with runs.runner as ready:
 
         def every(configs: Sequence[RunConfig], title: str) -> list[RunResult]:
-            return run_all(configs, place, monitor, title=title, runner=ready) if configs else []
+            return run_all(configs, place, runs.monitor, title=title, runner=ready) if configs else []
 
         def run(configs: Sequence[RunConfig], title: str) -> list[RunResult]:
             return run_distinct(configs, every, title) if settings.verified_seeds else every(configs, title)
@@ -197,31 +181,20 @@ def _weights(settings: Settings, task: Task) -> dict[str, int]:
     }
 
 
-def train(
-    settings: Settings,
-    seed: int,
-    output: Path,
-    monitor: Monitor,
-    *,
-    data_dir: Path | None = None,
-    device: str = "cpu",
-) -> Comparison:
+def train(settings: Settings, seed: int, runs: Runs) -> Comparison:
     """Do a single run, and report it as a comparison of one row.
 
     Args:
         settings: Of one method, one start and one learning rate.
         seed: Decides initial weights, factors and batches.
-        output: See `compare`; so are the other arguments and errors.
-        monitor: See `compare`.
-        data_dir: See `compare`.
-        device: See `compare`.
+        runs: See `compare`.
     """
     (method,), (start,), (rate,) = settings.methods, settings.starts, settings.learning_rates
-    task = check_task_of(settings, data_dir)
-    place = Place(output / RUNS, data_dir, settings.checkpoint_every, device)
+    task = check_task_of(settings, runs.data_dir)
+    place = runs.place(settings.checkpoint_every)
     config = settings.run_config(method, start, rate, seed, evaluate_test=True)
-    runs = run_all([config], place, monitor, title=f"Training with {method}")
-    row = Row(method, start, rate, start, tuple(runs), None, config.weight_decay)
+    results = run_all([config], place, runs.monitor, title=f"Training with {method}")
+    row = Row(method, start, rate, start, tuple(results), None, config.weight_decay)
     return Comparison(
         settings, task.description, task.metric, {}, (row,), (), weights=_weights(settings, task)
     )

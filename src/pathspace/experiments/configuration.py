@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from pathspace.experiments import checkpoint, folders, jobs
-from pathspace.experiments.compare import RUNS, check_task_of
+from pathspace.experiments.compare import check_task_of
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.folders import (
     FILE,
@@ -23,6 +23,7 @@ from pathspace.experiments.folders import (
     nothing_to_resume,
     read_content,
 )
+from pathspace.experiments.jobs import RUNS
 from pathspace.experiments.layers import plain_values
 from pathspace.experiments.runner import versions
 from pathspace.experiments.selection import is_tuned

@@ -52,23 +52,10 @@ def execute(
 def _runs(configuration: Configuration, output: Path, around: Surroundings) -> Comparison:
     settings = configuration.settings
     with Shown(Console(stderr=True), quiet=around.quiet) as monitor:
+        runs = around.runs(output, monitor, settings.threads)
         if configuration.seed is None:
-            return compare(
-                settings,
-                output,
-                monitor,
-                data_dir=around.data_dir,
-                runner=around.runner(settings.threads),
-                device=around.run_device,
-            )
-        return train(
-            settings,
-            configuration.seed,
-            output,
-            monitor,
-            data_dir=around.data_dir,
-            device=around.run_device,
-        )
+            return compare(settings, runs)
+        return train(settings, configuration.seed, runs)
 
 
 def _study(recipe: Recipe, comparison: Comparison, size: str, around: Surroundings) -> list[Section]:

@@ -16,6 +16,8 @@ from typing import Any
 
 from pathspace.experiments.devices import chosen_device
 from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.jobs import Runs
+from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.runner import Runner
 from pathspace.experiments.storage import make_folder, remove_file, writable_folder
 from pathspace.tools.files import clear_leftovers, locked
@@ -76,6 +78,10 @@ class Surroundings:
             ConfigurationError: There is no such device here, and runs are to be done here.
         """
         return self.device if self.address and self.device != "auto" else chosen_device(self.device)
+
+    def runs(self, output: Path, monitor: Monitor, threads: int) -> Runs:
+        """Return how runs are done that are kept in a folder, with so many threads each."""
+        return Runs(output, monitor, self.data_dir, self.runner(threads), self.run_device)
 
     def runner(self, threads: int = 1) -> Runner:
         """Return who does the runs, with so many threads each; a device that is no processor is one of a cluster."""

@@ -6,7 +6,7 @@ import functools
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from pathspace.experiments.tasks import build_task
 from pathspace.experiments.tasks.task import Task
 
 RESULT = "result.json"
+RUNS = "runs"
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,29 @@ class PlacedRun:
         if result is not None:
             checkpoint.remove(self.folder)  # it was killed between the two
         return result
+
+
+@dataclass(frozen=True)
+class Runs:
+    """How a command does its runs.
+
+    Attributes:
+        output: Its folder: runs are kept in the folder `runs` there, and what is there is taken, or continued.
+        monitor: Told about every run.
+        data_dir: Where tasks look for data sets.
+        runner: Who does the runs; by default this process, one after the other.
+        device: Where they compute; see `Place`.
+    """
+
+    output: Path
+    monitor: Monitor = field(default_factory=Monitor)
+    data_dir: Path | None = None
+    runner: Runner = field(default_factory=Runner)
+    device: str = "cpu"
+
+    def place(self, checkpoint_every: int) -> Place:
+        """Return where runs read and write that keep a checkpoint every so many steps."""
+        return Place(self.output / RUNS, self.data_dir, checkpoint_every, self.device)
 
 
 def run_all(

@@ -38,15 +38,8 @@ def run_sweep(
     given = bool(name or options[1] or search or sampler or trials or prune)
     with begun(asked, around, given=given) as (configuration, output):
         with Shown(Console(stderr=True), quiet=around.quiet) as monitor:
-            found = sweep(
-                configuration.settings,
-                Plan(**configuration.sweep),
-                output,
-                monitor,
-                data_dir=around.data_dir,
-                runner=around.runner(configuration.settings.threads),
-                device=around.run_device,
-            )
+            runs = around.runs(output, monitor, configuration.settings.threads)
+            found = sweep(configuration.settings, Plan(**configuration.sweep), runs)
         told = report(found, title=configuration.title, configuration=configuration.as_dict())
         write_report(told, output)
     print_report(told, output, as_json=around.as_json)

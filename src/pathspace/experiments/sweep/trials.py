@@ -24,12 +24,12 @@ from optuna.trial import FrozenTrial, TrialState
 
 from pathspace.experiments import checkpoint
 from pathspace.experiments.compare import check_task_of
-from pathspace.experiments.configuration import JOURNAL, RUNS
+from pathspace.experiments.configuration import JOURNAL
 from pathspace.experiments.errors import ConfigurationError, StorageError
-from pathspace.experiments.jobs import Place, PlacedRun
+from pathspace.experiments.jobs import PlacedRun, Runs
 from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.run import RunConfig, RunResult, Validation
-from pathspace.experiments.runner import Ended, Runner, WorkerDiedError
+from pathspace.experiments.runner import Ended, WorkerDiedError
 from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings
 from pathspace.experiments.storage import clear_failure, finite
 from pathspace.experiments.sweep.plan import RATE, Plan, config_of
@@ -137,36 +137,22 @@ class Sweep:
         return not any(point.states["complete"] for point in self.points)
 
 
-def sweep(
-    settings: Settings,
-    plan: Plan,
-    output: Path,
-    monitor: Monitor,
-    *,
-    data_dir: Path | None = None,
-    runner: Runner | None = None,
-    device: str = "cpu",
-) -> Sweep:
+def sweep(settings: Settings, plan: Plan, runs: Runs) -> Sweep:
     """Do all trials that are not done yet.
 
     Args:
         settings: Of everything that is not searched; `seeds` runs are done at each point.
         plan: What is searched.
-        output: The journal and the runs are kept in it.
-        monitor: Told about every point.
-        data_dir: Where tasks look for data sets.
-        runner: Who does the runs; None does them in this process.
-        device: Where they compute.
+        runs: How runs are done; the journal is kept beside them.
 
     Raises:
         ConfigurationError: The task cannot be had, or results cannot be read or written.
         KeyboardInterrupt: The user stopped; the same call continues.
     """
-    task = check_task_of(settings, data_dir)
-    place = Place(output / RUNS, data_dir, settings.checkpoint_every, device)
-    points = _Points(settings, plan, place, monitor)
-    with runner or Runner() as ready:
-        for ended in ready.run(points.jobs(), monitor):
+    task = check_task_of(settings, runs.data_dir)
+    points = _Points(settings, plan, runs)
+    with runs.runner as ready:
+        for ended in ready.run(points.jobs(), runs.monitor):
             points.end(ended)
     return Sweep(settings, plan, task.description, task.metric, points.ended())
 
@@ -253,13 +239,13 @@ class _Reporting(Monitor):
 class _Points:
     """The points of all studies: as jobs while they are to be done, with their runs when they are over."""
 
-    def __init__(self, settings: Settings, plan: Plan, place: Place, monitor: Monitor) -> None:
+    def __init__(self, settings: Settings, plan: Plan, runs: Runs) -> None:
         self._settings = settings
         self._plan = plan
-        self._place = place
-        self._monitor = monitor
+        self._place = runs.place(settings.checkpoint_every)
+        self._monitor = runs.monitor
         names = [(method, start) for method in settings.methods for start in settings.starts]
-        self._studies = _studies(place.folder.parent / JOURNAL, plan, names)
+        self._studies = _studies(runs.output / JOURNAL, plan, names)
         # Points that are the same runs, as where a method ignores what is searched: by the key of the first run.
         self._running: dict[str, list[tuple[Named, optuna.Trial]]] = {}
         self._done: dict[str, list[Run]] = {}
@@ -268,7 +254,7 @@ class _Points:
             for trial in study.get_trials(deepcopy=False):
                 if ENDED in trial.user_attrs:
                     self._keep(name, trial, [Run(**run) for run in trial.user_attrs[ENDED]])
-        monitor.stage("Sweeping on the validation split", plan.trials * len(names), len(self._ended))
+        runs.monitor.stage("Sweeping on the validation split", plan.trials * len(names), len(self._ended))
 
     def ended(self) -> tuple[Point, ...]:
         """Return the points that are over."""
