@@ -46,33 +46,50 @@ def examples_after(
 
     ``move`` moves a tensor of the value's shape, and ``after`` is the shape that it gets.
     """
-    examples, name = recorder.examples, recorder.name
-    examples.moved.append((name, recorder.path, after))
+    examples = recorder.examples
+    examples.moved.append((recorder.name, recorder.path, after))
     if value.batch is None:
         return None, None
     if examples.count == 1:
-        batch = batch_after(recorder, value, move, after, args, kwargs)
-        changed = batch is None or after[: batch + 1] != value.shape[: value.batch + 1]
-        changed |= value.shape[value.batch + 1 :][:1] == (1,) and after != value.shape  # which one is left?
-        doubtful = batch is None or (changed and name in _REORDERED)
-        examples.doubtful |= doubtful
-        return None if doubtful and not examples.guessing else batch, None
+        return _batch_of_one(recorder, value, move, after, args, kwargs), None
     certain = value.examples is not None or value.shape[value.batch] == examples.count
-    if value.examples is None and not (certain and name in _REORDERED):
+    if value.examples is None and not (certain and recorder.name in _REORDERED):
         batch = batch_after(recorder, value, move, after, args, kwargs)
         if batch is not None or not certain:
             return batch, None
     places = examples.places(value)
     if places is None:
         return None, None
-    result, single = along(move(places)), examples.single()
+    result = along(move(places))
     if result is None:
         return recorder.mixes()
     dim, pattern = result
     # the dimension in which they lie now has to be the one that grows with the batch
+    single = examples.single()
     if single is not None and len(single) == len(after) and after[dim] != examples.count * single[dim]:
         return recorder.mixes()
     return dim, examples.pattern(pattern)
+
+
+def _batch_of_one(
+    recorder: Recorder,
+    value: Value,
+    move: Callable[[Tensor], Tensor],
+    after: torch.Size,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> int | None:
+    """Return the batch dimension after a movement of a single example, and note whether it is doubtful."""
+    examples = recorder.examples
+    assert value.batch is not None
+    batch = batch_after(recorder, value, move, after, args, kwargs)
+    doubtful = batch is None
+    if batch is not None and recorder.name in _REORDERED:
+        doubtful = after[: batch + 1] != value.shape[: value.batch + 1]
+        # which of two dimensions of size 1 is left?
+        doubtful |= value.shape[value.batch + 1 :][:1] == (1,) and after != value.shape
+    examples.doubtful |= doubtful
+    return None if doubtful and not examples.guessing else batch
 
 
 def examples_written(
@@ -105,33 +122,51 @@ def batch_after(
     kwargs: dict[str, Any],
 ) -> int | None:
     """Return the batch dimension after a movement, or None if it is not known."""
-    batch, before = value.batch, value.shape
+    batch = value.batch
     if batch is None:
         return None
-    n, name = len(before), recorder.name
+    n = len(value.shape)
+    name = recorder.name
     if name in _IN_PLACE:
         return batch
+    if name == "__getitem__":
+        return _batch_after_getitem(recorder, batch, n, args[0])
+    if name in _RESHAPED:
+        return _batch_after_reshape(math.prod(value.shape[:batch]), after)
     if name in _TURNED:
         marked = torch.empty([1 + (d == batch) for d in range(n)], device="meta")
         return list(move(marked).shape).index(2)
     if name == "squeeze":
-        return _batch_after_squeeze(before, batch, kwargs["dim"] if "dim" in kwargs else args[0])
+        return _batch_after_squeeze(value.shape, batch, kwargs["dim"] if "dim" in kwargs else args[0])
     if name in _ALONG_ONE:
-        position = 1 if name in ("split", "chunk", "tensor_split") else 0
-        dim = kwargs.get("dim", args[position] if len(args) > position else 0) % n
-        if dim == batch:
-            recorder.wrong_batch()
-        return batch - (dim < batch) if name in ("unbind", "select") else batch
-    if name == "__getitem__":
-        return _batch_after_getitem(recorder, batch, n, args[0])
-    if name in ("view", "reshape", "flatten", "unflatten"):
-        return _batch_after_reshape(math.prod(before[:batch]), after)
+        return _batch_after_one(recorder, batch, n, args, kwargs)
     if name == "rot90":
-        dims = kwargs.get("dims", args[1] if len(args) > 1 else (0, 1))
-        return recorder.wrong_batch() if batch in [d % n for d in dims] else batch
+        return _batch_after_rotation(recorder, batch, n, args, kwargs)
     if name in ("expand", "broadcast_to"):
         return batch + len(after) - n
     return None
+
+
+def _batch_after_one(
+    recorder: Recorder, batch: int, n: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> int:
+    """Return the batch dimension after a movement along one other dimension of n."""
+    name = recorder.name
+    position = 1 if name in ("split", "chunk", "tensor_split") else 0
+    dim = kwargs.get("dim", args[position] if len(args) > position else 0) % n
+    if dim == batch:
+        recorder.wrong_batch()
+    return batch - (dim < batch) if name in ("unbind", "select") else batch
+
+
+def _batch_after_rotation(
+    recorder: Recorder, batch: int, n: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> int:
+    """Return the batch dimension after ``rot90`` of two other dimensions of n."""
+    dims = kwargs.get("dims", args[1] if len(args) > 1 else (0, 1))
+    if batch in [d % n for d in dims]:
+        recorder.wrong_batch()
+    return batch
 
 
 def _batch_after_squeeze(before: torch.Size, batch: int, dim: int | tuple[int, ...]) -> int | None:

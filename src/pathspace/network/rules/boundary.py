@@ -88,14 +88,28 @@ def _run(recorder: Recorder, args: Any, kwargs: Any, refusal: UntraceableError) 
     except (NotImplementedError, RuntimeError, TypeError, ZeroDivisionError) as error:
         if recorder.name in ("to", "cpu", "cuda"):  # nothing can be copied from where there is no data
             return torch.empty_like(args[0]), []
-        form = on_values if says_meta(error) or "fake impl" in str(error) else on_zeros
-        result = form(recorder.func, args, kwargs)
-        if result is None:  # what it returns depends on values, or the error is the model's own
-            raise (refusal if form is on_values else error) from None
+        result = _form_after(error, recorder, args, kwargs, refusal)
     created = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
     if not created or not all(t.is_meta for t in created):
         raise refusal
     return result, [t for key, t in one.items() if empty[key]._version != before[key]]
+
+
+def _form_after(
+    error: Exception, recorder: Recorder, args: Any, kwargs: Any, refusal: UntraceableError
+) -> Any:
+    """Return the form of a function's result that the meta device refused.
+
+    Raises:
+        UntraceableError: the form depends on values.
+        Exception: ``error``, which is the model's own.
+    """
+    goes_by_values = says_meta(error) or "fake impl" in str(error)
+    form = on_values if goes_by_values else on_zeros
+    result = form(recorder.func, args, kwargs)
+    if result is None:
+        raise (refusal if goes_by_values else error) from None
+    return result
 
 
 def _check_write(
@@ -118,10 +132,11 @@ def _check_write(
 def _origin(recorder: Recorder, traced: Sequence[Value | None], refusal: UntraceableError) -> Origin:
     """Return the origin of a cut's result; note the cut as an operation, by which later passes are compared."""
     entering = tuple([v is not None and v.kind == "hidden" for v in traced])
-    parameters = {v.name for v in traced if v is not None and v.kind == "parameter"}
+    values = [v for v in traced if v is not None]
+    parameters = {v.name for v in values if v.kind == "parameter"}
+    hidden = tuple([v for v in values if v.kind == "hidden"])
+    slots = tuple([v.slot for v in values if v.kind != "parameter"])
     recorder.left |= parameters
-    hidden = tuple([v for v in traced if v is not None and v.kind == "hidden"])
-    slots = tuple([v.slot for v in traced if v is not None and v.kind != "parameter"])
     if not hidden and not parameters:
         return Origin(slots)
     operation = None
@@ -180,8 +195,11 @@ def _examples(
     grown = [d for d in range(len(shape)) if shape[d] != single[d]]
     if not grown:  # one value for all examples
         return None, None, True
-    if same and grown == [one.batch]:
-        return one.batch, one.examples, True
-    if len(grown) == 1 and single[grown[0]] == 1:
-        return grown[0], None, True
+    if len(grown) > 1:
+        return None, None, False
+    (dim,) = grown
+    if same and dim == one.batch:
+        return dim, one.examples, True
+    if single[dim] == 1:
+        return dim, None, True
     return None, None, False

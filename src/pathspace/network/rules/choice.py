@@ -77,9 +77,10 @@ def where(recorder: Recorder, condition: Tensor, *branches: Any, **named: Any) -
     if gate is not None and gate.kind not in ("input", "buffer"):
         recorder.no_rule("its condition depends on activations", _AS_RELU)
     tensors = [t if isinstance(t, Tensor) else number(t) for t in both]
-    if any(recorder.lookup(t) is None and bool(torch.isnan(t).any()) for t in tensors):
+    if any(_is_no_number(recorder, t) for t in tensors):
         recorder.no_rule("it fills in what is no number", "Fill in zeros or infinities")
-    a, b = (recorder.as_units(as_counted(recorder, t)) for t in tensors)
+    a = recorder.as_units(as_counted(recorder, tensors[0]))
+    b = recorder.as_units(as_counted(recorder, tensors[1]))
     # first what masked_fill_ writes into
     operands = tuple(t for t in reversed(both) if isinstance(t, Tensor))
     shape = torch.broadcast_shapes(condition.shape, a.shape, b.shape)
@@ -101,6 +102,11 @@ def where(recorder: Recorder, condition: Tensor, *branches: Any, **named: Any) -
     if gate is None:
         return finish(recorder, chosen, operands, (a, b), labels)
     return finish(recorder, either, operands, (a, b, gate), labels)
+
+
+def _is_no_number(recorder: Recorder, t: Tensor) -> bool:
+    """Return whether a tensor is a constant with a NaN in it."""
+    return recorder.lookup(t) is None and bool(torch.isnan(t).any())
 
 
 def masked_fill(recorder: Recorder, input: Tensor, mask: Tensor, value: Any) -> Tensor:

@@ -10,7 +10,6 @@ Letters: those of the einsum. A letter of both operands is *summed* where the re
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -101,22 +100,30 @@ def contract(recorder: Recorder, args: Any, x: Tensor, y: Tensor, form: Form) ->
     """Trace a product of two tensors; its edges depend on whether they are weights, constants or activations."""
     if len(set(form.first)) < len(form.first) or len(set(form.second)) < len(form.second):
         recorder.no_rule("an index occurs twice in one operand", "Take the diagonal first")
-    a, b = recorder.lookup(x), recorder.lookup(y)
-    kinds = {v.kind for v in (a, b) if v is not None}
-    if kinds <= {"input", "buffer"}:
+    a = recorder.lookup(x)
+    b = recorder.lookup(y)
+    first = "constant" if a is None else a.kind
+    second = "constant" if b is None else b.kind
+    if {first, second} <= {"input", "buffer", "constant"}:
         return recorder.preprocess(recorder.func, args, {})
-    if kinds == {"hidden"} and a is not None and b is not None:
-        return _by_activations(recorder, a, b, _apart(form, x.shape, y.shape), x.dtype)
-    if kinds == {"parameter"} and a is not None and b is not None:
+    if first == second == "parameter":
         recorder.no_rule(*OF_PARAMETERS)
-    order = {"hidden": 0, "parameter": 2}  # fixed edges in between: activations come first
-    if order.get(a.kind if a else "", 1) > order.get(b.kind if b else "", 1):
-        x, y, a, b, form = y, x, b, a, form.swapped()
+    if _RANKS.get(first, 1) > _RANKS.get(second, 1):
+        return contract(recorder, args, y, x, form.swapped())
     form = _apart(form, x.shape, y.shape)
-    if b is not None and b.kind == "parameter":
+    if second == "hidden":
+        assert a is not None
+        assert b is not None
+        return _by_activations(recorder, a, b, form, x.dtype)
+    if second == "parameter":
+        assert b is not None
         return _by_weights(recorder, recorder.as_units(x), b, form, x.dtype)
     assert a is not None
     return _by_fixed_edges(recorder, a, y, form, x.dtype)
+
+
+_RANKS = {"hidden": 0, "parameter": 2}
+"""The order of the operands: activations, fixed edges (1), parameters."""
 
 
 def _batch(recorder: Recorder, value: Value, letters: Letters, form: Form) -> int | None:
@@ -129,15 +136,7 @@ def _batch(recorder: Recorder, value: Value, letters: Letters, form: Form) -> in
 
 def _by_weights(recorder: Recorder, x: Value, w: Value, form: Form, dtype: torch.dtype) -> Tensor:
     """Trace a product with a parameter, each of whose elements is an edge to a unit of the result."""
-    fresh = count(max([*form.first, *form.second]) + 1)  # a dimension of one broadcasts, be it the batch
-    examples = None if x.batch is None else form.first[x.batch]
-    second = [
-        next(fresh)
-        if n in form.first and (w.shape[d] == 1 or (n == examples and repeats(w.labels, d)))
-        else n
-        for d, n in enumerate(form.second)
-    ]
-    form = Form(form.first, second, form.out)
+    form = _without_broadcasts(form, x, w)
     batch = _batch(recorder, x, form.first, form)
     if x.batch is not None and form.first[x.batch] in form.second:
         recorder.wrong_batch()
@@ -159,24 +158,32 @@ def _by_weights(recorder: Recorder, x: Value, w: Value, form: Form, dtype: torch
     return recorder.note_linear(out)
 
 
+def _without_broadcasts(form: Form, x: Value, w: Value) -> Form:
+    """Give dimensions along which the weight repeats an index of their own; the batch may be one of them."""
+    fresh = count(max([*form.first, *form.second]) + 1)
+    examples = None if x.batch is None else form.first[x.batch]
+    second = []
+    for d, n in enumerate(form.second):
+        repeated = w.shape[d] == 1 or (n == examples and repeats(w.labels, d))
+        second.append(next(fresh) if n in form.first and repeated else n)
+    return Form(form.first, second, form.out)
+
+
 def _by_fixed_edges(recorder: Recorder, x: Value, factor: Tensor, form: Form, dtype: torch.dtype) -> Tensor:
     """Trace a product with a constant, buffer or input: all units that one unit of the result reads share its scale."""
     of_factor = recorder.lookup(factor)
     batch = _batch(recorder, x, form.first, form)
-    if of_factor is not None and of_factor.batch is not None:
-        if form.second[of_factor.batch] not in form.out:
-            recorder.wrong_batch()
-        if (
-            batch is not None
-            and form.out[batch] != form.second[of_factor.batch]
-            and recorder.examples.count > 1
-        ):
+    if of_factor is not None:
+        its_batch = _batch(recorder, of_factor, form.second, form)
+        apart = None not in (batch, its_batch) and batch != its_batch
+        if apart and recorder.examples.count > 1:
             recorder.mixes()
     size = dict(zip([*form.first, *form.second], [*x.shape, *factor.shape], strict=True))
     summed = [n for n in dict.fromkeys([*form.first, *form.second]) if n not in form.out]
     order = [*form.out, *summed]
     labels = _laid_out(without_repeats(x.labels), form.first, order)
-    if of_factor is None and bool((zeros := recorder.zeros(factor)).any()):  # a zero is no edge
+    zeros = recorder.zeros(factor) if of_factor is None else None
+    if zeros is not None and bool(zeros.any()):  # a zero is no edge
         labels = torch.where(_laid_out(zeros.cpu(), form.second, order), WILD, labels)
     else:
         labels = labels.expand([size[n] for n in order])
@@ -191,26 +198,29 @@ def _by_activations(recorder: Recorder, x: Value, y: Value, form: Form, dtype: t
     Of scores, which enter a softmax, it is 1: queries and keys are inverse to each other by the dimension of a head. In
     the squared network it is what it is: masses multiply.
     """
-    common = [n for n in form.first if n in form.second]
-    batches = {letters[v.batch] for v, letters in ((x, form.first), (y, form.second)) if v.batch is not None}
+    pairs = ((x, form.first), (y, form.second))
+    batches = {letters[v.batch] for v, letters in pairs if v.batch is not None}
     if recorder.strict or len(batches) > 1 or not batches <= {*form.out}:
         recorder.no_rule(GATED)
     size = dict(zip([*form.first, *form.second], [*x.shape, *y.shape], strict=True))
     summed = [n for n in size if n not in form.out]
-    pairs = ((x, form.first), (y, form.second))
     order = [*form.out, *summed]
-    distinct = [_laid_out(recorder.scales.distinct(v.labels), side, order) for v, side in pairs]
-    if math.prod(max(sizes) for sizes in zip(*(t.shape for t in distinct), strict=True)) > _MOST:
-        kept = [tuple(side.index(n) for n in common) for _, side in pairs]
-        distinct = [
-            _laid_out(recorder.scales.unify_over(v.labels, keep), common, order)
-            for (v, _), keep in zip(pairs, kept, strict=True)
-        ]
-    labels = recorder.scales.product(distinct[0], distinct[1], recorder.where())
+    scales = recorder.scales
+    a, b = (_laid_out(scales.distinct(v.labels), letters, order) for v, letters in pairs)
+    if torch.broadcast_shapes(a.shape, b.shape).numel() > _MOST:
+        a, b = (_of_common(recorder, v, letters, form, order) for v, letters in pairs)
+    labels = scales.product(a, b, recorder.where())
     labels = _of_a_sum(recorder, labels, len(summed)).expand([size[n] for n in form.out])
     batch = form.out.index(batches.pop()) if batches else None
     product = recorder.emit(form, [x, y], labels, dtype=dtype, batch=batch, form="product")
     return recorder.note_linear(product)
+
+
+def _of_common(recorder: Recorder, value: Value, letters: Letters, form: Form, order: Letters) -> Tensor:
+    """Return one label for each element along the indices that both factors have, in the given order."""
+    common = [n for n in form.first if n in form.second]
+    keep = tuple(letters.index(n) for n in common)
+    return _laid_out(recorder.scales.unify_over(value.labels, keep), common, order)
 
 
 _MOST = 2**16

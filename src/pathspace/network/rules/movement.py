@@ -45,7 +45,9 @@ def as_now(arguments: Any) -> Any:
 
 def move_one(recorder: Recorder, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Trace a movement of one tensor, with one result or a tuple of results."""
-    value, name, func = recorder.value(x), recorder.name, recorder.func
+    value = recorder.value(x)
+    name = recorder.name
+    func = recorder.func
     if _reads_traced(recorder, (args, kwargs)):
         recorder.no_rule("its indices or sizes depend on the data, so the network has no single graph")
     if name == "view":
@@ -55,8 +57,7 @@ def move_one(recorder: Recorder, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         args = (*args, kwargs.pop("size")) if "size" in kwargs else args
     args, kwargs = as_now((args, kwargs))
     if name == "squeeze" and not args and not kwargs:  # keep the batch, which may have other sizes than one
-        dims = tuple(d for d, n in enumerate(value.shape) if n == 1 and d != value.batch)
-        args = (dims,)
+        args = (tuple(d for d, n in enumerate(value.shape) if n == 1 and d != value.batch),)
 
     def move(t: Tensor) -> Any:
         return func(t, *args, **kwargs)
@@ -67,25 +68,38 @@ def move_one(recorder: Recorder, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         moved = _on_labels(move, recorder.scales.resolve(value.labels) - WILD) + WILD
     else:
         moved = _on_labels(move, value.labels)
-    many = not isinstance(moved, Tensor)
-    results = []
-    for number, labels in enumerate(moved if many else [moved]):
+    if isinstance(moved, Tensor):
+        results = [_moved(recorder, value, move, None, moved, args, kwargs)]
+        return recorder.emit_many(move, [value], results, dtype=x.dtype, form="movement")[0]
 
-        def one(t: Tensor, number: int = number) -> Tensor:
-            result = _on_labels(move, t)
-            return result[number] if many else result
+    def move_to_tuple(t: Tensor) -> tuple[Tensor, ...]:
+        return tuple(move(t))
 
-        batch, examples = examples_after(recorder, value, one, labels.shape, args, kwargs)
-        created = Value(
-            recorder.new_slot(), labels, value.kind, value.name, batch, value.state, examples=examples
-        )
-        results.append(_shown(created, value, name, move, number if many else None, args))
-    out = recorder.emit_many(
-        (lambda t: tuple(move(t))) if many else move, [value], results, dtype=x.dtype, form="movement"
-    )
-    if not many:
-        return out[0]
+    results = [_moved(recorder, value, move, part, labels, args, kwargs) for part, labels in enumerate(moved)]
+    out = recorder.emit_many(move_to_tuple, [value], results, dtype=x.dtype, form="movement")
     return list(out) if isinstance(moved, list) else out
+
+
+def _moved(
+    recorder: Recorder,
+    value: Value,
+    move: Callable[[Tensor], Any],
+    part: int | None,
+    labels: Tensor,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Value:
+    """Return the value of a movement's result, or of one part of several."""
+
+    def one(t: Tensor) -> Tensor:
+        result = _on_labels(move, t)
+        return result if part is None else result[part]
+
+    batch, examples = examples_after(recorder, value, one, labels.shape, args, kwargs)
+    created = Value(
+        recorder.new_slot(), labels, value.kind, value.name, batch, value.state, examples=examples
+    )
+    return _shown(created, value, recorder.name, move, part, args)
 
 
 def _as_mixed(recorder: Recorder, value: Value, move: Callable[[Tensor], Tensor]) -> Tensor:
@@ -173,25 +187,33 @@ def _shown(value: Value, of: Value, name: str, move: Any, number: int | None, ar
 
 def join(recorder: Recorder, tensors: Any, *args: Any, **kwargs: Any) -> Tensor:
     """Trace concatenation and stacking."""
-    values, name, func = [recorder.as_units(t) for t in tensors], recorder.name, recorder.func
+    values = [recorder.as_units(t) for t in tensors]
+    func = recorder.func
 
     def move(*parts: Tensor) -> Tensor:
         return func(parts, *args, **kwargs)
 
     labels = move(*(v.labels for v in values))
-    dim = kwargs.get("dim", args[0] if args else 0)
     batch = next((v.batch for v in values if v.batch is not None), None)
     if recorder.examples.count > 1 and any(v.batch not in (None, batch) for v in values):
         recorder.mixes()
     if batch is not None:
-        if name == "stack":
-            batch += (dim % labels.dim()) <= batch
-        elif name in ("cat", "concat", "concatenate") and dim % labels.dim() == batch:
-            recorder.wrong_batch()
-        elif name in ("hstack", "vstack"):
-            batch = None
+        dim = kwargs.get("dim", args[0] if args else 0)
+        batch = _batch_after_join(recorder, batch, dim, labels.dim())
     dtype = next((t.dtype for t in tensors if t.is_floating_point()), tensors[0].dtype)
     return recorder.emit(move, values, labels, dtype=dtype, batch=batch, kind=common_kind(values))
+
+
+def _batch_after_join(recorder: Recorder, batch: int, dim: int, dims: int) -> int | None:
+    """Return the batch dimension of tensors that were joined along ``dim`` to one of ``dims`` dimensions."""
+    name = recorder.name
+    if name == "stack":
+        return batch + int((dim % dims) <= batch)
+    if name in ("hstack", "vstack"):
+        return None
+    if name in ("cat", "concat", "concatenate") and dim % dims == batch:
+        recorder.wrong_batch()
+    return batch
 
 
 _TYPES = {"float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16}

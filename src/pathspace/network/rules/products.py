@@ -33,44 +33,68 @@ def multiply(recorder: Recorder, x: Any, y: Any, *, rounding_mode: str | None = 
     """Trace a product with a constant (a fixed weight), with a parameter (one edge per element) or of activations."""
     if rounding_mode is not None:
         recorder.no_rule(ROUNDED)
-    a, b = (recorder.lookup(t) if isinstance(t, Tensor) else None for t in (x, y))
-    combine = torch.div if "div" in recorder.name else torch.mul
-    if combine is torch.div and (a is None or b is None or b.kind != "buffer"):
-        if b is not None and a is not None and b.kind == "input":
-            return _by_input(recorder, (x, y), a, b)
-        if b is not None:
-            advice = "Multiply by a parameter" if b.kind == "parameter" else None
-            recorder.no_rule("it divides by a traced tensor, which is not positively homogeneous", advice)
-        return scaled(recorder, x, (x, y), 1.0 / (y if isinstance(y, Tensor) else number(y)))
-    if a is None or b is None:
-        traced, constant = (x, y) if a is not None else (y, x)
-        constant = constant if isinstance(constant, Tensor) else number(constant)
-        weighs = recorder.value(traced).kind == "parameter" and not changes(recorder.name)
-        # a gain at the start of a recurrence
-        if weighs and constant.dim() and bool(recorder.zeros(constant).all()):
-            return torch.zeros(torch.broadcast_shapes(traced.shape, constant.shape), dtype=traced.dtype)
-        return scaled(recorder, traced, (x, y), constant)
+    a = recorder.lookup(x) if isinstance(x, Tensor) else None
+    b = recorder.lookup(y) if isinstance(y, Tensor) else None
+    divides_by_buffer = a is not None and b is not None and b.kind == "buffer"
+    if "div" in recorder.name and not divides_by_buffer:
+        return _divide(recorder, (x, y), a, b)
+    if a is None:
+        return _by_constant(recorder, (x, y), y, x)
+    if b is None:
+        return _by_constant(recorder, (x, y), x, y)
+    return _by_value(recorder, (x, y), a, b)
+
+
+def _divide(recorder: Recorder, operands: tuple[Any, Any], a: Value | None, b: Value | None) -> Tensor:
+    """Trace a division by a constant or an input."""
+    x, y = operands
+    if b is None:
+        divisor = y if isinstance(y, Tensor) else number(y)
+        return scaled(recorder, x, operands, 1.0 / divisor)
+    if a is not None and b.kind == "input":
+        return _by_input(recorder, operands, a, b)
+    advice = "Multiply by a parameter" if b.kind == "parameter" else None
+    return recorder.no_rule("it divides by a traced tensor, which is not positively homogeneous", advice)
+
+
+def _by_constant(recorder: Recorder, operands: tuple[Any, Any], traced: Tensor, constant: Any) -> Tensor:
+    """Trace a product of a traced tensor with a constant."""
+    constant = constant if isinstance(constant, Tensor) else number(constant)
+    weighs = recorder.value(traced).kind == "parameter" and not changes(recorder.name)
+    # a gain at the start of a recurrence
+    if weighs and constant.dim() and bool(recorder.zeros(constant).all()):
+        return torch.zeros(torch.broadcast_shapes(traced.shape, constant.shape), dtype=traced.dtype)
+    return scaled(recorder, traced, operands, constant)
+
+
+def _by_value(recorder: Recorder, operands: tuple[Any, Any], a: Value, b: Value) -> Tensor:
+    """Trace a product, or a quotient by a buffer, of two traced tensors."""
     kinds = {a.kind, b.kind}
     if kinds <= {"input", "buffer"}:
-        return recorder.preprocess(recorder.func, (x, y), {})
-    if "parameter" in kinds and kinds != {"parameter"}:
-        weight, other = (a, b) if a.kind == "parameter" else (b, a)
-        if other.kind == "buffer":
-            labels = weight.labels.expand(torch.broadcast_shapes(a.shape, b.shape))
-            return finish(recorder, combine, (x, y), (weight, other), labels, kind="parameter")
-        return learned_scale(recorder, (x, y), other, weight)
-    if "buffer" in kinds:
-        activation, constant_value = (a, b) if b.kind == "buffer" else (b, a)
-        labels = activation.labels.expand(torch.broadcast_shapes(a.shape, b.shape))
-        return finish(recorder, combine, (x, y), (activation, constant_value), labels)
-    if "input" in kinds:
-        return _by_input(recorder, (x, y), *((a, b) if b.kind == "input" else (b, a)))
+        return recorder.preprocess(recorder.func, operands, {})
     if kinds == {"parameter"}:
         recorder.no_rule(*OF_PARAMETERS)
+    if "buffer" in kinds:
+        buffer, other = _ordered(a, b, first="buffer")
+        combine = torch.div if "div" in recorder.name else torch.mul
+        labels = other.labels.expand(torch.broadcast_shapes(a.shape, b.shape))
+        kind = "parameter" if other.kind == "parameter" else None
+        return finish(recorder, combine, operands, (other, buffer), labels, kind=kind)
+    if "parameter" in kinds:
+        weight, other = _ordered(a, b, first="parameter")
+        return learned_scale(recorder, operands, other, weight)
+    if "input" in kinds:
+        factor, activation = _ordered(a, b, first="input")
+        return _by_input(recorder, operands, activation, factor)
     if recorder.strict or not (_has_scale(recorder, a) or _has_scale(recorder, b)):
         recorder.no_rule(GATED)
     labels = recorder.scales.product(a.labels, b.labels, recorder.where())
-    return finish(recorder, torch.mul, (x, y), (a, b), labels, form="product")
+    return finish(recorder, torch.mul, operands, (a, b), labels, form="product")
+
+
+def _ordered(a: Value, b: Value, *, first: str) -> tuple[Value, Value]:
+    """Return both values, that of the kind `first` first."""
+    return (a, b) if a.kind == first else (b, a)
 
 
 def power(recorder: Recorder, input: Tensor, exponent: Any = 2) -> Tensor:

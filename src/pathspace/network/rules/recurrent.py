@@ -39,11 +39,11 @@ def rnn(
     directions = 2 if bidirectional else 1
     x = recorder.as_units(input)
     batched = x.labels.dim() == 3
-    batch_dim = (0 if batch_first else 1) if batched else None
-    if x.batch is not None and x.batch != batch_dim:
-        recorder.wrong_batch()
     time_dim = 1 if batched and batch_first else 0
-    steps, examples = x.shape[time_dim], x.shape[1 - time_dim] if batched else 1
+    if x.batch is not None and (not batched or x.batch != 1 - time_dim):
+        recorder.wrong_batch()
+    steps = x.shape[time_dim]
+    examples = x.shape[1 - time_dim] if batched else 1
 
     per_cell = 4 if has_biases else 2
     weights: list[Tensor] = list(params)
@@ -51,40 +51,65 @@ def rnn(
     _check_features(recorder, x, cells[0][0])
     if not steps:
         recorder.refuse("the example has no time step", "Give one with as many as the data")
-    source = recorder.scales.unify_over(x.labels, (-1,))
-    inputs: list[Value] = [x]
-    final: list[Tensor] = []
-    starts: list[bool] = []
-    for layer in range(layers):
-        outputs = []
-        for direction in range(directions):
-            cell = layer * directions + direction
-            origin = f"{recorder.name} layer {below + layer}" + (" reversed" if direction else "")
-            with recorder.running(origin, recorder.func):
-                labels = _cell_labels(recorder, cells[cell], source)
-            start = _start_value(recorder, hx, cell, labels)
-            starts.append(start is not None)
-            inputs += [*(recorder.value(p) for p in cells[cell]), *([start] if start is not None else [])]
-            outputs.append(recorder.scales.resolve(labels))
-        source = torch.cat(outputs)
-        final += outputs
+    labelled = _label_layers(recorder, x, hx, cells[: layers * directions], directions, below)
 
     in_squared = _SquaredStack(
-        Stack(per_cell, tuple(starts), layers, directions, time_dim),
+        Stack(per_cell, tuple(labelled.starts), layers, directions, time_dim),
         [recorder.value(cell[1]).name for cell in cells],
         examples=examples if batched else None,
         apart=batched and x.batch is None and examples > 1,
     )
-    labels = in_squared.batch_of(source.expand(steps, -1), 1 - time_dim)
-    last_labels = in_squared.batch_of(torch.stack(final), 1)
+    labels = in_squared.batch_of(labelled.sequence.expand(steps, -1), 1 - time_dim)
+    last_labels = in_squared.batch_of(torch.stack(labelled.last), 1)
     results = [
         Value(recorder.new_slot(), labels, batch=x.batch),
         Value(recorder.new_slot(), last_labels, batch=1 if x.batch is not None else None, state=True),
     ]
     out = recorder.emit_many(
-        in_squared, inputs, results, dtype=input.dtype, recurrent=True, form=in_squared.stack
+        in_squared, labelled.inputs, results, dtype=input.dtype, recurrent=True, form=in_squared.stack
     )
     return out[0], out[1]
+
+
+@dataclass
+class _Labelled:
+    """The layers of a recurrent stack after their units got labels.
+
+    Attributes:
+        inputs: values that enter the stack: x, then the weights and the start of each cell.
+        sequence: labels of the units of the last layer.
+        last: labels of the units of every cell.
+        starts: whether a cell has a start that counts.
+    """
+
+    inputs: list[Value]
+    sequence: Tensor
+    last: list[Tensor]
+    starts: list[bool]
+
+
+def _label_layers(
+    recorder: Recorder, x: Value, hx: Tensor, cells: list[list[Tensor]], directions: int, below: int
+) -> _Labelled:
+    """Label the units of all layers; a layer reads both directions of the one below it."""
+    labelled = _Labelled([x], recorder.scales.unify_over(x.labels, (-1,)), [], [])
+    for first in range(0, len(cells), directions):
+        outputs = []
+        for cell in range(first, first + directions):
+            origin = f"{recorder.name} layer {below + first // directions}"
+            if cell > first:
+                origin += " reversed"
+            with recorder.running(origin, recorder.func):
+                labels = _cell_labels(recorder, cells[cell], labelled.sequence)
+            start = _start_value(recorder, hx, cell, labels)
+            labelled.starts.append(start is not None)
+            labelled.inputs += [recorder.value(p) for p in cells[cell]]
+            if start is not None:
+                labelled.inputs.append(start)
+            outputs.append(recorder.scales.resolve(labels))
+        labelled.sequence = torch.cat(outputs)
+        labelled.last += outputs
+    return labelled
 
 
 @dataclass(frozen=True)

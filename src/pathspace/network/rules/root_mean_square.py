@@ -33,22 +33,32 @@ STEPS = _PRODUCTS | _SUMS | _POWERS | _INVERSES | frozenset(movement.CASTS) | {"
 def statistic_of(name: str, args: Sequence[Any], kwargs: Any, values: list[Value]) -> Statistic | None:
     """Return the statistic that a function makes of an activation: a square, or a later step to the root."""
     x = values[0]
-    twice = len(values) == 2 and x.slot == values[1].slot and x.shape == values[1].shape
-    if twice and name in _PRODUCTS and x.kind == "hidden":
-        return Statistic(x, 2)
-    if len(values) != 1 or (name.endswith("_") and not name.endswith("__")):
+    if len(values) == 2:
+        twice = x.slot == values[1].slot and x.shape == values[1].shape
+        return Statistic(x, 2) if twice and name in _PRODUCTS and x.kind == "hidden" else None
+    in_place = name.endswith("_") and not name.endswith("__")
+    if len(values) > 2 or in_place:
         return None
     statistic = x.statistic
     squares = x.kind == "hidden" and name in _POWERS and _power(name, args, kwargs) == 2
     # x may be a square itself, as a squared ReLU is
-    if statistic is None or (squares and not statistic.over):
-        return Statistic(x, 2) if squares else None
+    if squares and (statistic is None or not statistic.over):
+        return Statistic(x, 2)
+    if statistic is None:
+        return None
+    return _next_step(statistic, name, args, kwargs)
+
+
+def _next_step(statistic: Statistic, name: str, args: Sequence[Any], kwargs: Any) -> Statistic | None:
+    """Return the statistic after one more operation on it; None if that is no step to a root mean square."""
     if name in movement.CASTS or (name in _SUMS and _is_constant(args)):
         return statistic
     if name == "mean" and statistic.over == () and statistic.power == 2:
         return _mean(statistic, args, kwargs)
     power = _power(name, args, kwargs)
-    return replace(statistic, power=statistic.power * power) if power is not None and statistic.over else None
+    if power is None or not statistic.over:
+        return None
+    return replace(statistic, power=statistic.power * power)
 
 
 def _mean(statistic: Statistic, args: Sequence[Any], kwargs: Any) -> Statistic | None:
@@ -82,26 +92,28 @@ def by_its_root(recorder: Recorder, args: Sequence[Any], kwargs: Any) -> Any:
     name = recorder.name
     if name not in _PRODUCTS | _QUOTIENTS or kwargs or len(args) != 2:
         return None
-    if not all(isinstance(t, Tensor) for t in args):
+    if not isinstance(args[0], Tensor) or not isinstance(args[1], Tensor):
         return None
-    first, second = (recorder.lookup(t) for t in args)
+    first = recorder.lookup(args[0])
+    second = recorder.lookup(args[1])
     if first is None or second is None:
         return None
-    turned = first.statistic is not None and bool(first.statistic.over) and name in _PRODUCTS
-    x, by = (second, first) if turned else (first, second)
-    statistic = by.statistic
-    if (
-        statistic is None
-        or x.kind != "hidden"
-        or x.slot != statistic.of.slot
-        or x.shape != statistic.of.shape
-    ):
-        return None
+    root_first = name in _PRODUCTS and first.statistic is not None and bool(first.statistic.over)
+    x = second if root_first else first
+    statistic = first.statistic if root_first else second.statistic
     # x^2 to the power -1/2 in a product, 1/2 in a quotient
-    if not statistic.over or statistic.power != (1.0 if name in _QUOTIENTS else -1.0):
+    power = 1.0 if name in _QUOTIENTS else -1.0
+    if statistic is None or not _is_root(statistic, x, power):
         return None
     if x.batch in statistic.over:
         recorder.wrong_batch()
-    tensor = args[1] if turned else args[0]
+    tensor = args[1] if root_first else args[0]
     created = normalized(recorder, tensor, x, x.shape, statistic.over)
     return recorder.write(args[0], created) if changes(name) else created
+
+
+def _is_root(statistic: Statistic, x: Value, power: float) -> bool:
+    """Return whether a statistic is that power of the mean square of x."""
+    if x.kind != "hidden" or x.slot != statistic.of.slot or x.shape != statistic.of.shape:
+        return False
+    return bool(statistic.over) and statistic.power == power

@@ -26,20 +26,16 @@ def getitem(recorder: Recorder, x: Tensor, index: Any) -> Any:
     traced = [i for i in pytree.tree_leaves(items) if recorder.lookup(i) is not None]
     if not traced:
         return move_one(recorder, x, index)
-    value, indices = recorder.lookup(x), [recorder.value(i) for i in traced]
-    of_inputs = all(v.kind in ("input", "buffer") for v in indices)
-    if not of_inputs or any(i.dtype == torch.bool for i in traced):
-        advice = f"{_MASK}. {OF_INPUTS}" if of_inputs else _MASK
-        recorder.no_rule(
-            "its indices or sizes depend on the data, so the network has no single graph", advice
-        )
+    value = recorder.lookup(x)
+    indices = [recorder.value(i) for i in traced]
+    _check_indices(recorder, traced, indices)
     if value is None or value.kind in ("input", "buffer"):
         return recorder.preprocess(recorder.func, (x, index), {})
     if value.kind == "parameter" and len(items) == 1 and x.dim() == 2:
         return recorder.apply("embedding", F.embedding, traced[0], x)
     dims = [d for d, i in enumerate(items) if any(i is t for t in traced)]
     others = [i for d, i in enumerate(items) if d not in dims]
-    if len(dims) == len(traced) == 1 and all(isinstance(i, slice) and i == slice(None) for i in others):
+    if len(dims) == len(traced) == 1 and all(map(_is_whole, others)):
         return picked_along(recorder, x, dims[0], indices[0], traced[0].shape)
     batch = value.batch
     if batch in (0, 1) and _one_of_each(items, traced, batch, x.shape[batch]):
@@ -47,16 +43,29 @@ def getitem(recorder: Recorder, x: Tensor, index: Any) -> Any:
     return recorder.no_rule("it picks elements by an input in a way that is not known", _PICK)
 
 
+def _check_indices(recorder: Recorder, traced: list[Tensor], indices: list[Value]) -> None:
+    """Refuse indices that depend on activations, and masks, which change the shape."""
+    of_inputs = all(v.kind in ("input", "buffer") for v in indices)
+    if of_inputs and all(i.dtype != torch.bool for i in traced):
+        return
+    advice = f"{_MASK}. {OF_INPUTS}" if of_inputs else _MASK
+    recorder.no_rule("its indices or sizes depend on the data, so the network has no single graph", advice)
+
+
+def _is_whole(item: Any) -> bool:
+    """Return whether an item of an index is ``:``."""
+    return isinstance(item, slice) and item == slice(None)
+
+
 def _one_of_each(items: tuple[Any, ...], traced: list[Tensor], batch: int, examples: int) -> bool:
     """Return whether it is ``x[arange(B), places]`` or ``x[places, arange(B)]``: one element of every example."""
-    if len(items) < 2 or not all(isinstance(i, slice) and i == slice(None) for i in items[2:]):
+    if len(items) < 2 or not all(map(_is_whole, items[2:])):
         return False
-    rows, other = items[batch], items[1 - batch]
-    if (
-        not isinstance(rows, Tensor)
-        or any(rows is t for t in traced)
-        or rows.tolist() != list(range(examples))
-    ):
+    rows = items[batch]
+    other = items[1 - batch]
+    if not isinstance(rows, Tensor) or any(rows is t for t in traced):
+        return False
+    if rows.tolist() != list(range(examples)):
         return False
     return any(other is t for t in traced) and other.shape == (examples,)
 

@@ -46,43 +46,32 @@ def assemble(
         program: the forward pass, without its nodes.
     """
     scales = recorder.scales
-    ends, empty = [v.slot for v in outputs], {v.slot for v in recorder.all_values() if 0 in v.shape}
-    tape = Tape.of(recorder.leaves, recorder.instructions, ends)
+    ends = [v.slot for v in outputs]
+    empty = {v.slot for v in recorder.all_values() if 0 in v.shape}
     filled = [i for i in recorder.instructions if not empty.issuperset(i.outputs)]
-    tapes = tape, Tape.of(recorder.leaves, filled, ends)
-    read, used = ({leaf.name for leaf in t.leaves if leaf.kind == "parameter"} for t in tapes)
+    tape = Tape.of(recorder.leaves, recorder.instructions, ends)
+    read = _parameters_of(tape)
+    used = _parameters_of(Tape.of(recorder.leaves, filled, ends))
     known = recorder.uses.of.keys() & (used - left)
     inside = {name: p for name, p in parameters.items() if name in known}
-    for name, uses in recorder.uses.of.items():
-        if name in inside:
-            continue
-        for labels in (labels for use in uses for labels in (use.target, use.source)):
-            # on no path to an output, or left outside: the plain rule trains it, so the units at its ends stay put
-            scales.unify(labels, torch.zeros_like(labels))
+    _fix_ends(recorder, [name for name in recorder.uses.of if name not in inside])
     products = scales.solve()
     resolved = {name: _edge_labels(recorder, name, p.shape) for name, p in inside.items()}
-    parts = [without_repeats(t).abs().flatten() for pair in resolved.values() for t in pair]
-    roots = torch.cat(parts).unique() if parts else torch.zeros(0, dtype=torch.long)
-    classes, number, monomials = _numbered(roots[roots > WILD], products)
-    # rows of a table that an example is too short for, and what met zeros alone
-    partly = [
-        n for n, pair in resolved.items() if any(bool((without_repeats(t) == WILD).any()) for t in pair)
-    ]
-
-    final = scales.representatives()
-    final = torch.where(final.abs() < len(number), final, FIXED)
-    final = number[final.abs()] * final.sign()
-
-    def renumber(labels: Tensor) -> Tensor:
-        return final[without_repeats(labels)].expand(labels.shape)
-
+    classes, number, monomials = _numbered(_roots(resolved), products)
+    renumber = _renumbering(scales, number)
     edges = {
         name: EdgeLabels(renumber(t), renumber(s), any(use.bias for use in recorder.uses.of[name]))
         for name, (t, s) in resolved.items()
     }
-    # a pass with two examples is compared with the first, by its classes alone
-    single = recorder.examples.count == 1
+    # rows of a table that an example is too short for, and what met zeros alone
+    partly = [name for name, (t, s) in resolved.items() if _has_wild(t) or _has_wild(s)]
+    unused = [name for name in parameters if name in read - used]
     names = _class_names(scales.origin(c) for c in classes.tolist())
+    nodes: Mapping[int, Tensor] = {}
+    # a pass with two examples is compared with the first, by its classes alone
+    if recorder.examples.count == 1:
+        nodes = _nodes(recorder, renumber, tape.filled, len(names))
+        program = replace(program, nodes=_before_activation(recorder, renumber, tape.filled, outputs))
     network = Network(
         model=model,
         parameters=MappingProxyType(inside),
@@ -92,15 +81,55 @@ def assemble(
         class_names=names,
         monomials=monomials,
         tape=tape,
-        nodes=_nodes(recorder, renumber, tape.filled, len(names)) if single else {},
+        nodes=nodes,
         returned=returned,
-        call=replace(call, unused=(*call.unused, *partly, *(n for n in parameters if n in read - used))),
-        program=replace(program, nodes=_before_activation(recorder, renumber, tape.filled, outputs))
-        if single
-        else program,
+        call=replace(call, unused=(*call.unused, *partly, *unused)),
+        program=program,
     )
     network.check_current()  # looks where everything stands now
     return network
+
+
+def _parameters_of(tape: Tape) -> set[str]:
+    """Return the names of the parameters that a tape reads."""
+    return {leaf.name for leaf in tape.leaves if leaf.kind == "parameter"}
+
+
+def _fix_ends(recorder: Recorder, names: Iterable[str]) -> None:
+    """Fix the scales at both ends of parameters at 1.
+
+    They are on no path to an output, or left outside: the plain rule trains them, so the units there stay put.
+    """
+    for name in names:
+        for use in recorder.uses.of[name]:
+            recorder.scales.unify(use.target, torch.zeros_like(use.target))
+            recorder.scales.unify(use.source, torch.zeros_like(use.source))
+
+
+def _roots(resolved: Mapping[str, tuple[Tensor, Tensor]]) -> Tensor:
+    """Return the variables at the ends of edges, once each."""
+    if not resolved:
+        return torch.zeros(0, dtype=torch.long)
+    ends = [t for pair in resolved.values() for t in pair]
+    roots = torch.cat([without_repeats(t).abs().flatten() for t in ends]).unique()
+    return roots[roots > WILD]
+
+
+def _has_wild(labels: Tensor) -> bool:
+    """Return whether some labels are free, because only zeros met these elements."""
+    return bool((without_repeats(labels) == WILD).any())
+
+
+def _renumbering(scales: Scales, number: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return the function from labels of the recording to those of the network."""
+    final = scales.representatives()
+    final = torch.where(final.abs() < len(number), final, FIXED)
+    final = number[final.abs()] * final.sign()
+
+    def renumber(labels: Tensor) -> Tensor:
+        return final[without_repeats(labels)].expand(labels.shape)
+
+    return renumber
 
 
 def _numbered(roots: Tensor, products: Mapping[int, Monomial]) -> tuple[Tensor, Tensor, Tensor]:
@@ -120,16 +149,24 @@ def _numbered(roots: Tensor, products: Mapping[int, Monomial]) -> tuple[Tensor, 
     number[classes] = torch.arange(1, classes.numel() + 1)
     rows: dict[tuple[int, ...], int] = {}
     for v in composed:
-        factors = [(int(number[g]), n) for g, n in sorted(products[v].items())]
-        sign = -1 if factors and factors[0][1] < 0 else 1  # one label for a monomial and its inverse
-        row = tuple(c if sign * n > 0 else -c for c, n in factors for _ in range(abs(n)))
-        if len(row) < 2:
-            number[v] = sign * row[0] if row else FIXED
-        else:
+        sign, row = _signed_row(products[v], number)
+        if len(row) > 1:
             number[v] = sign * (1 + len(classes) + rows.setdefault(row, len(rows)))
+        else:
+            number[v] = sign * row[0] if row else FIXED
     width = max(map(len, rows), default=1)
     padded = [[*row, *[0] * (width - len(row))] for row in rows]
     return classes, number, torch.tensor(padded, dtype=torch.long).reshape(len(rows), width)
+
+
+def _signed_row(monomial: Monomial, number: Tensor) -> tuple[int, tuple[int, ...]]:
+    """Return a monomial as a sign and the signed labels of its factors, the same for it and its inverse."""
+    factors = [(int(number[g]), n) for g, n in sorted(monomial.items())]
+    sign = -1 if factors and factors[0][1] < 0 else 1
+    row: list[int] = []
+    for label, exponent in factors:
+        row += [label if sign * exponent > 0 else -label] * abs(exponent)
+    return sign, tuple(row)
 
 
 def _class_names(origins: Iterable[tuple[str, int]]) -> tuple[str, ...]:
@@ -171,21 +208,26 @@ def _nodes(
     recurrent = {slot for i in recorder.instructions if i.recurrent for slot in i.outputs}
     others = [v for v in recorder.all_values() if v.slot not in recurrent]
     of_layers = [v for v in recorder.all_values() if v.slot in recurrent]
-    for values in (recorder.unit_values, recorder.linear_values, others):
-        seen = covered.clone()
-        if values is others:
-            for value in of_layers:
-                seen[without_repeats(renumber(value.labels)).abs().unique()] = True
-            if bool(seen[1:].all()):
-                break
+
+    def add(values: Iterable[Value], seen: Tensor) -> None:
+        """Add values that have a class which is not seen so far."""
         for value in values:
-            if value.slot in live and value.slot not in nodes and value.kind == "hidden":
-                labels = without_repeats(renumber(value.labels))
-                labels = torch.where(labels.abs() > num_classes, FIXED, labels)  # of a product of classes
-                missing = (labels != 0) & ~seen[labels.abs()]
-                if bool(missing.any()):
-                    nodes[value.slot] = torch.where(missing, labels, 0).expand(value.shape)
-                    covered[labels.abs().unique()] = True
+            if value.slot not in live or value.slot in nodes or value.kind != "hidden":
+                continue
+            labels = without_repeats(renumber(value.labels))
+            labels = torch.where(labels.abs() > num_classes, FIXED, labels)  # of a product of classes
+            missing = (labels != 0) & ~seen[labels.abs()]
+            if bool(missing.any()):
+                nodes[value.slot] = torch.where(missing, labels, 0).expand(value.shape)
+                covered[labels.abs().unique()] = True
+
+    add(recorder.unit_values, covered.clone())
+    add(recorder.linear_values, covered.clone())
+    seen = covered.clone()
+    for value in of_layers:
+        seen[without_repeats(renumber(value.labels)).abs().unique()] = True
+    if not bool(seen[1:].all()):
+        add(others, seen)
     return MappingProxyType(nodes)
 
 

@@ -122,7 +122,7 @@ def _cause(recorder: Recorder, value: Value) -> NotFinite | None:
 
 @dataclass(frozen=True)
 class Given:
-    """What the function that is running was given.
+    """Arguments of the function that is running.
 
     Attributes:
         args: by position.
@@ -173,16 +173,22 @@ def _where(recorder: Recorder, given: Given) -> str | None:
         found = [v.slot for v in given.traced if v is not None and v.slot in recorder.not_finite]
         if found:
             return recorder.not_finite[min(found)].where
-    if recorder.name not in _OTHER_NUMBERS:
-        for argument in (*given.args, *given.kwargs.values()):
-            if isinstance(argument, (Tensor, int, str)):  # the most
-                continue
-            if _is_number(argument) and not _is_finite(argument, given.tensors):
-                return _here(recorder)
+    if recorder.name not in _OTHER_NUMBERS and _has_number_not_finite(given):
+        return _here(recorder)
     for tensor, value in zip(given.tensors, given.traced, strict=True):
         if (value is None or value.kind == "buffer") and not_finite(recorder, tensor):
             return _here(recorder)
     return None
+
+
+def _has_number_not_finite(given: Given) -> bool:
+    """Return whether an argument is a number that is not finite."""
+    for argument in (*given.args, *given.kwargs.values()):
+        if isinstance(argument, (Tensor, int, str)):  # most arguments, without a call
+            continue
+        if _is_number(argument) and not _is_finite(argument, given.tensors):
+            return True
+    return False
 
 
 def _here(recorder: Recorder) -> str:
@@ -281,28 +287,39 @@ def note_guard(recorder: Recorder, args: Sequence[Any], traced: Sequence[Value |
 
 
 def _if_finite(recorder: Recorder, args: Sequence[Any], traced: Sequence[Value | None]) -> bool | int | None:
+    """Return the value that a result has throughout if all activations are finite; None if it is unknown."""
     name = recorder.name
     if name in _OF_FINITE:
         return _OF_FINITE[name]
     if name in _COMPARED and len(args) == 2 and args[0] is args[1]:
         return _COMPARED[name](1, 1)  # h != h asks for numbers that are none
-    values = [None if v is None else recorder.if_finite.get(v.slot) for v in traced]
-    if not any(known is not None for known in values):
+    known = [None if v is None else recorder.if_finite.get(v.slot) for v in traced]
+    if name in _OR:
+        return _of_two(known, decides=True)
+    if name in _AND:
+        return _of_two(known, decides=False)
+    if len(known) != 1 or known[0] is None:
         return None
-    first = values[0]
-    if name in _OR or name in _AND:
-        decides = name in _OR
-        if decides in values:
-            return decides
-        return None if None in values or len(values) < 2 else not decides
-    if len(values) > 1 or first is None:
+    return _of_one(name, args, known[0])
+
+
+def _of_two(known: Sequence[bool | int | None], *, decides: bool) -> bool | None:
+    """Return the value of a logical operation; one operand that equals `decides` decides it."""
+    if decides in known:
+        return decides
+    if len(known) < 2 or None in known:
         return None
+    return not decides
+
+
+def _of_one(name: str, args: Sequence[Any], known: bool | int) -> bool | int | None:
+    """Return the value of a function of one tensor that has the value `known` throughout."""
     if name in _KEEP:
-        return first
+        return known
     if name in _NOT:
-        return not first
+        return not known
     if name in _COUNTS:
-        return None if first else 0
+        return None if known else 0
     if name in _COMPARED and len(args) == 2 and isinstance(args[1], (bool, int, float)):
-        return _COMPARED[name](first, args[1])
+        return _COMPARED[name](known, args[1])
     return None

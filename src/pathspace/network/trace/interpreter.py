@@ -103,33 +103,45 @@ class Interpreter(TorchFunctionMode):
 
     def _interpreted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the result of the function that is running."""
-        recorder, name, func = self.recorder, self.recorder.name, self.recorder.func
+        recorder = self.recorder
+        name = recorder.name
         recorder.calls[name] += not self.paused
         if name in CHECKS:
             return torch.ones((), dtype=torch.bool)
-        registered = registration_of(func)
+        registered = registration_of(recorder.func)
         if self.paused:
-            self._check_written_outside(args, kwargs)
-            of_form = func if registered is None else registered.decomposition
-            return without_values(name, of_form, args, kwargs)
+            return self._unrecorded(args, kwargs, registered)
         if name == "device.__get__" and recorder.lookup(args[0]) is not None:
             return torch.device("cpu")  # torch.autocast knows none like meta
         if name in METADATA:
-            return func(*args, **kwargs)
+            return recorder.func(*args, **kwargs)
         if kwargs and (name in RULED or name in SHAPED_FACTORIES):
             args, kwargs = by_position(name, args, kwargs)
         if kwargs.get("out") is not None:
             recorder.refuse("it writes its result into another tensor (out=)")
         tensors = tensors_in(args, kwargs)
-        traced = [recorder.lookup(t) for t in tensors]
-        recorder.read.update((id(t), t) for t in tensors)
-        unknown = [t for t, v in zip(tensors, traced, strict=True) if v is None]
-        values = [v for v in traced if v is not None]
+        traced: list[Value | None] = []
+        values: list[Value] = []
+        unknown: list[Tensor] = []
+        for tensor in tensors:
+            recorder.read[id(tensor)] = tensor
+            value = recorder.lookup(tensor)
+            traced.append(value)
+            if value is None:
+                unknown.append(tensor)
+            else:
+                values.append(value)
         if unknown:
             self._note_unknown(unknown, values)
         if not values:
             return self._constant(args, kwargs)
         return self._of_values(args, kwargs, tensors, traced, registered)
+
+    def _unrecorded(self, args: Any, kwargs: Any, registered: Registration | None) -> Any:
+        """Run a function of a module left outside, without values."""
+        self._check_written_outside(args, kwargs)
+        function = self.recorder.func if registered is None else registered.decomposition
+        return without_values(self.recorder.name, function, args, kwargs)
 
     def _note_unknown(self, unknown: list[Tensor], values: list[Value]) -> None:
         """Refuse tensors that tracing cannot know; remember constants that meet weights or activations."""
@@ -211,52 +223,67 @@ class Interpreter(TorchFunctionMode):
 
     def _followed(self, args: Any, kwargs: Any, traced: list[Value | None], values: list[Value]) -> Any:
         """Return the result of a function of tensors that have values."""
-        recorder, name, kinds = self.recorder, self.recorder.name, {v.kind for v in values}
-        if kinds & {"tail", "indices"}:
+        kinds = {v.kind for v in values}
+        if kinds == {"buffer"}:
+            return self._followed_buffers(args, kwargs, traced)
+        if "tail" in kinds or "indices" in kinds:
             return self._after_the_end(args, kwargs, values)
-        of_inputs = kinds <= {"input", "buffer"} and "input" in kinds
-        gates = of_inputs and name in ("mul", "__mul__", "__rmul__")
-        if gates and (zeros := self._of_zeros(args)) is not None:
-            return zeros  # a gate times the state that a recurrence begins with
-        if of_inputs and name not in ON_INPUTS and name not in READS:
+        if "input" in kinds and kinds <= {"input", "buffer"}:
+            return self._followed_inputs(args, kwargs, kinds, traced)
+        return self._by_rule_or_cut(args, kwargs, kinds, traced)
+
+    def _followed_inputs(self, args: Any, kwargs: Any, kinds: set[str], traced: list[Value | None]) -> Any:
+        """Return the result of a function of inputs."""
+        recorder = self.recorder
+        name = recorder.name
+        if name in ("mul", "__mul__", "__rmul__"):
+            zeros = self._of_zeros(args)
+            if zeros is not None:
+                return zeros  # a gate times the state that a recurrence begins with
+        if name not in ON_INPUTS and name not in READS:
             return recorder.preprocess(recorder.func, args, kwargs)
-        real = self._of_buffers(args, kwargs) if kinds == {"buffer"} else None
+        return self._by_rule_or_cut(args, kwargs, kinds, traced)
+
+    def _followed_buffers(self, args: Any, kwargs: Any, traced: list[Value | None]) -> Any:
+        """Return the result of a function of buffers, with the values that they have now if these are known."""
+        real = self._of_buffers(args, kwargs)
+        name = self.recorder.name
         if real is not None and (name not in MOVEMENTS or (name == "to" and not real.is_floating_point())):
             return real
-        try:
-            result = self._by_rule(args, kwargs, kinds, traced)
-        except NoRule as refusal:  # a strict trace may put it off until a parameter comes after the operation
-            if recorder.strict and (name not in ENDINGS or "hidden" not in kinds or "parameter" in kinds):
-                raise
-            result = boundary.cut(recorder, args, kwargs, refusal)
+        result = self._by_rule_or_cut(args, kwargs, {"buffer"}, traced)
         if real is not None:
             pairs = zip(pytree.tree_leaves(result), pytree.tree_leaves(real), strict=True)
-            recorder.real.update((id(t), value) for t, value in pairs if isinstance(t, Tensor))
+            self.recorder.real.update((id(t), value) for t, value in pairs if isinstance(t, Tensor))
         return result
+
+    def _by_rule_or_cut(self, args: Any, kwargs: Any, kinds: set[str], traced: list[Value | None]) -> Any:
+        """Return the result of a function by its rule, or cut the network at it."""
+        recorder = self.recorder
+        try:
+            return self._by_rule(args, kwargs, kinds, traced)
+        except NoRule as refusal:
+            # a strict trace may put it off until a parameter comes after the operation
+            ends = recorder.name in ENDINGS and "hidden" in kinds and "parameter" not in kinds
+            if recorder.strict and not ends:
+                raise
+            return boundary.cut(recorder, args, kwargs, refusal)
 
     def _by_rule(self, args: Any, kwargs: Any, kinds: set[str], traced: list[Value | None]) -> Any:
         """Apply the rule of an operation. Raise NoRule if it has none, or none for these arguments."""
-        recorder, name = self.recorder, self.recorder.name
-        types = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.dtype)]
-        if kinds & {"hidden", "parameter"} and not all(t.is_floating_point for t in types):
-            (recorder.refuse if recorder.strict else recorder.no_rule)(ROUNDED)
+        recorder = self.recorder
+        name = recorder.name
+        if "hidden" in kinds or "parameter" in kinds:
+            for argument in (*args, *kwargs.values()):
+                if isinstance(argument, torch.dtype) and not argument.is_floating_point:
+                    (recorder.refuse if recorder.strict else recorder.no_rule)(ROUNDED)
         if name in NORMALIZATIONS and traced[0] is not None and traced[0].kind == "parameter":
             recorder.no_rule(
                 "it normalizes a parameter: what it makes of its elements are no edges of their own"
             )
         rule = recorder.rules.get(name)
-        if rule is None and name in READS and kinds <= {"input", "buffer"}:
-            values = [v for v in traced if v is not None]
-            known = answer(recorder, values[0]) if name in ASKS else None
-            if known is not None and not recorder.of_data_alone(values):
-                return known
-            by_chance = bool(recorder.drawn & recorder.reached(v.slot for v in values))
-            of_finite = refused(recorder, values[0]) if name in ASKS else None
-            reason, advice = of_finite or ((DRAWS_READ, OF_DRAWS) if by_chance else (INPUTS_READ, OF_INPUTS))
-            if name in QUESTIONS and not recorder.strict and recorder.of_data_alone(values):
-                return recorder.choices.answer(UntraceableError(name, recorder.path, reason, advice))
-            return recorder.no_rule(reason, advice)
         if rule is None:
+            if name in READS and kinds <= {"input", "buffer"}:
+                return self._read([v for v in traced if v is not None])
             return recorder.no_rule(*_explain(name))
         try:
             return rule(recorder, *args, **kwargs)
@@ -265,6 +292,24 @@ class Interpreter(TorchFunctionMode):
                 raise
             return recorder.no_rule("it is called in a way that tracing has no rule for")
 
+    def _read(self, values: list[Value]) -> Any:
+        """Answer a question of the model about inputs or buffers, or refuse it."""
+        recorder = self.recorder
+        name = recorder.name
+        asks = name in ASKS
+        known = answer(recorder, values[0]) if asks else None
+        if known is not None and not recorder.of_data_alone(values):
+            return known
+        reason, advice = INPUTS_READ, OF_INPUTS
+        if recorder.drawn & recorder.reached(v.slot for v in values):
+            reason, advice = DRAWS_READ, OF_DRAWS
+        of_finite = refused(recorder, values[0]) if asks else None
+        if of_finite is not None:
+            reason, advice = of_finite
+        if name in QUESTIONS and not recorder.strict and recorder.of_data_alone(values):
+            return recorder.choices.answer(UntraceableError(name, recorder.path, reason, advice))
+        return recorder.no_rule(reason, advice)
+
     def _note_operation(self, given: list[torch.Size], result: Any, args: Any) -> None:
         """Remember an operation whose result depends on a parameter, to know the pass again by."""
         recorder, name = self.recorder, self.recorder.name
@@ -272,7 +317,8 @@ class Interpreter(TorchFunctionMode):
             created = [result]
         else:  # an assignment to a slice returns nothing
             created = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)] or args[:1]
-        values = [v for t in created if (v := recorder.lookup(t)) is not None]
+        looked_up = map(recorder.lookup, created)
+        values = [v for v in looked_up if v is not None]
         passed = ("input", "buffer", "indices") if recorder.strict else ("input", "buffer", "tail")
         if values and values[0].kind not in passed and name not in SIGNS:
             slots, first = tuple([v.slot for v in values]), values[0]
@@ -305,38 +351,62 @@ class Interpreter(TorchFunctionMode):
         drawn = draws_in_training(name, args, kwargs)
         if drawn:
             args, kwargs = in_evaluation_form(name, args, kwargs)
-        # the model may have asked an empty tensor for its device
-        real = {torch.device("meta"): torch.device("cpu")}
-        args, kwargs = pytree.tree_map_only(
-            torch.device, lambda device: real.get(device, device), (args, kwargs)
-        )
-        # factories take the form of a tensor, everything else its values
-        read = [] if name in SHAPED_FACTORIES else tensors_in(args, kwargs)
-        names = frozenset([DRAWN] if drawn else [])
-        for constant in read:
-            of = recorder.made_of_buffers(constant)
-            names |= of.names if of else frozenset()
+        args, kwargs = pytree.tree_map_only(torch.device, _on_cpu, (args, kwargs))
+        names = frozenset([DRAWN]) if drawn else frozenset()
+        if name not in SHAPED_FACTORIES:  # which take the form of a tensor, and not its values
+            names |= self._buffers_read(args, kwargs)
         if name in READS and DRAWN in names:
             recorder.refuse(DRAWS_READ, OF_DRAWS)
         # before the function writes into its arguments
         differ = self._where_it_may_differ(args, kwargs, drawn=drawn) if names else None
         result = recorder.func(*args, **kwargs)
-        writes = changes(name) and bool(args)
-        made = tensors_in([args[0] if writes else result], {})
-        self._viewed.update((id(t._base), t._base) for t in made if t._is_view())
-        if not names:
-            return result
+        target = args[0] if args and changes(name) else None
+        made = tensors_in([result if target is None else target], {})
+        for tensor in made:
+            if tensor._is_view():
+                self._viewed[id(tensor._base)] = tensor._base
+        if names:
+            self._note_buffers(made, names, differ, args[0] if args else None, writes=target is not None)
+        return result
+
+    def _buffers_read(self, args: Any, kwargs: Any) -> frozenset[str]:
+        """Return the names of the buffers that the arguments of a function of constants were made of."""
+        names = frozenset[str]()
+        for constant in tensors_in(args, kwargs):
+            of = self.recorder.made_of_buffers(constant)
+            if of:
+                names |= of.names
+        return names
+
+    def _note_buffers(
+        self,
+        made: list[Tensor],
+        names: frozenset[str],
+        differ: list[Tensor] | None,
+        first: Any,
+        *,
+        writes: bool,
+    ) -> None:
+        """Remember the buffers that constants were made of, and where the constants may differ from zero.
+
+        Args:
+            made: the results of a function of constants.
+            names: the buffers.
+            differ: where the results may differ from zero; None if anywhere.
+            first: the first argument of the function.
+            writes: whether the function wrote into it.
+        """
+        recorder = self.recorder
         if differ is None or [t.shape for t in differ] != [t.shape for t in made]:
             differ = [anywhere(t) for t in made]
         for tensor, differs in zip(made, differ, strict=True):
             base = tensor if tensor._base is None else tensor._base
-            if id(base) in self._viewed and args and tensor is args[0]:
+            if id(base) in self._viewed and tensor is first:
                 _, before = recorder.written.get(id(base), (base, names))
                 recorder.written[id(base)] = base, names | before
             # what a call writes itself is as it was whenever the model is called
             own = {recorder.own.get(id(tensor), "")} if writes else set()
             recorder.of_buffers[id(tensor)] = OfBuffers(tensor, differs, names - own)
-        return result
 
     def _where_it_may_differ(self, args: Any, kwargs: Any, *, drawn: bool) -> list[Tensor] | None:
         """Return where the results of a function of constants may come to differ from zero; None: anywhere."""
@@ -437,6 +507,11 @@ class Interpreter(TorchFunctionMode):
             )
         finally:
             self.paused = False
+
+
+def _on_cpu(device: torch.device) -> torch.device:
+    """Return the CPU for the meta device: the model may have asked an empty tensor for its device."""
+    return torch.device("cpu") if device == torch.device("meta") else device
 
 
 def _shaped_factory(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,42 +40,77 @@ def outputs_of(recorder: Recorder, result: Any, returned: Any, shadow: nn.Module
     Returns:
         The outputs; of the picked tensors that are no states of recurrent layers, places and slots; and the cuts.
     """
-    values = []
-    for tensor in tensors_in(result):
-        value = recorder.lookup(tensor)
-        if value is None and tensor.is_meta:
-            raise UntraceableError("output", "", "a returned tensor was made by code that tracing cannot see")
-        values.append(value)
+    values = _values_of(recorder, result)
     of_units = [v for v in values if v is not None and v.kind in ("hidden", "tail")]
     counted = [o for o in _reached(recorder, _slots(values)) if o.cut is not None]
     chosen = [v for v in of_units if not v.state]
     # nothing but states is returned, and nothing goes outside or through a cut
     if not chosen and not recorder.extra_outputs and not counted:
         chosen = of_units
-    states = {id(v) for v in of_units} - {id(v) for v in chosen}
     entering = [v for origin in counted for v in origin.entering]
     outputs = [v for v in chosen if v.kind == "hidden"] + recorder.extra_outputs + entering
     if not outputs and (recorder.strict or not counted):  # else no parameter is left between the cuts
-        why = f"no tensor that the model returns depends on its parameters ({_in_words(result, values)})"
-        what = "Return tensors, tuples, lists or dicts of them, or pick the tensor with output=lambda r: ..."
-        refusals = (o.refusal for o in counted if o.refusal is not None)
-        raise next(refusals, UntraceableError("output", "", why, what))
+        raise _without_outputs(counted, _in_words(result, values))
     for value in map(recorder.lookup, tensors_in(returned)):
         if value is not None and value.kind == "parameter":  # it keeps its values
             recorder.left.add(value.name)
-    left = states | {id(v) for v in values if v is not None and v.kind == "indices"}
-    places = tuple(i for i, v in enumerate(values) if id(v) not in left)
-    chosen_slots = {v.slot for v in chosen if v.kind == "hidden"}
-    slots = tuple(v.slot if (v := values[i]) is not None and v.slot in chosen_slots else None for i in places)
+    places, slots = _places(values, of_units, chosen)
     now = kept_by(shadow)
     held = _held(recorder, returned, now)
     cuts = _cuts(recorder, counted, held)
-    still = [*outputs, *_carried(recorder, before, now), *(v for origin in held for v in origin.entering)]
-    for value in {id(v): v for v in still}.values():
-        labels = without_repeats(value.labels)
-        recorder.scales.unify(labels, torch.where(labels == WILD, WILD, FIXED))
+    of_held = [v for origin in held for v in origin.entering]
+    _fix(recorder, [*outputs, *_carried(recorder, before, now), *of_held])
     _note_what_enters(recorder, counted)
     return list({v.slot: v for v in outputs}.values()), places, slots, cuts
+
+
+def _values_of(recorder: Recorder, result: Any) -> list[Value | None]:
+    """Return the values of the tensors of a result; None for constants.
+
+    Raises:
+        UntraceableError: tracing did not see how a tensor was made.
+    """
+    values = []
+    for tensor in tensors_in(result):
+        value = recorder.lookup(tensor)
+        if value is None and tensor.is_meta:
+            raise UntraceableError("output", "", "a returned tensor was made by code that tracing cannot see")
+        values.append(value)
+    return values
+
+
+def _without_outputs(counted: Iterable[Origin], found: str) -> UntraceableError:
+    """Return the error for a model whose result depends on no parameter: the first refusal, if there is one."""
+    for origin in counted:
+        if origin.refusal is not None:
+            return origin.refusal
+    why = f"no tensor that the model returns depends on its parameters ({found})"
+    what = "Return tensors, tuples, lists or dicts of them, or pick the tensor with output=lambda r: ..."
+    return UntraceableError("output", "", why, what)
+
+
+def _places(
+    values: Sequence[Value | None], of_units: Sequence[Value], chosen: Sequence[Value]
+) -> tuple[tuple[int, ...], tuple[int | None, ...]]:
+    """Return the places of the outputs among the picked tensors, and their slots; None for one without units."""
+    left = {id(v) for v in of_units} - {id(v) for v in chosen}
+    left |= {id(v) for v in values if v is not None and v.kind == "indices"}
+    hidden = {v.slot for v in chosen if v.kind == "hidden"}
+    places = []
+    slots = []
+    for place, value in enumerate(values):
+        if id(value) in left:
+            continue
+        places.append(place)
+        slots.append(value.slot if value is not None and value.slot in hidden else None)
+    return tuple(places), tuple(slots)
+
+
+def _fix(recorder: Recorder, values: Iterable[Value]) -> None:
+    """Fix the scales of values at 1."""
+    for value in {id(v): v for v in values}.values():
+        labels = without_repeats(value.labels)
+        recorder.scales.unify(labels, torch.where(labels == WILD, WILD, FIXED))
 
 
 def _in_words(result: Any, values: list[Value | None]) -> str:
