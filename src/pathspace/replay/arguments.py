@@ -55,7 +55,7 @@ def examples_in(network: Network, tensors: Sequence[Tensor]) -> int:
 
 @dataclass(frozen=True)
 class Given:
-    """What a model is called with on data.
+    """The arguments of a call of a model on data.
 
     Attributes:
         call: the arguments, with copies of the tensors.

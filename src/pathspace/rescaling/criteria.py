@@ -46,7 +46,7 @@ Gap = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Scales:
-    """What labels stand for: scales of classes, products of them, and inverses (see ``Network.scale_of``).
+    """The meaning of labels: scales of classes, their products, and inverses (see ``Network.scale_of``).
 
     A table by label has 2 L + 1 places, for the labels 0, 1, ..., L, -L, ..., -1.
 

@@ -192,7 +192,7 @@ class CoordinateView:
         return du.masked_fill_(r == 0, 0.0) if self.has_zeros else du
 
     def gathered(self, *, sees: bool) -> nn.Parameter:
-        """u and h of a parameter that is split over processes; u = 0 if the rule does not look at it."""
+        """Return u, with gradient h, of a sharded parameter; u is 0 if the rule does not read it."""
         p, shape = self.parameter, (*self.parameter.shape[:1], *self.shadow.shape[1:])
         h = whole(joined(self._h, p))
         u = whole(joined(self._u, p)) if sees or self.r is None else torch.zeros_like(h)

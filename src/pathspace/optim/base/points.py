@@ -59,7 +59,7 @@ def move_points_(
     old: Tensor | None,
     new: Tensor | None,
 ) -> None:
-    """Points u of one parameter become u r_old / r_new, and w / r_new where r_old was 0, so that w stood still.
+    """Convert points u of one parameter to u r_old / r_new, or to w / r_new where r_old was 0 and w did not move.
 
     Raises:
         RuntimeError: a point has not the size of its parameter.

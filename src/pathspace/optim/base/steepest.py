@@ -30,7 +30,7 @@ _addcmul_ = torch._foreach_addcmul_  # pyright: ignore[reportPrivateImportUsage]
 
 @dataclass(slots=True)
 class ParamStep:
-    """What a step does to one parameter is made of this.
+    """A parameter in a step: its gradient, its options and its state.
 
     Attributes:
         parameter: the parameter.

@@ -152,7 +152,7 @@ def chart(network: Network, skeleton: Skeleton, names: Collection[str], device: 
     ends_by_place: dict[tuple[int, tuple[int, ...]], Ends] = {}
 
     def ends(labels: Tensor, dims: int) -> Ends | None:
-        """Parameters with the same nodes at an end share them, so that a frame looks these up once."""
+        """Return the nodes at an end. Parameters with the same nodes share them: a frame looks them up once."""
         result = Ends.of(cover(labels.cpu(), c), dims, device)
         if result is None or result.nodes.first < 0:
             return result
