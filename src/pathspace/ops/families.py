@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -251,38 +251,66 @@ class Affine:
 
 
 def _affine(step: Step, listing: Listing) -> None:
-    leaves = [
-        (p, t) for p, t in enumerate(pytree.tree_leaves((step.args, step.kwargs))) if isinstance(t, Tensor)
-    ]
-    weighted = [(p, t) for p, t in leaves if listing.is_weight(t)]
-    whole_numbers = step.name in _NUMBERS
-    acts = [
-        (p, t)
-        for p, t in leaves
-        if listing.is_unit(t) or (listing.is_data(t) and (t.is_floating_point() or whole_numbers))
-    ]
-    if step.name in _PRODUCTS and not acts and len(weighted) > 1:  # a parameter in the place of activations
-        factors = weighted[-2:]
-        acts, weighted = factors[:1], [*weighted[:-2], factors[1]]
-    sources = [listing.sources(t).flatten() for _, t in acts]
-    weights = [listing.weights[id(t)] for _, t in weighted]
-    values = [t.detach().double().flatten() for _, t in (*acts, *weighted)]
     pieces = floats(step.result)
+    operands = _operands(step, listing)
+    sources = [listing.sources(t).flatten() for _, t in operands.activations]
     if not pieces:  # where a maximum is: known from the example
         listing.bind_data(step.result)
         return
     actual = torch.cat([t.detach().double().reshape(-1) for t in pieces])
-    if listing.with_edges:
-        operation = Operation(step.function, step.args, step.kwargs, [p for p, _ in (*acts, *weighted)])
-        terms = listing.terms(operation, values, len(acts))
-        check_terms(step.name, terms, values, len(acts), actual)
-        if step.name in (*_PICKS, "add", "sub"):
-            terms = replace(terms, constant=counted(terms.constant))
-        nodes = _placed(terms, sources, weights, listing)
-    else:
-        nodes = listing.new_nodes(actual.shape)
+    nodes = _affine_nodes(step, listing, operands, sources, actual)
     for piece, part in zip(pieces, split(nodes, pieces), strict=True):
         listing.bind_nodes(piece, part)
+
+
+@dataclass(frozen=True)
+class _Operands:
+    """The operands of an affine operation, with their places among its arguments.
+
+    Attributes:
+        activations: units and inputs; a parameter that stands in for one.
+        weights: the other parameters.
+    """
+
+    activations: list[tuple[int, Tensor]]
+    weights: list[tuple[int, Tensor]]
+
+
+def _operands(step: Step, listing: Listing) -> _Operands:
+    """Return the operands of an affine operation."""
+    whole_numbers = step.name in _NUMBERS
+    activations: list[tuple[int, Tensor]] = []
+    weights: list[tuple[int, Tensor]] = []
+    for place, t in enumerate(pytree.tree_leaves((step.args, step.kwargs))):
+        if not isinstance(t, Tensor):
+            continue
+        if listing.is_weight(t):
+            weights.append((place, t))
+        if listing.is_unit(t) or (listing.is_data(t) and (t.is_floating_point() or whole_numbers)):
+            activations.append((place, t))
+    if step.name in _PRODUCTS and not activations and len(weights) > 1:
+        # a parameter in the place of activations
+        activations.append(weights.pop(-2))
+    return _Operands(activations, weights)
+
+
+def _affine_nodes(
+    step: Step, listing: Listing, operands: _Operands, sources: Sequence[Tensor], actual: Tensor
+) -> Tensor:
+    """Return nodes for the result of an affine operation, and write an edge for each of its terms if wanted."""
+    if not listing.with_edges:
+        return listing.new_nodes(actual.shape)
+    variables = [*operands.activations, *operands.weights]
+    values = [t.detach().double().flatten() for _, t in variables]
+    count = len(operands.activations)
+    terms = listing.terms(
+        Operation(step.function, step.args, step.kwargs, [p for p, _ in variables]), values, count
+    )
+    check_terms(step.name, terms, values, count, actual)
+    if step.name in (*_PICKS, "add", "sub"):
+        terms = replace(terms, constant=counted(terms.constant))
+    weights = [listing.weights[id(t)] for _, t in operands.weights]
+    return _placed(terms, sources, weights, listing)
 
 
 def _placed(terms: Terms, sources: Sequence[Tensor], weights: Sequence[Weights], listing: Listing) -> Tensor:

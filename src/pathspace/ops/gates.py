@@ -57,19 +57,26 @@ def gated(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: di
         dim = dimension(name, args[1:], {k: v for k, v in kwargs.items() if k != "input"})
         return Gated((x,), _ordered(on, x, -1 if dim is None else dim, running=name.startswith("cum")))
     other = args[1] if len(args) > 1 else kwargs.get("other")
-    if name in ("maximum", "max") and isinstance(other, Tensor):
-        return Gated((x, other), _larger(x, other))
-    if name in ("minimum", "min") and isinstance(other, Tensor):
-        return Gated((x, other), _larger(-x, -other))
+    if name in _OF_TWO and isinstance(other, Tensor):
+        sign = _OF_TWO[name]
+        return Gated((x, other), _larger(sign * x, sign * other))
     if _POOLS.fullmatch(name) or "median" in name:
-        sign = -1 if name in ("min", "amin") else 1  # the smallest is the largest of the negatives
-
-        def largest(value: Tensor) -> Tensor:
-            result = on(sign * value)
-            return sign * (result if isinstance(result, Tensor) else result[0])
-
-        return Gated((x,), _windows(largest, sign * x))
+        return Gated((x,), _pooled(on, x, -1 if name in ("min", "amin") else 1))
     return None
+
+
+_OF_TWO = {"maximum": 1, "max": 1, "minimum": -1, "min": -1}
+"""Functions that return the larger of two tensors, times a sign."""
+
+
+def _pooled(on: Callable[[Tensor], Any], x: Tensor, sign: int) -> Edges:
+    """Return the edges of a maximum of windows; the smallest is the largest of the negatives."""
+
+    def largest(value: Tensor) -> Tensor:
+        result = on(sign * value)
+        return sign * (result if isinstance(result, Tensor) else result[0])
+
+    return _windows(largest, sign * x)
 
 
 def is_relu(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -91,6 +98,12 @@ def gated_by_data(
 
     ``is_unit`` and ``is_data`` say which tensors are activations, and which depend on the inputs alone.
     """
+    if name in _BILINEAR:
+        return _weighted(func, args, kwargs, is_unit, is_data)
+    if name in REDUCED:
+        return _reduced(*args, given=is_data(args[2] if len(args) > 2 else kwargs["index"]), **kwargs)
+    if name == "__getitem__":
+        return _indexed(args[0], args[1], is_data)
     if name == "where" and is_data(args[0]):
         return chosen(args[0], *args[1:], *(kwargs[k] for k in ("input", "other") if k in kwargs))
     if name == "masked_fill" and len(args) > 1 and is_data(args[1]):
@@ -98,39 +111,58 @@ def gated_by_data(
         return chosen(args[1], fill, args[0])
     if name == "gather" and is_data(args[2]):
         return Gated((args[0],), _picked(lambda h: func(h, *args[1:]), args[0], args[1], keep=True))
-    if name == "__getitem__":
-        x, place = args
-        items = place if isinstance(place, tuple) else (place,)
-        dims = [d for d, item in enumerate(items) if is_data(item)]
-        if dims and sum(isinstance(item, Tensor) for item in items) > 1:
-            return Gated((x,), _picked(lambda h: h[place], x, dims[0], keep=False))
-        if dims:
-            return Gated((x,), _chosen_along(lambda h: h[place], x, dims[0]))
     if name == "index_select" and is_data(args[2]):
         return Gated((args[0],), _chosen_along(lambda h: func(h, *args[1:]), args[0], args[1]))
     if name in ACCUMULATED and is_data(args[2]):
-        base, dim, index = args[:3]
-        source: Any = args[3] if len(args) > 3 else kwargs.get("source", kwargs.get("src"))
-        add = torch.scatter_add if name.startswith("scatter") else torch.index_add
-        options = {"alpha": kwargs["alpha"]} if "alpha" in kwargs else {}
-        return Gated((base, source), _added(lambda t, s: add(t, dim, index, s, **options), base, dim, source))
-    if name in REDUCED:
-        return _reduced(*args, given=is_data(args[2] if len(args) > 2 else kwargs["index"]), **kwargs)
+        return _accumulated(name, *args, **kwargs)
+    return None
+
+
+def _indexed(x: Tensor, place: Any, is_data: Callable[[Any], bool]) -> Gated | None:
+    """Return the gates of ``x[place]`` with indices that are data; None if there is none."""
+    items = place if isinstance(place, tuple) else (place,)
+    dims = [d for d, item in enumerate(items) if is_data(item)]
+    if not dims:
+        return None
+    if sum(isinstance(item, Tensor) for item in items) > 1:
+        return Gated((x,), _picked(lambda h: h[place], x, dims[0], keep=False))
+    return Gated((x,), _chosen_along(lambda h: h[place], x, dims[0]))
+
+
+def _accumulated(name: str, base: Tensor, dim: int, index: Tensor, *given: Any, **kwargs: Any) -> Gated:
+    """Return the gates of ``index_add`` and ``scatter_add`` at places that are data."""
+    source: Any = given[0] if given else kwargs.get("source", kwargs.get("src"))
+    add = torch.scatter_add if name.startswith("scatter") else torch.index_add
+    options = {"alpha": kwargs["alpha"]} if "alpha" in kwargs else {}
+    return Gated((base, source), _added(lambda t, s: add(t, dim, index, s, **options), base, dim, source))
+
+
+def _weighted(
+    func: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    is_unit: Callable[[Any], bool],
+    is_data: Callable[[Any], bool],
+) -> Gated | None:
+    """Return the gates of a product of activations with data; None for any other product."""
     leaves, form = pytree.tree_flatten((args, kwargs))
     # an input that was read before has nodes, and is in both
     acts = [i for i, t in enumerate(leaves) if is_unit(t)]
     factors = [i for i, t in enumerate(leaves) if isinstance(t, Tensor) and is_data(t)]
-    if name not in _BILINEAR or len(acts) != 1 or len(factors) != 1:
+    if len(acts) != 1 or len(factors) != 1:
         return None
-    (act,), (factor,) = acts, factors
+    act = acts[0]
+    factor = factors[0]
 
     def product(h: Tensor, d: Tensor) -> Tensor:
         new = list(leaves)
-        new[act], new[factor] = h.reshape(leaves[act].shape), d
+        new[act] = h.reshape(leaves[act].shape)
+        new[factor] = d
         args, kwargs = pytree.tree_unflatten(new, form)
         return func(*args, **kwargs)
 
-    h, d = leaves[act], leaves[factor].detach().double()
+    h = leaves[act]
+    d = leaves[factor].detach().double()
     one = torch.ones_like(d)
     return Gated((h,), _opened(lambda u: product(u, one), lambda u: product(u, d), h.numel()))
 

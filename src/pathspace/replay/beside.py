@@ -217,18 +217,18 @@ class Beside(Interpreter):
         """Run a function that was traced on the example, too."""
         if self._passed_over:
             return
-        created = tensors_in((result,), {})
-        if result is None or (changes(call.name) and call.args):
-            created = tensors_in(call.args[:1], {})
-        if not created or all(self._ran_since(t, call.runs) for t in created):
+        writes = result is None or (changes(call.name) and call.args)
+        created = tensors_in(call.args[:1] if writes else (result,), {})
+        if all(self._ran_since(t, call.runs) for t in created):
             return  # nothing is made, or functions inside made it
         del self.seen.uses[call.uses :]  # of functions inside that came to nothing
         self._runs += 1
         if draws_in_training(call.name, call.args, call.kwargs):
             args, kwargs = in_evaluation_form(call.name, call.args, call.kwargs)
             call = replace(call, args=args, kwargs=kwargs)
+        made = {id(t) for t in created}
         for t in call.tensors:  # values that were seen through a write
-            if not any(t is made for made in created):
+            if id(t) not in made:
                 self._note_node(t)
         self._way(call, created[0])(self, call, result, created)
         for t in created:
@@ -258,10 +258,7 @@ class Beside(Interpreter):
         self._check_detached(call, created[0])
         args, kwargs = self.owns((call.args, call.kwargs))
         if self.slot(created[0]) in self.network.tape.normalizations:  # written by hand: statistics are held
-            held = {id(self.own(t)) for t in call.tensors if not self._is_hidden(call.given[id(t)])}
-            args, kwargs = pytree.tree_map_only(
-                Tensor, lambda t: self.run(Tensor.detach, t) if id(t) in held else t, (args, kwargs)
-            )
+            args, kwargs = self._with_statistics_held(call, args, kwargs)
         weights = [self.plain(self.own(t)) for t in call.tensors if self.is_weight(call.given[id(t)])]
         used = bool(weights) and self._is_hidden(self.recorder.known(created[0]))
         if not used:
@@ -276,6 +273,15 @@ class Beside(Interpreter):
         if changes(call.name):
             made = self.run(Tensor.copy_, args[0], made)
         self.bind(result, created, made, args)
+
+    def _with_statistics_held(self, call: Called, args: Any, kwargs: Any) -> Any:
+        """Detach all arguments but activations."""
+        held = {id(self.own(t)) for t in call.tensors if not self._is_hidden(call.given[id(t)])}
+
+        def detached(t: Tensor) -> Tensor:
+            return self.run(Tensor.detach, t) if id(t) in held else t
+
+        return pytree.tree_map_only(Tensor, detached, (args, kwargs))
 
     def _run_apart(
         self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

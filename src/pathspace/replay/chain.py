@@ -88,7 +88,8 @@ class ChainPass:
 
 def chain_of(network: Network) -> Chain | None:
     """Return the network as a chain, or None if it is none."""
-    tape, program, call = network.tape, network.program, network.call
+    tape = network.tape
+    call = network.call
     if call.batch_dim not in (0, 1) or call.outside or call.states or len(tape.outputs) != 1:
         return None
     owners = {leaf.slot: leaf.name for leaf in tape.leaves if leaf.kind == "parameter"}
@@ -102,18 +103,26 @@ def chain_of(network: Network) -> Chain | None:
     chain = _recurrent_chain(links, owners, ones, network.parameters)
     if chain is None or owners:  # each is read once
         return None
-    weight, *biases = (network.parameters[name].shape for name in chain.readout.parameters)
-    if len(weight) != 2 or any(shape != weight[:1] for shape in biases):
-        return None
-    expected = [(link.outputs[0], link.name.split(" ")[0].removesuffix("_")) for link in links[:-1]]
-    expected.append((links[-1].outputs[0], "linear"))
-    if (
-        [(op.results[0], op.name.removesuffix("_")) for op in program.operations] != expected
-        or set(program.nodes) != {links[-1].outputs[0]}
-        or not tape.outputs == program.outputs == links[-1].outputs
-    ):
+    if not _has_linear_readout(chain, network.parameters) or not _does_no_more(network, links):
         return None
     return chain
+
+
+def _has_linear_readout(chain: Chain, parameters: Mapping[str, Tensor]) -> bool:
+    """Return whether the readout is a matrix, with biases of as many numbers as it has rows."""
+    weight, *biases = (parameters[name].shape for name in chain.readout.parameters)
+    return len(weight) == 2 and all(shape == weight[:1] for shape in biases)
+
+
+def _does_no_more(network: Network, links: Sequence[Instruction]) -> bool:
+    """Return whether the traced operations are the links, of which the last one is the only node and output."""
+    program = network.program
+    readout = links[-1].outputs
+    expected = [(link.outputs[0], link.name.split(" ")[0].removesuffix("_")) for link in links[:-1]]
+    expected.append((readout[0], "linear"))
+    if [(op.results[0], op.name.removesuffix("_")) for op in program.operations] != expected:
+        return False
+    return set(program.nodes) == {readout[0]} and network.tape.outputs == program.outputs == readout
 
 
 def _after_movements(
@@ -133,53 +142,77 @@ def _recurrent_chain(
     links: Sequence[Instruction], owners: dict[int, str], ones: Tensor, parameters: Mapping[str, Tensor]
 ) -> Chain | None:
     """Read a stack of recurrent layers, movements and a linear layer; take the names of their parameters."""
-    stack, last = links[0].form, links[-1]
+    stack = links[0].form
+    last = links[-1]
     if not isinstance(stack, Stack) or stack.directions > 1 or any(stack.starts):
         return None
     if last.form != "linear" or ones.dim() != 3:
         return None
-    names = [owners.pop(i, "") for link in (links[0], last) for i in link.inputs[1:]]
+    names = [owners.pop(i, "") for i in (*links[0].inputs[1:], *last.inputs[1:])]
     if "" in names or ones.shape[1 - stack.time_dim] != 1:
         return None
-    per_cell, cells = stack.per_cell, []
-    for first in range(0, stack.layers * per_cell, per_cell):
-        w_in, w_rec, *biases = names[first : first + per_cell]
-        cells.append(Cell(w_in, w_rec, tuple(biases)))
-    weight, *biases = names[stack.layers * per_cell :]
-    steps, hidden = ones.shape[stack.time_dim], len(parameters[cells[-1].weight])
+    of_cells = stack.layers * stack.per_cell
+    cells = _cells(names[:of_cells], stack.per_cell)
+    weight, *biases = names[of_cells:]
+    steps = ones.shape[stack.time_dim]
+    hidden = len(parameters[cells[-1].weight])
     every = _is_read_at_every_step(links[0], links[1:-1], last.inputs[0], steps, hidden)
     if every is None or len(biases) > 1 or parameters[weight].shape[1:] != (hidden,):
         return None
     return Chain(tuple(cells), Cell(weight, "", tuple(biases)), steps, stack.time_dim, every)
 
 
+def _cells(names: Sequence[str], per_cell: int) -> list[Cell]:
+    """Return the cells of a stack, from the names of their parameters."""
+    cells = []
+    for first in range(0, len(names), per_cell):
+        w_in, w_rec, *biases = names[first : first + per_cell]
+        cells.append(Cell(w_in, w_rec, tuple(biases)))
+    return cells
+
+
 def _is_read_at_every_step(
     recurrent: Instruction, movements: Sequence[Instruction], read: int, steps: int, hidden: int
 ) -> bool | None:
     """Return whether the readout reads all states of the last layer; False: those of the last step; None: neither."""
-    stack, time = recurrent.form, torch.arange(steps, device="cpu")
+    stack = recurrent.form
+    time = torch.arange(steps, device="cpu")
     time = (time[:, None] if stack.time_dim == 0 else time[None])[..., None].expand(-1, -1, hidden)
     of_layers = torch.full((stack.layers, 1, hidden), -1, device="cpu")
     of_layers[-1] = steps - 1
     units = torch.arange(hidden, device="cpu")
     # the step and the unit at every place
-    held = {recurrent.outputs[0]: (time, units), recurrent.outputs[1]: (of_layers, units)}
-    held = {slot: (step, unit.expand(step.shape)) for slot, (step, unit) in held.items()}
-    for link in movements:
-        if len(link.inputs) != 1 or link.form != "movement" or link.inputs[0] not in held:
-            return None
-        step, unit = (link.function(t) for t in held[link.inputs[0]])
-        if not isinstance(step, Tensor) or not isinstance(unit, Tensor):
-            return None
-        held = {link.outputs[0]: (step, unit)}
-    if read not in held:
+    held = {
+        recurrent.outputs[0]: (time, units.expand(time.shape)),
+        recurrent.outputs[1]: (of_layers, units.expand(of_layers.shape)),
+    }
+    entering = _moved_to(read, held, movements)
+    if entering is None:
         return None
-    step, unit = held[read]
+    step, unit = entering
     if step.shape[-1:] != units.shape or not torch.equal(unit, units.expand(unit.shape)):
         return None
     if torch.equal(step, time):
         return True
     return False if step.dim() == 2 and bool((step == steps - 1).all()) else None
+
+
+_Places = tuple[Tensor, Tensor]
+"""The step and the unit at every place of a tensor."""
+
+
+def _moved_to(slot: int, held: dict[int, _Places], movements: Sequence[Instruction]) -> _Places | None:
+    """Return the steps and units at the places of a slot after movements; None if something else is done."""
+    for link in movements:
+        if len(link.inputs) != 1 or link.form != "movement" or link.inputs[0] not in held:
+            return None
+        steps, units = held[link.inputs[0]]
+        step = link.function(steps)
+        unit = link.function(units)
+        if not isinstance(step, Tensor) or not isinstance(unit, Tensor):
+            return None
+        held = {link.outputs[0]: (step, unit)}
+    return held.get(slot)
 
 
 # -- what a pass of one shows -------------------------------------------------------------------------------------

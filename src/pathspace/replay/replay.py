@@ -139,13 +139,15 @@ class Batch:
         leaves: dict[str, Tensor] = {}
         for path, parameter in network.model.named_parameters():
             name = network.names_by_id.get(id(parameter))  # parts may have been wrapped since
-            value = parameter if name is None or parameters is None else parameters[name]
+            if name is None:
+                tensors[path] = nn.Parameter(cast(parameter).detach(), requires_grad=False)
+                continue
+            value = parameter if parameters is None else parameters[name]
             p = cast(value)  # in the graph of a parameter of half precision
-            if not (differentiable and name and parameter.requires_grad and value is parameter):
-                p = nn.Parameter(p.detach(), requires_grad=name is not None)
+            if not (differentiable and parameter.requires_grad and value is parameter):
+                p = nn.Parameter(p.detach())
             tensors[path] = p
-            if name is not None:
-                leaves[name] = p
+            leaves[name] = p
         for name, buffer in network.model.named_buffers():
             tensors[name] = cast(buffer.detach())
         widest = max((p.dtype for p in leaves.values()), key=lambda dtype: torch.finfo(dtype).bits)

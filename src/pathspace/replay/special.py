@@ -65,23 +65,20 @@ def _normalized(
     beside: Beside, call: Called, given: dict[str, Any], created: Tensor
 ) -> tuple[Tensor, tuple[int, ...]]:
     """Return the input of a normalization, and the shape to which gain and bias broadcast."""
-    x, mean, var = given["input"], given.get("running_mean"), given.get("running_var")
-    eps = given.get("eps", _EPS)
+    x = given["input"]
     channels = (1, -1) + (1,) * (x.dim() - 2)
     layer = beside.network.tape.normalizations.get(beside.slot(created))
     if call.name == "batch_norm" and layer is None and given.get("training"):  # of inputs, or on no path
         over = tuple(d for d in range(x.dim()) if d != 1)
         layer = Normalization(tuple(x.shape), over, channels)
     if layer is not None:
-        normal = _held(
-            beside,
-            layer,
-            x,
-            given.get("eps", None if call.name == "rms_norm" else _EPS),
-            centred=call.name != "rms_norm",
-        )
-        return normal, layer.place
+        by_root = call.name == "rms_norm"
+        eps = given.get("eps", None if by_root else _EPS)
+        return _held(beside, layer, x, eps, centred=not by_root), layer.place
+    mean = given.get("running_mean")
+    var = given.get("running_var")
     if call.name in ("batch_norm", "instance_norm") and mean is not None and var is not None:
+        eps = given.get("eps", _EPS)
         return beside.run(F.batch_norm, x, mean, var, None, None, False, 0.0, eps), channels
     bare = {key: value for key, value in given.items() if key not in ("weight", "bias")}
     shape = tuple(given.get("normalized_shape", ())) or channels
@@ -201,14 +198,8 @@ def recurrent(beside: Beside, call: Called, result: Any, created: list[Tensor]) 
     slot = beside.slot(created[0])
     if call.name == "rnn_relu_cell":
         x, h, *cell = beside.owns(call.args)
-        (state,) = _steps(
-            beside,
-            beside.run(torch.unsqueeze, x, 0),
-            h,
-            [p for p in cell if p is not None],
-            0,
-            lambda _: (slot,),
-        )
+        sequence = beside.run(torch.unsqueeze, x, 0)
+        (state,) = _steps(beside, sequence, h, [p for p in cell if p is not None], 0, lambda _: (slot,))
         beside.bind(result, created, state)
         return
     if isinstance(call.args[2], Tensor):
@@ -221,16 +212,22 @@ def recurrent(beside: Beside, call: Called, result: Any, created: list[Tensor]) 
     beside.seen.starts.append(beside.plain(hx))
     turned = x.dim() == 3 and batch_first
     x = beside.run(lambda x: (x.transpose(0, 1) if turned else x).clone(), x)
-    each, directions, last = 4 if has_biases else 2, 2 if bidirectional else 1, []
+    per_cell = 4 if has_biases else 2
+    directions = 2 if bidirectional else 1
+    last = []
+
+    def run_cell(number: int, x: Tensor) -> Tensor:
+        """Run one cell over the sequence; return its states, and remember its last one."""
+        cell = list(params[number * per_cell : (number + 1) * per_cell])
+        start = beside.run(torch.select, hx, 0, number)
+        direction = number % directions
+        states = _steps(beside, x, start, cell, direction, lambda t: (slot, number, t))
+        last.append(states[0] if direction else states[-1])
+        return beside.run(torch.stack, states)
+
     for layer in range(layers):
-        outputs = []
-        for direction in range(directions):
-            at = layer * directions + direction
-            cell = list(params[at * each : (at + 1) * each])
-            start = beside.run(torch.select, hx, 0, at)
-            states = _steps(beside, x, start, cell, direction, lambda t, at=at: (slot, at, t))
-            last.append(states[0] if direction else states[-1])
-            outputs.append(beside.run(torch.stack, states))
+        numbers = range(layer * directions, (layer + 1) * directions)
+        outputs = [run_cell(number, x) for number in numbers]
         x = beside.run(torch.cat, outputs, -1)
     out = beside.run(torch.transpose, x, 0, 1) if turned else x
     beside.bind(result, created, (out, beside.run(torch.stack, last)))

@@ -191,28 +191,32 @@ def kappa_terms(
     Returns:
         Both terms, not yet checked with :func:`check_finite`.
     """
-    statistic, sharing, estimator = request.statistic, request.sharing, request.estimator
+    statistic = request.statistic
     wanted = list(network.parameters) if names is None else list(names)
     path, psi = path_share(network, replayed, request.alpha, statistic, wanted)
-    exact = estimator == "exact"
-    if estimator == "auto":
+    exact = request.estimator == "exact"
+    if request.estimator == "auto":
         exact = sum(p.numel() for p in psi.values()) <= EXACT_UNITS
     bias_of = {}
     if request.pairs is not None:
         bias_of = {w: b for w, b in request.pairs(network, replayed).items() if w in wanted}
     data: dict[str, Tensor] = {}
     cross: dict[str, Tensor] = {}
-    for seeded, weight in (
-        _one_by_one(replayed, psi) if exact else _at_once(replayed, psi, request, generator)
-    ):
-        _add(data, statistics(seeded, statistic, sharing, wanted), weight)
+    seedings = _one_by_one(replayed, psi) if exact else _at_once(replayed, psi, request, generator)
+    for seeded, weight in seedings:
+        _add(data, statistics(seeded, statistic, request.sharing, wanted), weight)
         _add(cross, {w: products(seeded, w, b, statistic) for w, b in bias_of.items()}, weight)
     if not data:  # nothing reaches an output
         data = {name: torch.zeros_like(replayed.leaves[name]) for name in wanted}
         cross = {name: torch.zeros_like(replayed.leaves[name]) for name in bias_of}
     if len({value.dtype for value in data.values()}) > 1:  # a model of several types, as for paths alone
-        data, cross = ({name: value.double() for name, value in each.items()} for each in (data, cross))
+        data = _in_double(data)
+        cross = _in_double(cross)
     return KappaTerms(path, data, cross, bias_of, not exact)
+
+
+def _in_double(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.double() for name, value in values.items()}
 
 
 def in_safe_type(

@@ -96,18 +96,17 @@ class Seeded:
             retain_graph=True,
             allow_unused=True,
         )
-        deltas: list[Tensor | None] = []
-        for use in replayed.uses:
-            parts = [gradients[edges[edge]] for edge in use.edges]
-            present = next((g for g in parts if g is not None), None)
-            if present is None:
-                deltas.append(None)
-            elif len(present.shape) == len(use.shape):
-                deltas.append(present)
-            else:  # the steps of a loop
-                zero = torch.zeros_like(present)
-                deltas.append(torch.stack([zero if g is None else g for g in parts], 1))
+        deltas = [_delta(use, [gradients[edges[edge]] for edge in use.edges]) for use in replayed.uses]
         return Seeded(replayed, deltas, pairs, part)
+
+
+def _delta(use: Use, parts: Sequence[Tensor | None]) -> Tensor | None:
+    """Return the gradient at the result of a use, of which a loop has a part for each step; None for zero."""
+    present = next((g for g in parts if g is not None), None)
+    if present is None or len(present.shape) == len(use.shape):
+        return present
+    zero = torch.zeros_like(present)
+    return torch.stack([zero if g is None else g for g in parts], 1)
 
 
 def statistics(
@@ -138,41 +137,71 @@ def statistics(
 
 def products(seeded: Seeded, name: str, other: str, statistic: Statistic) -> Tensor:
     """Compute the mean product, or covariance, of J of two parameters ``[out, ...]`` and ``[out]``, by row."""
-    pairs, leaves = seeded.pairs, seeded.replayed.leaves
-    n, leaf, bias = seeded.count, leaves[name], leaves[other]
+    leaf = seeded.replayed.leaves[name]
+    bias = seeded.replayed.leaves[other]
+    n = seeded.count
     rows = (-1,) + (1,) * (leaf.dim() - 1)
     with torch.no_grad():
         both = _uses(seeded, (name, other))
-        uses, biases = both[name], both[other]
+        uses = both[name]
+        biases = both[other]
         if not uses or not biases:
             return torch.zeros_like(leaf)
-        single = len(uses) == len(biases) == 1 and uses[0][1] is leaf and biases[0][1] is bias
-        once = _used_once(*uses[0]) if single else None
-        bias_once = _used_once(*biases[0]) if once is not None else None
-        if once is not None and bias_once is not None and once[0] is not None:
-            h, delta, delta_0 = (seeded.rows(x[:, 0]) for x in (*once, bias_once[1]) if x is not None)
-            if pairs is not None:
-                i, j = pairs.first, pairs.second
-                difference = _halves(delta_0, pairs)[1]
-                left = torch.cat(
-                    [delta.index_select(0, i) * difference, delta.index_select(0, j) * -difference]
-                )
-                product = left.t() @ h.index_select(0, torch.cat([i, j]))
-                return product.mul_(pairs.weight).reshape(leaf.shape)
+        factors = _factors(seeded, leaf, bias, uses, biases)
+        if factors is not None and seeded.pairs is not None:
+            return _product_of_pairs(factors, seeded.pairs).reshape(leaf.shape)
+        if factors is not None:
+            h, delta, delta_0 = factors
             product = ((delta * delta_0).t() @ h).reshape(leaf.shape)
-            mean, bias_mean = (delta.t() @ h).reshape(leaf.shape), delta_0.sum(0)
+            mean = (delta.t() @ h).reshape(leaf.shape)
+            bias_mean = delta_0.sum(0)
         else:
-            product, mean, bias_mean = torch.zeros_like(leaf), torch.zeros_like(leaf), torch.zeros_like(bias)
+            product = torch.zeros_like(leaf)
+            mean = torch.zeros_like(leaf)
+            bias_mean = torch.zeros_like(bias)
             for examples in _chunks(seeded, leaf, uses):
-                J, J0 = (summed_gradients(of, p, examples, pairs) for of, p in ((uses, leaf), (biases, bias)))
+                J = summed_gradients(uses, leaf, examples, seeded.pairs)
+                J0 = summed_gradients(biases, bias, examples, seeded.pairs)
                 product += (J * J0.reshape(len(J0), *rows)).sum(0)
                 mean += J.sum(0)
                 bias_mean += J0.sum(0)
-            if pairs is not None:
-                return product * pairs.weight
+            if seeded.pairs is not None:
+                return product * seeded.pairs.weight
         if statistic == "second_moment":
             return product / n
         return product / n - (mean / n) * (bias_mean / n).reshape(rows)
+
+
+Factors = tuple[Tensor, Tensor, Tensor]
+"""h ``[n, in]``, delta ``[n, out]`` of a weight, and delta_0 ``[n, out]`` of a bias."""
+
+
+def _factors(
+    seeded: Seeded, leaf: Tensor, bias: Tensor, uses: Sequence[UseOf], biases: Sequence[UseOf]
+) -> Factors | None:
+    """Return the factors of J of a weight and of a bias, if both are outer products; None otherwise."""
+    if not len(uses) == len(biases) == 1 or uses[0][1] is not leaf or biases[0][1] is not bias:
+        return None
+    once = _used_once(*uses[0])
+    bias_once = _used_once(*biases[0])
+    if once is None or bias_once is None:
+        return None
+    h, delta = once
+    _, delta_0 = bias_once
+    if h is None:
+        return None
+    return seeded.rows(h[:, 0]), seeded.rows(delta[:, 0]), seeded.rows(delta_0[:, 0])
+
+
+def _product_of_pairs(factors: Factors, pairs: Pairs) -> Tensor:
+    """Return the covariance of J of a weight and of a bias, from the differences of pairs of examples."""
+    h, delta, delta_0 = factors
+    i = pairs.first
+    j = pairs.second
+    difference = _halves(delta_0, pairs)[1]
+    left = torch.cat([delta.index_select(0, i) * difference, delta.index_select(0, j) * -difference])
+    product = left.t() @ h.index_select(0, torch.cat([i, j]))
+    return product.mul_(pairs.weight)
 
 
 def _uses(seeded: Seeded, names: Sequence[str]) -> dict[str, list[UseOf]]:

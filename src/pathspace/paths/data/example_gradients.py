@@ -120,22 +120,32 @@ def sequences(
     x, matrix = use.args[0], use.args[1]
     if any(x is w for w in use.weights) or not isinstance(matrix, Tensor):
         return None
-    is_matrix = weight is matrix
     d = some(delta, examples)
     h = some(x, examples) if use.is_data(x) else x.expand(len(d), *x.shape)
     if use.name == "linear" and matrix.dim() == 2:
-        d = d.reshape(len(d), d.shape[1:-1].numel(), matrix.shape[0])
-        if not is_matrix:  # one number may be the bias of all units
-            return (None, d) if weight.shape == matrix.shape[:1] else None
-        return h.reshape(len(h), h.shape[1:-1].numel(), matrix.shape[1]), d
+        return _of_linear(weight, matrix, h, d)
     if use.name in CONVOLUTIONS and h.dim() == matrix.dim() + 1:
-        # [n, frames, channels, ...], where all but a few have one frame
-        d = d.flatten(3).transpose(2, 3).flatten(1, 2)
-        if not is_matrix:
-            return None, d
-        patches = _patches(use, h.flatten(0, 1))
-        return None if patches is None else (patches.reshape(len(h), -1, patches.shape[2]), d)
+        return _of_convolution(use, weight, matrix, h, d)
     return None
+
+
+def _of_linear(weight: Tensor, matrix: Tensor, h: Tensor, d: Tensor) -> tuple[Tensor | None, Tensor] | None:
+    d = d.reshape(len(d), d.shape[1:-1].numel(), matrix.shape[0])
+    if weight is matrix:
+        return h.reshape(len(h), h.shape[1:-1].numel(), matrix.shape[1]), d
+    # one number may be the bias of all units
+    return (None, d) if weight.shape == matrix.shape[:1] else None
+
+
+def _of_convolution(
+    use: Use, weight: Tensor, matrix: Tensor, h: Tensor, d: Tensor
+) -> tuple[Tensor | None, Tensor] | None:
+    # [n, frames, channels, ...], where all but a few have one frame
+    d = d.flatten(3).transpose(2, 3).flatten(1, 2)
+    if weight is not matrix:
+        return None, d
+    patches = _patches(use, h.flatten(0, 1))
+    return None if patches is None else (patches.reshape(len(h), -1, patches.shape[2]), d)
 
 
 def _patches(use: Use, x: Tensor) -> Tensor | None:

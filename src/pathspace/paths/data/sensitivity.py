@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from pathspace.network import Network
@@ -88,12 +88,7 @@ def sensitivity(
     total = {name: torch.zeros_like(widened(p.detach())) for name, p in weights.items()}
     count = 0
     for example in examples(network.call, data):
-        args, kwargs = arguments_in(pytree.tree_map_only(Tensor, lambda t: t.detach().clone(), example))
-        f = [t for t in network.returned(model(*args, **kwargs)) if t.requires_grad]
-        if not f:
-            raise ValueError(
-                "no output of the model depends on a weight of the network: nothing is sensitive"
-            )
+        f = _outputs(network, model, example)
         exact = estimator == "exact" or (estimator == "auto" and sum(t.numel() for t in f) <= EXACT_OUTPUTS)
         seeds = _unit_seeds(f) if exact else _sign_seeds(f, draws, generator)
         weight = 1.0 if exact else 1 / draws
@@ -105,6 +100,15 @@ def sensitivity(
                 total[name].add_(widened(gradient).square(), alpha=weight)
         count += 1
     return {name: value.div_(count) for name, value in total.items()}
+
+
+def _outputs(network: Network, model: nn.Module, example: Any) -> list[Tensor]:
+    """Return the outputs of a copy of the model that depend on a weight."""
+    args, kwargs = arguments_in(pytree.tree_map_only(Tensor, lambda t: t.detach().clone(), example))
+    outputs = [t for t in network.returned(model(*args, **kwargs)) if t.requires_grad]
+    if not outputs:
+        raise ValueError("no output of the model depends on a weight of the network: nothing is sensitive")
+    return outputs
 
 
 def _unit_seeds(f: list[Tensor]) -> Iterator[list[Tensor]]:

@@ -6,7 +6,7 @@ Letters: T time, B batch, H hidden.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -178,19 +178,25 @@ def _cross(step: Step, cut: Cut | None, listing: Listing) -> None:
     tensors = step.tensors
     entering = [t for t in tensors if listing.is_unit(t)]
     if cut is not None:
-        # of parameters that lead to no output, and are outside the network, nothing is a unit
-        if [listing.is_unit(t) for t in tensors] != list(cut.entering) and (cut.counts or entering):
-            why = "the network was cut there, and written out the model takes another way than it did then"
-            raise UntraceableError(
-                cut.operation, cut.module, why, "Trace it in evaluation form (model.eval())"
-            )
-        if any(listing.is_weight(t) for t in tensors):
-            raise UntraceableError(
-                cut.operation, cut.module, "it takes a parameter of the network", NOT_WRITTEN
-            )
+        _check_cut(cut, tensors, listing)
     if cut is None or cut.counts:
         listing.entered += [node for t in entering for node in listing.before_the_end(t)]
     listing.bind_data(step.result)
+
+
+def _check_cut(cut: Cut, tensors: Sequence[Tensor], listing: Listing) -> None:
+    """Refuse a cut whose arguments are others than in the trace.
+
+    Raises:
+        UntraceableError: other arguments are units, or one is a parameter of the network.
+    """
+    entering = [listing.is_unit(t) for t in tensors]
+    # of parameters that lead to no output, and are outside the network, nothing is a unit
+    if entering != list(cut.entering) and (cut.counts or any(entering)):
+        why = "the network was cut there, and written out the model takes another way than it did then"
+        raise UntraceableError(cut.operation, cut.module, why, "Trace it in evaluation form (model.eval())")
+    if any(map(listing.is_weight, tensors)):
+        raise UntraceableError(cut.operation, cut.module, "it takes a parameter of the network", NOT_WRITTEN)
 
 
 def outside(handler: Handler, module: torch.nn.Module) -> None:

@@ -17,7 +17,7 @@ Letters: P paths (or places of an output), E weights, n examples, K outputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -255,10 +255,7 @@ def in_float64(network: Network) -> tuple[nn.Module, dict[str, Tensor]]:
 def outputs_on(network: Network, model: nn.Module, data: Any, output: Output, dim: int) -> list[Tensor]:
     """Return outputs of a copy of the model, of a softmax along ``dim`` if given; undo changes of its modules."""
     next(examples(network.call, data))  # which looks at their form
-    data = pytree.tree_map_only(
-        Tensor, lambda t: t.detach().clone().to("cpu", torch.float64 if t.is_floating_point() else None), data
-    )
-    args, kwargs = arguments_in(data)
+    args, kwargs = arguments_in(pytree.tree_map_only(Tensor, _doubled, data))
     kept = [(d, dict(d)) for module in model.modules() for d in (vars(module), module._buffers)]
     with torch.enable_grad(), torch.random.fork_rng(devices=[]), AtLeast(torch.float64):
         result = model(*args, **kwargs)
@@ -266,13 +263,29 @@ def outputs_on(network: Network, model: nn.Module, data: Any, output: Output, di
     for attributes, before in kept:
         attributes.clear()
         attributes.update(before)
+    _check_outputs(outputs, output, dim)
+    return outputs
+
+
+def _doubled(t: Tensor) -> Tensor:
+    """Copy a tensor to the CPU, numbers with a point in float64."""
+    return t.detach().clone().to("cpu", torch.float64 if t.is_floating_point() else None)
+
+
+def _check_outputs(outputs: Sequence[Tensor], output: Output, dim: int) -> None:
+    """Raise an error for outputs that have no derivative in the sense of ``output``.
+
+    Raises:
+        ValueError: there are none, they are not finite, or ``dim`` holds no classes of a softmax.
+    """
     if not sum(t.numel() for t in outputs):
         raise ValueError("the batch is empty: give one example at least")
     if not all(bool(t.isfinite().all()) for t in outputs):
         raise ValueError(
             "the outputs on the data are not finite: the data, or the weights, hold NaN or infinities"
         )
-    for f in outputs if output == "softmax" else ():
+    if output != "softmax":
+        return
+    for f in outputs:
         if not -f.dim() <= dim < f.dim() or f.shape[dim] < 2:
             raise ValueError(f"dim={dim} holds no classes: outputs of one example are {tuple(f.shape)}")
-    return outputs

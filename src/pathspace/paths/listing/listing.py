@@ -11,7 +11,7 @@ Letters: P paths, E weights, n examples, L edges of the longest path; n_pe how o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -143,23 +143,7 @@ def enumerate_paths(network: Network, limit: int = LIMIT, *, graph: UnrolledGrap
             f"the network has {count_in_words(graph.num_paths)} paths, more than the limit of {limit}: allow more with "
             "limit=, or trace it with fewer time steps or a smaller image"
         )
-    targets, weight, gate = graph.target.tolist(), graph.weight.tolist(), graph.gate.tolist()
-    factor = graph.factor.tolist()
-    ends: dict[int, list[int]] = {}
-    for place, node in enumerate(graph.outputs.tolist()):
-        ends.setdefault(node, []).append(place)
-    rows: list[tuple[tuple[int, ...], tuple[int, ...], float, int, int]] = []
-    starts = [(BIAS, NONE), *((node, place) for place, node in enumerate(graph.inputs.tolist()))]
-    for first, start in starts:
-        unfinished: list[tuple[int, tuple[int, ...], tuple[int, ...], float]] = [(first, (), (), 1.0)]
-        while unfinished:
-            node, weights, gates, c = unfinished.pop()
-            rows += [(weights, gates, c, start, end) for end in ends.get(node, ())]
-            for edge in graph.leaving[node]:
-                if graph.ways_out[targets[edge]]:
-                    longer = weights if weight[edge] == NONE else (*weights, weight[edge])
-                    opened = gates if gate[edge] == NONE else (*gates, gate[edge])
-                    unfinished.append((targets[edge], longer, opened, c * factor[edge]))
+    rows = list(_walk(graph))
     return Paths(
         reduction=graph.reduction,
         weights=_padded([row[0] for row in rows]),
@@ -169,6 +153,34 @@ def enumerate_paths(network: Network, limit: int = LIMIT, *, graph: UnrolledGrap
         end=torch.tensor([row[4] for row in rows], dtype=torch.long),
         num_outputs=len(graph.outputs),
     )
+
+
+_Row = tuple[tuple[int, ...], tuple[int, ...], float, int, int]
+"""A path: its weights, its gates, the product of its fixed factors, its input and its output."""
+
+
+def _walk(graph: UnrolledGraph) -> Iterator[_Row]:
+    """Yield all paths of a graph, depth first."""
+    targets = graph.target.tolist()
+    weight = graph.weight.tolist()
+    gate = graph.gate.tolist()
+    factor = graph.factor.tolist()
+    ends: dict[int, list[int]] = {}
+    for place, node in enumerate(graph.outputs.tolist()):
+        ends.setdefault(node, []).append(place)
+    starts = [(BIAS, NONE), *((node, place) for place, node in enumerate(graph.inputs.tolist()))]
+    for first, start in starts:
+        unfinished: list[tuple[int, tuple[int, ...], tuple[int, ...], float]] = [(first, (), (), 1.0)]
+        while unfinished:
+            node, weights, gates, c = unfinished.pop()
+            for end in ends.get(node, ()):
+                yield weights, gates, c, start, end
+            for edge in graph.leaving[node]:
+                if not graph.ways_out[targets[edge]]:
+                    continue
+                longer = weights if weight[edge] == NONE else (*weights, weight[edge])
+                opened = gates if gate[edge] == NONE else (*gates, gate[edge])
+                unfinished.append((targets[edge], longer, opened, c * factor[edge]))
 
 
 def count_in_words(number: int) -> str:

@@ -44,26 +44,50 @@ def layers(
         The sequence of states of the last layer, and the last states of all cells.
     """
     del dropout, train
-    time, per_cell = (1 if batch_first and input.dim() == 3 else 0), 2 + 2 * has_biases
-    rows, last = list(input.unbind(time)), []
+    time = 1 if batch_first and input.dim() == 3 else 0
+    per_cell = 4 if has_biases else 2
+    rows = list(input.unbind(time))
+    last = []
     for layer in range(depth):
-        directions: list[list[Tensor]] = []
-        for backwards in range(1 + bidirectional):
-            number = layer * (1 + bidirectional) + backwards
-            weights = params[number * per_cell : (number + 1) * per_cell]
-            h, states = start(number), []
-            for t in reversed(range(len(rows))) if backwards else range(len(rows)):
-                h = cell(rows[t], h, *weights)
-                h = h * mask[t] if mask is not None and backwards else h  # it starts at the last step
-                states.append(h)
-            if mask is not None and not backwards:
-                ends = torch.cat([mask[:-1] - mask[1:], mask[-1:]])
-                last.append(torch.stack([h * end for h, end in zip(states, ends, strict=True)]).sum(0))
-            else:
-                last.append(states[-1])
-            directions.append(states[::-1] if backwards else states)
-        rows = [torch.cat(step, -1) if bidirectional else step[0] for step in zip(*directions, strict=True)]
+        if not bidirectional:
+            weights = params[layer * per_cell : (layer + 1) * per_cell]
+            rows, end = _forwards(rows, start(layer), weights, mask)
+            last.append(end)
+            continue
+        first = 2 * layer
+        weights = params[first * per_cell : (first + 1) * per_cell]
+        forwards, end = _forwards(rows, start(first), weights, mask)
+        weights = params[(first + 1) * per_cell : (first + 2) * per_cell]
+        backwards = _backwards(rows, start(first + 1), weights, mask)
+        last += [end, backwards[0]]
+        rows = [torch.cat(pair, -1) for pair in zip(forwards, backwards, strict=True)]
     return torch.stack(rows, time), torch.stack(last)
+
+
+def _forwards(
+    rows: Sequence[Tensor], h: Tensor | None, weights: Sequence[Tensor], mask: Tensor | None
+) -> tuple[list[Tensor], Tensor]:
+    """Return the states of a cell from the first step to the last, and those at the ends of the sequences."""
+    states = []
+    for row in rows:
+        h = cell(row, h, *weights)
+        states.append(h)
+    if mask is None:
+        return states, states[-1]
+    ends = torch.cat([mask[:-1] - mask[1:], mask[-1:]])
+    return states, torch.stack([h * end for h, end in zip(states, ends, strict=True)]).sum(0)
+
+
+def _backwards(
+    rows: Sequence[Tensor], h: Tensor | None, weights: Sequence[Tensor], mask: Tensor | None
+) -> list[Tensor]:
+    """Return the states of a cell that runs from the last step to the first, in the order of the steps."""
+    states = []
+    for t in reversed(range(len(rows))):
+        h = cell(rows[t], h, *weights)
+        h = h if mask is None else h * mask[t]  # it starts at the last step
+        states.append(h)
+    return states[::-1]
 
 
 class PackedSequences:
@@ -130,4 +154,6 @@ def bags(
     rows = functional.embedding(input, weight)
     if padding_idx is not None:
         rows = rows.masked_fill((input == padding_idx).unsqueeze(-1), 0.0)
-    return rows.amax(1) if mode == "max" else rows.sum(1) if mode == "sum" else rows.mean(1)
+    if mode == "max":
+        return rows.amax(1)
+    return rows.sum(1) if mode == "sum" else rows.mean(1)

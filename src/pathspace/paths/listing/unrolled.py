@@ -6,13 +6,13 @@ Letters: P paths, E weights, n examples, I inputs, G gates, O outputs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
@@ -194,11 +194,7 @@ def examples(call: Call, data: Any) -> Iterator[Any]:
     """Yield the examples of a batch, each a batch of one, in float64."""
     traced, form = pytree.tree_flatten(call.arguments)
     leaves, other = pytree.tree_flatten(data)
-    if form != other or any(
-        isinstance(k, Tensor) != isinstance(g, Tensor)
-        or (isinstance(k, Tensor) and (k.dim() != g.dim() or k.is_floating_point() != g.is_floating_point()))
-        for k, g in zip(traced, leaves, strict=False)
-    ):
+    if form != other or not all(map(_is_alike, traced, leaves)):
         raise ValueError("the data are not of the form of the example input that the network was traced with")
     first = next(k for k in traced if isinstance(k, Tensor))
     dims = [batch_in(k, first, call.batch_dim) if isinstance(k, Tensor) else None for k in traced]
@@ -208,7 +204,7 @@ def examples(call: Call, data: Any) -> Iterator[Any]:
     if lengths == {0}:
         raise ValueError("the batch is empty: give one example at least")
     for k, g, d in zip(traced, leaves, dims, strict=True):
-        if isinstance(k, Tensor) and any(k.shape[j] != g.shape[j] for j in range(k.dim()) if j != d):
+        if isinstance(k, Tensor) and _without(k.shape, d) != _without(g.shape, d):
             raise ValueError(
                 f"the data have the shape {tuple(g.shape)}, the network was traced with {tuple(k.shape)}: steps and "
                 "positions must agree; trace it with such an input"
@@ -216,6 +212,18 @@ def examples(call: Call, data: Any) -> Iterator[Any]:
     for n in range(next(iter(lengths), 1)):
         one = [g if d is None else g.narrow(d, n, 1) for g, d in zip(leaves, dims, strict=True)]
         yield pytree.tree_unflatten(one, form)
+
+
+def _is_alike(traced: Any, given: Any) -> bool:
+    """Return whether both are no tensors, or both are tensors of as many dimensions and of a type alike."""
+    if not isinstance(traced, Tensor) or not isinstance(given, Tensor):
+        return isinstance(traced, Tensor) == isinstance(given, Tensor)
+    return traced.dim() == given.dim() and traced.is_floating_point() == given.is_floating_point()
+
+
+def _without(shape: torch.Size, dim: int | None) -> list[int]:
+    """Return the sizes of all dimensions but one."""
+    return [size for d, size in enumerate(shape) if d != dim]
 
 
 def _check_sums(network: Network) -> None:
@@ -247,11 +255,7 @@ def _run(
         model.get_parameter(name).data.copy_(values[name])
     for name in call.outside:
         outside(handler, model.get_submodule(name))
-    left = {
-        id(t) for name in call.outside for t in model.get_submodule(name).state_dict(keep_vars=True).values()
-    }
-    held = [*model.named_parameters(), *model.named_buffers()]
-    state = {key: wrapped(t.detach()) for key, t in held if id(t) not in left}
+    state = _state(model, call.outside)
     for name in network.parameters:
         own = plain(state[name])
         capture.learned.add(id(own))
@@ -289,3 +293,12 @@ def _run(
         raise UntraceableError("output", "", "no tensor that the model returns depends on its parameters")
     nodes = torch.cat([n.flatten() for _, n in outputs])
     return listing, graph, nodes, torch.cat([t.detach().double().flatten() for t, _ in outputs])
+
+
+def _state(model: nn.Module, outside: Iterable[str]) -> dict[str, Tensor]:
+    """Return the parameters and buffers of a copy, without those of modules left outside."""
+    left: set[int] = set()
+    for name in outside:
+        left |= {id(t) for t in model.get_submodule(name).state_dict(keep_vars=True).values()}
+    held = [*model.named_parameters(), *model.named_buffers()]
+    return {key: wrapped(t.detach()) for key, t in held if id(t) not in left}
