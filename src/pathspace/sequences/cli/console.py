@@ -16,7 +16,6 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from pathspace.progress import shown
 from pathspace.sequences.kernels import mixing
 from pathspace.sequences.kernels.machine_code import is_compiled
 from pathspace.tools.progress import shown
