@@ -10,6 +10,7 @@ from torch.testing import assert_close
 
 import pathspace as ps
 from cases import BY_NAME, call, mlp, traced
+from network.test_real_models import MODELS
 from pathspace.rescaling.assignment import best_assignment
 from pathspace.rescaling.equal_norms import equal_norm_factors
 from pathspace.rescaling.permutation import groups_of, state_of
@@ -328,3 +329,23 @@ def test_dead_units_are_no_obstacle():
         model[2].weight[:, 2:4] = 0
     network = ps.trace(model, torch.zeros(1, 3).double())
     assert ps.rescaling.equivalent(network, shuffled(network))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["gpt2", "llama", "mistral", "opt", "bert", "vit", "convnext", "mobilenet", "resnet"]
+)
+def test_all_units_of_models_of_others_are_put_in_order(name):
+    torch.manual_seed(0)
+    model, inputs = MODELS[name][0]()
+    model = model.double().eval()
+    inputs = {key: t.double() if t.is_floating_point() else t for key, t in inputs.items()}
+    network = ps.trace(model, inputs)
+    other = shuffled(network)
+    for one, two in zip(
+        network.returned(model(**inputs)), network.returned(other.model(**inputs)), strict=True
+    ):
+        assert_close(two, one, rtol=1e-5, atol=1e-6)  # some compute in float32
+    found = ps.rescaling.equivalent(network, other)
+    assert found, found
+    assert not ps.rescaling.align_(other, network).held

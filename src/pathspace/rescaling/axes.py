@@ -119,12 +119,16 @@ def _resolved_segment(segment: Segment) -> list[Segment]:
 
 
 def unify(one: Dim, other: Dim) -> None:
-    """Note that two dimensions of one size run over the same units in the same order."""
+    """Note that two dimensions run over the same units in the same order; those of other sizes are fixed."""
     while True:
         first, second = resolved(one), resolved(other)
         place = _first_difference(first, second)
         if place is None:
             break
+        if size_of(first) != size_of(second):
+            fix(one)
+            fix(other)
+            return
         a, b = first[place], second[place]
         longer, size = (a, length(b)) if length(a) > length(b) else (b, length(a))
         if not _cut(longer, size):
@@ -137,8 +141,10 @@ def unify(one: Dim, other: Dim) -> None:
 
 def _first_difference(first: Dim, second: Dim) -> int | None:
     """Return the first segment whose length is another one."""
-    pairs = zip(first, second, strict=False)
-    return next((k for k, (a, b) in enumerate(pairs) if length(a) != length(b)), None)
+    for k, (a, b) in enumerate(zip(first, second, strict=False)):
+        if length(a) != length(b):
+            return k
+    return None if len(first) == len(second) else min(len(first), len(second))
 
 
 def _cut(segment: Segment, size: int) -> bool:

@@ -89,7 +89,7 @@ class AxisReader:
         """Read one step."""
         if step.name in FACTORIES or not any(id(t) in self._dims for t in step.tensors):
             return  # a constant, read where it is used
-        empty = any(not t.numel() for t in step.tensors)
+        empty = step.name != "cat" and any(not t.numel() for t in step.tensors)
         rule = unknown if empty else RULES.get(step.name, unknown)
         rule(self, step)
         self._follow(step)
@@ -264,7 +264,9 @@ def unbind(reader: AxisReader, step: Step) -> None:
 
 def concatenate(reader: AxisReader, step: Step) -> None:
     """Put the segments one after the other."""
-    tensors = [t for t in step.args[0] if t.numel() or t.dim() > 1]
+    tensors = [t for t in step.args[0] if t.numel()]  # one without elements may have any form
+    if not tensors:
+        return
     d = _argument(step, 1, "dim", 0) % step.result.dim()
     given = [reader.of(t) for t in tensors]
     for other in given[1:]:
@@ -302,7 +304,7 @@ def reduction(reader: AxisReader, step: Step) -> None:
 
 def along(reader: AxisReader, step: Step) -> None:
     """Fix the dimensions of running sums, sorting and flips; the others stay free."""
-    dims = step.kwargs.get("dim", _argument(step, 1, "dims", -1))
+    dims = step.kwargs.get("dim", _argument(step, 2 if step.name == "roll" else 1, "dims", -1))
     given = reader.of(step.args[0])
     for d in [dims] if isinstance(dims, int) else dims:
         fix(given[d])
@@ -451,11 +453,15 @@ def attention(reader: AxisReader, step: Step) -> None:
     unify(query[-1], key[-1])
     unify(key[-2], value[-2])
     for q, k, v in zip(query[:-2], key[:-2], value[:-2], strict=True):
-        unify(q, k)
+        unify(q, product(k, dim_of(size_of(q) // size_of(k))))  # several queries may share a key
         unify(k, v)
     for extra in step.tensors[3:]:
-        for dim in reader.of(extra):
-            fix(dim)
+        *heads, rows, columns = reader.of(extra)
+        fix(rows)
+        fix(columns)
+        for one, q in zip(reversed(heads), reversed(query[:-2]), strict=False):
+            if size_of(one) != 1:
+                unify(one, q)
     for dim in (query[-2], key[-2]):
         fix(dim)
     reader.bind(_tensors(step.result)[0], [*query[:-1], value[-1]])
@@ -508,7 +514,7 @@ RULES: dict[str, Rule] = {
     "stack": stack,
     **dict.fromkeys(("sum", "mean", "amax", "amin", "var", "std", "var_mean", "logsumexp"), reduction),
     **dict.fromkeys(("prod", "any", "all"), reduction),
-    **dict.fromkeys(("cumsum", "cumprod", "sort", "flip"), along),
+    **dict.fromkeys(("cumsum", "cumprod", "sort", "flip", "roll"), along),
     **dict.fromkeys(("mm", "bmm", "mv", "dot"), matrix_product),
     **dict.fromkeys(("addmm", "baddbmm", "addmv"), matrix_product_and_sum),
     "convolution": convolution,
