@@ -114,7 +114,7 @@ class Reading:
     Attributes:
         model: a copy of the model, in evaluation form and float64.
         reader: the dimensions of all tensors.
-        weights: parameters and buffers of the copy by name.
+        weights: those parameters and buffers of the copy that the pass used, by name.
         results: the tensors that operations made, with the names of these.
     """
 
@@ -125,13 +125,21 @@ class Reading:
 
 
 def state_of(network: Network) -> Values:
-    """Return what may be permuted: the model's parameters, and its buffers but for those that decided the network."""
-    buffers = {
-        name: buffer
-        for name, buffer in network.model.named_buffers()
-        if buffer.is_floating_point() and name not in network.call.constants
-    }
-    return {**dict(network.model.named_parameters()), **buffers}
+    """Return what may be permuted: the model's parameters and buffers.
+
+    Buffers that decided the network are not among them, nor second names of the memory of others.
+    """
+    state: Values = dict(network.model.named_parameters())
+    seen = {tensor.data_ptr() for tensor in state.values()}
+    for name, buffer in network.model.named_buffers():
+        if (
+            buffer.is_floating_point()
+            and name not in network.call.constants
+            and buffer.data_ptr() not in seen
+        ):
+            seen.add(buffer.data_ptr())
+            state[name] = buffer
+    return state
 
 
 @torch.no_grad()
@@ -141,8 +149,8 @@ def read_axes(network: Network, data: Any) -> Reading:
     capture, reader = Capture(), AxisReader()
     held = dict([*model.named_parameters(), *model.named_buffers()])
     state = {name: wrapped(tensor.detach()) for name, tensor in held.items()}
-    weights = {name: plain(state[name]) for name in state_of(network)}
-    for name, weight in weights.items():
+    all_weights = {name: plain(state[name]) for name in state_of(network)}
+    for name, weight in all_weights.items():
         reader.bind_weight(name, weight)
 
     def given(tensor: Tensor) -> Tensor:
@@ -160,6 +168,8 @@ def read_axes(network: Network, data: Any) -> Reading:
     for tensor in returned:
         for dim in reader.of(tensor):
             fix(dim)
+    used = {id(tensor) for step in steps for tensor in step.tensors}
+    weights = {name: weight for name, weight in all_weights.items() if id(weight) in used}
     results = tuple(
         (step.name, t) for step in steps for t in pytree.tree_leaves(step.result) if isinstance(t, Tensor)
     )
