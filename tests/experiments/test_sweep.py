@@ -466,6 +466,21 @@ def test_a_damaged_journal_is_named_and_can_be_done_without(line: str, tmp_path:
     assert {path: path.stat().st_mtime_ns for path in done} == done
 
 
+def test_a_journal_of_another_version_is_refused(tiny_settings: Make, tmp_path: Path) -> None:
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    settings = tiny_settings(methods=["sgd"], starts=["default"], seeds=1, epochs=1)
+    storage = JournalStorage(JournalFileBackend(str(tmp_path / "sweep.journal")))
+    study = optuna.create_study(storage=storage, study_name="sgd, default")
+    study.add_trial(optuna.trial.create_trial(value=1.0))
+    with pytest.raises(
+        ConfigurationError, match=r"cannot be read \(it is of another version of pathspace\): delete it"
+    ):
+        swept(settings, plan_from(settings), tmp_path)
+
+
 def with_mark(mark: str) -> dict[int, str]:
     """The command lines of all processes that have a mark in their environment."""
     found = {}

@@ -360,6 +360,8 @@ def _study(storage: JournalStorage, plan: Plan, name: Named) -> optuna.Study:
     seed = zlib.crc32(f"{study.study_name}, {len(study.trials)}".encode())
     study.sampler = TPESampler(seed=seed) if plan.sampler == "tpe" else RandomSampler(seed=seed)
     study.pruner = MedianPruner(LEAST) if plan.prune == "median" else NopPruner()
+    if any(trial.value is not None and ENDED not in trial.user_attrs for trial in study.trials):
+        raise ValueError("it is of another version of pathspace")
     for point in plan.grid() if plan.sampler == "grid" else ():
         study.enqueue_trial(point, skip_if_exists=True)
     for trial in study.get_trials(states=[TrialState.RUNNING]):  # a stopped command left it
