@@ -642,14 +642,14 @@ def test_a_broken_claim_of_invariance_has_exit_code_1(monkeypatch: pytest.Monkey
 
 
 def test_the_way_to_go_on_names_what_no_folder_keeps() -> None:
-    from pathspace.cli.options import EngineOptions, SurroundingOptions
+    from pathspace.cli.options import ContextOptions, EngineOptions
 
-    def said(options: SurroundingOptions) -> str:
+    def said(options: ContextOptions) -> str:
         folders: list[str] = []
-        options.surroundings("train", folders).chosen(Path("my runs"))
+        options.context("train", folders).chosen(Path("my runs"))
         return folders[0]
 
-    assert said(SurroundingOptions()) == "--output 'my runs'"
-    assert said(SurroundingOptions(device="auto")) == "--output 'my runs' --device auto"
+    assert said(ContextOptions()) == "--output 'my runs'"
+    assert said(ContextOptions(device="auto")) == "--output 'my runs' --device auto"
     ray = EngineOptions(data_dir=Path("data"), engine="ray", address="10.0.0.1:6379")
     assert said(ray) == "--output 'my runs' --data-dir data --engine ray --address 10.0.0.1:6379"

@@ -307,10 +307,10 @@ def test_parts_are_resumed_with_the_settings_that_were_given(
     monkeypatch.setattr("pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>"))
     output, execute = recipes / "runs", reproduce.execute
 
-    def stopped(asked: Any, around: Any, **given: Any) -> Any:
+    def stopped(asked: Any, context: Any, **given: Any) -> Any:
         if asked.recipe == "other":
             raise KeyboardInterrupt
-        return execute(asked, around, **given)
+        return execute(asked, context, **given)
 
     command = ["reproduce", "both", "--workers", "1", "--output", str(output)]
     with monkeypatch.context() as interrupted:
@@ -331,10 +331,10 @@ def test_a_part_that_starting_over_had_not_come_to_does_not_stand_in_the_way(
     command = ["reproduce", "both", "--workers", "1", "--output", str(output)]
     assert CliRunner().invoke(app, [*command, *ONE_START]).exit_code == 0
 
-    def stopped(asked: Any, around: Any, **given: Any) -> Any:
+    def stopped(asked: Any, context: Any, **given: Any) -> Any:
         if asked.recipe == "other":
             raise KeyboardInterrupt
-        return execute(asked, around, **given)
+        return execute(asked, context, **given)
 
     with monkeypatch.context() as interrupted:
         interrupted.setattr(reproduce, "execute", stopped)

@@ -165,10 +165,10 @@ def test_runs_on_the_gpus_of_a_cluster_do_not_lose_their_study_here(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     recipe = Recipe("timed", "Timed", {}, {"": {}}, study={"name": "cost", "": {"rounds": 1, "steps": 1}})
-    around = folders.Surroundings(
+    context = folders.Context(
         None, tmp_path, device="cuda", engine="ray", address="10.0.0.1:6379", quiet=True
     )
-    (section,) = execution._study(recipe, comparison, "", around)
+    (section,) = execution._study(recipe, comparison, "", context)
     assert {"cost.csv", "cost.json"} == set(section.numbers)
 
 

@@ -21,7 +21,7 @@ from pathspace.experiments.jobs import Place, PlacedRun
 from pathspace.experiments.layers import parse_settings
 from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.run import RunConfig, RunResult, Validation
-from pathspace.experiments.runner import Ended, Job, Runner, WorkerDiedError
+from pathspace.experiments.runner import Job, JobOutcome, Runner, WorkerDiedError
 from pathspace.experiments.settings import settings_from
 
 Configs = Callable[..., RunConfig]
@@ -157,8 +157,8 @@ def test_as_many_runs_as_there_is_room_for_at_a_time_however_threads_are_given(
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     settings = settings_from(("the command line", parse_settings(given)))
-    around = EngineOptions().surroundings("compare", [])
-    assert around.runner(settings.threads).places() == at_a_time
+    context = EngineOptions().context("compare", [])
+    assert context.runner(settings.threads).places() == at_a_time
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -171,7 +171,7 @@ def test_commands_hand_their_runs_to_the_engine_that_is_asked_for(
     asked = []
 
     class Here(Runner):
-        def run(self, jobs: Iterable[Job], monitor: Monitor) -> Iterator[Ended]:
+        def run(self, jobs: Iterable[Job], monitor: Monitor) -> Iterator[JobOutcome]:
             asked.append("ran")
             return super().run(jobs, monitor)
 

@@ -25,7 +25,7 @@ from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.jobs import RESULT, Runs
 from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.run import RunConfig, RunResult
-from pathspace.experiments.runner import Ended, Runner, WorkerDiedError
+from pathspace.experiments.runner import JobOutcome, Runner, WorkerDiedError
 from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings
 from pathspace.experiments.sweep.plan import Dimension, Plan, config_of, parse_search, plan_from
 from pathspace.experiments.sweep.report import best_table, failures_table, points_of
@@ -292,9 +292,9 @@ def test_a_stopped_sweep_goes_on_with_the_point_that_it_was_at(
 class LosesTheFirst(Runner):
     """The process of the first run dies, as often as it is tried."""
 
-    def run(self, jobs: Iterable[Any], monitor: Any) -> Iterator[Ended]:
+    def run(self, jobs: Iterable[Any], monitor: Any) -> Iterator[JobOutcome]:
         waiting = iter(jobs)
-        yield Ended(next(waiting), error=WorkerDiedError("its process died: continue with --resume."))
+        yield JobOutcome(next(waiting), error=WorkerDiedError("its process died: continue with --resume."))
         yield from super().run(waiting, monitor)
 
 

@@ -22,7 +22,7 @@ from pathspace.experiments.tasks import OWN, TASKS
 from pathspace.extras import install
 
 if TYPE_CHECKING:
-    from pathspace.experiments.folders import Surroundings
+    from pathspace.experiments.folders import Context
 
 LARGEST_SEED = 2**32 - 1
 _BY_TASK = "default by task or recipe"
@@ -253,8 +253,8 @@ class TableOptions(SettingOptions):
 
 
 @dataclass(frozen=True)
-class SurroundingOptions:
-    """What does not change results, but for the last bits; see `commands.Surroundings`."""
+class ContextOptions:
+    """What does not change results, but for the last bits; see `folders.Context`."""
 
     output: OutputOption = None
     data_dir: DataOption = None
@@ -264,17 +264,17 @@ class SurroundingOptions:
     as_json: JsonOption = False
     quiet: QuietOption = False
 
-    def surroundings(self, name: str, folders: list[str]) -> Surroundings:
+    def context(self, name: str, folders: list[str]) -> Context:
         """Return where a command works.
 
         Args:
             name: Of the folder below `runs`, where no other is given.
             folders: Gets the folder once it is known, as options that go on there.
         """
-        from pathspace.experiments.folders import Surroundings
+        from pathspace.experiments.folders import Context
 
-        same = {field.name: getattr(self, field.name) for field in fields(SurroundingOptions)}
-        return Surroundings(
+        same = {field.name: getattr(self, field.name) for field in fields(ContextOptions)}
+        return Context(
             **same,
             default=Path("runs") / name,
             chosen=lambda folder: folders.append(shlex.join(["--output", str(folder), *self._not_kept()])),
@@ -287,14 +287,14 @@ class SurroundingOptions:
 
 
 @dataclass(frozen=True)
-class EngineOptions(SurroundingOptions):
+class EngineOptions(ContextOptions):
     """The same of a command that does several runs: who does them, and how many at a time."""
 
     workers: WorkersOption = None
     engine: EngineOption = "local"
     address: AddressOption = ""
 
-    def surroundings(self, name: str, folders: list[str]) -> Surroundings:
+    def context(self, name: str, folders: list[str]) -> Context:
         """See above.
 
         Raises:
@@ -307,9 +307,10 @@ class EngineOptions(SurroundingOptions):
             raise ConfigurationError(
                 f"The option --workers is {self.workers}: give a whole number from 1 on."
             )
-        around = super().surroundings(name, folders)
-        around = replace(around, processes=self.workers, engine=self.engine, address=self.address)
-        return around.absolute() if self.engine == "ray" else around  # whose processes work in other folders
+        context = super().context(name, folders)
+        context = replace(context, processes=self.workers, engine=self.engine, address=self.address)
+        # Processes of Ray work in other folders.
+        return context.absolute() if self.engine == "ray" else context
 
     def _not_kept(self) -> list[str]:
         engine = ["--engine", self.engine] if self.engine != "local" else []

@@ -13,11 +13,11 @@ import typer
 from pathspace.cli.errors import DIVERGED, clear_errors
 from pathspace.cli.options import (
     LARGEST_SEED,
+    ContextOptions,
     EngineOptions,
     ListMethodsOption,
     QuickOption,
     SettingOptions,
-    SurroundingOptions,
     TableOptions,
     TaskOption,
     grouped,
@@ -72,8 +72,8 @@ def compare(
         from pathspace.experiments.own import with_own_file
 
         options = with_own_file(settings.chosen(task=task), file, quick=quick)
-        around = where.surroundings("compare", folders)
-        _expect_survivors([run_compare((COMMAND_LINE, options), around)])
+        context = where.context("compare", folders)
+        _expect_survivors([run_compare((COMMAND_LINE, options), context)])
 
 
 @grouped
@@ -97,7 +97,7 @@ def train(
         typer.Option("--seed", min=0, max=LARGEST_SEED, help="Decides weights and batches; default 0."),
     ] = None,
     settings: SettingOptions,
-    where: SurroundingOptions,
+    where: ContextOptions,
     _listed: ListMethodsOption = False,
 ) -> None:
     """Train one network once, with checkpoints; continue it exactly after it was stopped or killed.
@@ -121,7 +121,7 @@ def train(
             raise ConfigurationError(
                 f"The option --lr is {learning_rate:g}: give a positive number, at most {LARGEST:g}."
             )
-        around = where.surroundings("train", folders)
+        context = where.context("train", folders)
         chosen = method(method_name or "path-sgd", "--method")
         check_start(start or "default", "--start")
         done = run_train(
@@ -130,7 +130,7 @@ def train(
             chosen.learning_rate if learning_rate is None else learning_rate,
             seed or 0,
             (COMMAND_LINE, options),
-            around,
+            context,
             given=any(value is not None for value in (method_name, start, learning_rate, seed)),
         )
         (run,) = done.rows[0].runs
@@ -170,8 +170,8 @@ def reproduce(
         from pathspace.experiments.reproduce import run_reproduce
 
         options = settings.chosen()
-        around = where.surroundings(name, folders)
-        _expect_survivors(run_reproduce(name, size, (COMMAND_LINE, options), around).values())
+        context = where.context(name, folders)
+        _expect_survivors(run_reproduce(name, size, (COMMAND_LINE, options), context).values())
 
 
 @grouped
@@ -226,9 +226,9 @@ def sweep(
         from pathspace.experiments.sweep.command import run_sweep
 
         options = settings.chosen()
-        around = where.surroundings("sweep", folders)
+        context = where.context("sweep", folders)
         searched = {"search": search or (), "sampler": sampler, "trials": trials, "prune": prune}
-        done = run_sweep(name, size, (COMMAND_LINE, options), around, **searched)
+        done = run_sweep(name, size, (COMMAND_LINE, options), context, **searched)
         if done.all_failed:
             reason = done.points[0].runs[0].reason
             stop = "." * (not reason.endswith((".", "?")))  # some are sentences

@@ -17,7 +17,7 @@ from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.folders import (
     FILE,
     PAGE,
-    Surroundings,
+    Context,
     clear_report,
     is_own,
     nothing_to_resume,
@@ -36,7 +36,7 @@ RESULTS = (f"{RUNS}/*/{jobs.RESULT}", f"{RUNS}/*/{checkpoint.FILE}", JOURNAL)
 KINDS = ("settings", "parts", "protocol")
 
 
-class Asked(ABC):
+class Request(ABC):
     """What a command was asked for.
 
     Attributes:
@@ -56,7 +56,7 @@ class Asked(ABC):
         """Return the content of `config.json`: plain values with what decides results, and versions."""
 
     @abstractmethod
-    def stored(self, content: Mapping[str, Any], where: str) -> Asked:
+    def stored(self, content: Mapping[str, Any], where: str) -> Request:
         """Return what another command of this kind was asked for.
 
         Args:
@@ -68,24 +68,24 @@ class Asked(ABC):
         """
 
     @abstractmethod
-    def check(self, around: Surroundings) -> None:
+    def check(self, context: Context) -> None:
         """Raise a `ConfigurationError` for what this machine or the task cannot do."""
 
-    def is_own(self, stored: Asked) -> bool:
+    def is_own(self, stored: Request) -> bool:
         """Say whether a command that names no settings goes on with these."""
         return (stored.command, stored.recipe) == (self.command, self.recipe)
 
-    def has_more_seeds(self, stored: Asked) -> bool:  # noqa: ARG002
+    def has_more_seeds(self, stored: Request) -> bool:  # noqa: ARG002
         """Say whether results of another command are some of those that this one wants."""
         return False
 
-    def is_same(self, other: Asked) -> bool:
+    def is_same(self, other: Request) -> bool:
         """Say whether another command was asked for the same."""
         return folders.is_same(self.as_dict(), other.as_dict())
 
 
 @dataclass(frozen=True)
-class Configuration(Asked):
+class Configuration(Request):
     """What a command was asked for that trains by one set of settings.
 
     Attributes:
@@ -108,7 +108,7 @@ class Configuration(Asked):
     kind = "settings"
 
     def as_dict(self) -> dict[str, Any]:
-        """See `Asked`; seeds are spelled out."""
+        """See `Request`; seeds are spelled out."""
         settings = self.settings
         seeds = list(range(settings.seeds)) if self.seed is None else [self.seed]
         tuning_seeds = [FIRST_TUNING_SEED + i for i in range(settings.tuning_seeds)]
@@ -130,7 +130,7 @@ class Configuration(Asked):
         }
 
     def stored(self, content: Mapping[str, Any], where: str) -> Configuration:
-        """See `Asked`."""
+        """See `Request`."""
         for name in ("command", "title", "recipe", "size"):
             if not isinstance(content[name], str):
                 raise TypeError(f"{name!r} is {content[name]!r}")
@@ -147,18 +147,18 @@ class Configuration(Asked):
             sweep=dict(content.get("sweep", {})),
         )
 
-    def check(self, around: Surroundings) -> None:
-        """See `Asked`."""
-        around.runner(self.settings.threads)
-        check_task_of(self.settings, around.data_dir)
+    def check(self, context: Context) -> None:
+        """See `Request`."""
+        context.runner(self.settings.threads)
+        check_task_of(self.settings, context.data_dir)
 
-    def is_own(self, stored: Asked) -> bool:
-        """See `Asked`; a sweep that is only resumed names no recipe."""
+    def is_own(self, stored: Request) -> bool:
+        """See `Request`; a sweep that is only resumed names no recipe."""
         return stored.command == self.command and (bool(self.sweep) or stored.recipe == self.recipe)
 
 
 @dataclass(frozen=True)
-class Parts(Asked):
+class Parts(Request):
     """A recipe of several parts, each in a folder of its own.
 
     Attributes:
@@ -174,7 +174,7 @@ class Parts(Asked):
     command = "reproduce"
 
     def as_dict(self) -> dict[str, Any]:
-        """See `Asked`."""
+        """See `Request`."""
         return {
             "command": self.command,
             "title": self.title,
@@ -184,27 +184,27 @@ class Parts(Asked):
         }
 
     def stored(self, content: Mapping[str, Any], where: str) -> Parts:
-        """See `Asked`."""
+        """See `Request`."""
         first = next(iter(self.parts.values()))
         parts = {name: first.stored(part, where) for name, part in content["parts"].items()}
         return Parts(content["recipe"], content["title"], parts)
 
-    def check(self, around: Surroundings) -> None:
-        """See `Asked`: what one part refuses is refused before hours of another."""
+    def check(self, context: Context) -> None:
+        """See `Request`: what one part refuses is refused before hours of another."""
         for part in self.parts.values():
-            part.check(around)
+            part.check(context)
 
 
-Command = TypeVar("Command", bound=Asked)
+Command = TypeVar("Command", bound=Request)
 
 
 @contextmanager
-def begun(asked: Command, around: Surroundings, *, given: bool) -> Iterator[tuple[Command, Path]]:
+def begun(asked: Command, context: Context, *, given: bool) -> Iterator[tuple[Command, Path]]:
     """Give the folder that a command is to write to, with nobody else at work there.
 
     Args:
         asked: What the command was asked for.
-        around: Where to write, and whether to continue or to start over.
+        context: Where to write, and whether to continue or to start over.
         given: Whether any of the settings was chosen; else `--resume` takes those of the folder.
 
     Yields:
@@ -217,40 +217,40 @@ def begun(asked: Command, around: Surroundings, *, given: bool) -> Iterator[tupl
     def goes_on(folder: Path) -> bool:
         if not unfinished(folder):
             return False
-        return (around.resume and not given) or is_same(folder, asked)
+        return (context.resume and not given) or is_same(folder, asked)
 
     def check(folder: Path) -> None:
         # before the results of an earlier command go
-        _settle(asked, folder, around, given=given)[0].check(around)
+        _settle(asked, folder, context, given=given)[0].check(context)
 
-    with folders.taken(around, goes_on, check) as output:
+    with folders.taken(context, goes_on, check) as output:
         # Anew: another command may have been at work here while the task was loaded.
-        settled, goes_on_here = _settle(asked, output, around, given=given)
+        settled, goes_on_here = _settle(asked, output, context, given=given)
         finished = goes_on_here and not unfinished(output)
         if not goes_on_here:
             clear(output, asked)
         elif not is_same(output, settled):  # until the seeds are there that it adds
             remove_file(output / PAGE)
         write_json(output / FILE, settled.as_dict())
-        around.chosen(output)
-        if finished and not (around.resume or around.quiet):
+        context.chosen(output)
+        if finished and not (context.resume or context.quiet):
             folders.say_finished(output)
-        elif goes_on_here and not (around.resume or around.quiet):
+        elif goes_on_here and not (context.resume or context.quiet):
             print(f"Continuing the unfinished runs in {output} (--fresh starts over).", file=sys.stderr)
         yield settled, output
 
 
-def _settle(asked: Command, output: Path, around: Surroundings, *, given: bool) -> tuple[Command, bool]:
+def _settle(asked: Command, output: Path, context: Context, *, given: bool) -> tuple[Command, bool]:
     """Decide what to do and whether earlier results are taken over, those of a finished command too."""
-    if around.fresh or not (around.resume or _holds_results(output)):
+    if context.fresh or not (context.resume or _holds_results(output)):
         return asked, False
     stored = read(output, asked)
-    if around.resume and not given and asked.is_own(stored):
+    if context.resume and not given and asked.is_own(stored):
         return stored, True
     if stored.is_same(asked):
         return stored, True
     more = asked.has_more_seeds(stored)
-    if more and around.resume:
+    if more and context.resume:
         return asked, True
     raise _other_settings(output, stored, more=", add to its seeds with --resume" if more else "")
 
@@ -300,7 +300,7 @@ def _unreadable(output: Path, why: object) -> ConfigurationError:
     return ConfigurationError(f"{str(output / FILE)!r} cannot be read ({why}): start over with --fresh.")
 
 
-def _other_settings(output: Path, stored: Asked, *, more: str) -> ConfigurationError:
+def _other_settings(output: Path, stored: Request, *, more: str) -> ConfigurationError:
     if not unfinished(output):
         return ConfigurationError(
             f"The folder {str(output)!r} holds finished runs with other settings: give another --output{more}, or "
@@ -335,7 +335,7 @@ def _holds_results(output: Path) -> bool:
     return is_begun(output) or (is_own(output) and (output / PAGE).exists())
 
 
-def is_same(output: Path, asked: Asked) -> bool:
+def is_same(output: Path, asked: Request) -> bool:
     """Say whether the results in `output` are those that were asked for, of this version."""
     try:
         return read(output, asked).is_same(asked)
@@ -343,7 +343,7 @@ def is_same(output: Path, asked: Asked) -> bool:
         return False
 
 
-def clear(output: Path, asked: Asked) -> None:
+def clear(output: Path, asked: Request) -> None:
     """Remove the results and the report of an earlier command, and nothing else, from `output`."""
     if isinstance(asked, Parts):
         for name, part in asked.parts.items():

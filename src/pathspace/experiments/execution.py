@@ -10,7 +10,7 @@ from rich.console import Console
 from pathspace.experiments.compare import Comparison, compare, train
 from pathspace.experiments.configuration import Configuration, begun
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.folders import Surroundings
+from pathspace.experiments.folders import Context
 from pathspace.experiments.layers import Layer
 from pathspace.experiments.monitor import Shown
 from pathspace.experiments.published import load_published
@@ -32,45 +32,45 @@ class Done:
     folder: Path
 
 
-def execute(
-    asked: Configuration, around: Surroundings, *, given: bool, studied: Recipe | None = None
-) -> Done:
+def execute(asked: Configuration, context: Context, *, given: bool, studied: Recipe | None = None) -> Done:
     """Do all runs, and the study of a recipe that has one, and write the report."""
-    with begun(asked, around, given=given) as (configuration, output):
-        comparison = _runs(configuration, output, around)
+    with begun(asked, context, given=given) as (configuration, output):
+        comparison = _runs(configuration, output, context)
         report = comparison_report(
             comparison,
             title=configuration.title,
             configuration=configuration.as_dict(),
             published=load_published(configuration.recipe) if configuration.recipe else None,
-            more=_study(studied, comparison, configuration.size, around) if studied and studied.study else (),
+            more=_study(studied, comparison, configuration.size, context)
+            if studied and studied.study
+            else (),
         )
         write_report(report, output)  # last: without it the same command goes on here
     return Done(comparison, report, output)
 
 
-def _runs(configuration: Configuration, output: Path, around: Surroundings) -> Comparison:
+def _runs(configuration: Configuration, output: Path, context: Context) -> Comparison:
     settings = configuration.settings
-    with Shown(Console(stderr=True), quiet=around.quiet) as monitor:
-        runs = around.runs(output, monitor, settings.threads)
+    with Shown(Console(stderr=True), quiet=context.quiet) as monitor:
+        runs = context.runs(output, monitor, settings.threads)
         if configuration.seed is None:
             return compare(settings, runs)
         return train(settings, configuration.seed, runs)
 
 
-def _study(recipe: Recipe, comparison: Comparison, size: str, around: Surroundings) -> list[Section]:
-    if around.run_device != "cpu":  # which this machine may lack: the runs may have been a cluster's
+def _study(recipe: Recipe, comparison: Comparison, size: str, context: Context) -> list[Section]:
+    if context.run_device != "cpu":  # which this machine may lack: the runs may have been a cluster's
         Console(stderr=True).print("The study computes on the processor.", highlight=False)
     name = recipe.study["name"]
-    with Console(stderr=True, quiet=around.quiet).status(f"Studying the {name}"):
-        return run_study(name, recipe.study_options(size), comparison, around.data_dir)
+    with Console(stderr=True, quiet=context.quiet).status(f"Studying the {name}"):
+        return run_study(name, recipe.study_options(size), comparison, context.data_dir)
 
 
-def run_compare(options: Layer, around: Surroundings) -> Comparison:
+def run_compare(options: Layer, context: Context) -> Comparison:
     """Do what `pathspace compare` was asked for; see there."""
     asked = Configuration("compare", COMPARE_TITLE, settings_from(options))
-    done = execute(asked, around, given=bool(options[1]))
-    print_report(done.report, done.folder, as_json=around.as_json)
+    done = execute(asked, context, given=bool(options[1]))
+    print_report(done.report, done.folder, as_json=context.as_json)
     return done.comparison
 
 
@@ -80,7 +80,7 @@ def run_train(
     learning_rate: float,
     seed: int,
     options: Layer,
-    around: Surroundings,
+    context: Context,
     *,
     given: bool,
 ) -> Comparison:
@@ -104,6 +104,6 @@ def run_train(
             "A single run has one weight decay: give one, such as --set weight_decays=[0.1]."
         )
     asked = Configuration("train", f"One run of {method} from the {start} start", settings, seed=seed)
-    done = execute(asked, around, given=given or bool(values))
-    print_report(done.report, done.folder, as_json=around.as_json)
+    done = execute(asked, context, given=given or bool(values))
+    print_report(done.report, done.folder, as_json=context.as_json)
     return done.comparison

@@ -33,7 +33,7 @@ class BusyError(ConfigurationError):
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class Context:
     """Options of every command that do not change results, but for the last bits.
 
     Attributes:
@@ -65,7 +65,7 @@ class Surroundings:
     engine: str = "local"
     address: str = ""
 
-    def absolute(self) -> Surroundings:
+    def absolute(self) -> Context:
         """Return the same with folders that any process finds."""
         output, data_dir = (path and path.absolute() for path in (self.output, self.data_dir))
         return replace(self, output=output, data_dir=data_dir, default=self.default.absolute())
@@ -91,7 +91,7 @@ class Surroundings:
 
 @contextmanager
 def taken(
-    wanted: Surroundings, goes_on: Callable[[Path], bool], check: Callable[[Path], object]
+    wanted: Context, goes_on: Callable[[Path], bool], check: Callable[[Path], object]
 ) -> Iterator[Path]:
     """Choose the folder that a command writes to, make it, and keep other commands out of it.
 
@@ -124,7 +124,7 @@ def taken(
                 return
 
 
-def place(wanted: Surroundings, goes_on: Callable[[Path], bool]) -> Path:
+def place(wanted: Context, goes_on: Callable[[Path], bool]) -> Path:
     """Return the folder that a command writes to; it need not exist yet.
 
     Args:
@@ -143,7 +143,7 @@ def place(wanted: Surroundings, goes_on: Callable[[Path], bool]) -> Path:
     return folder
 
 
-def _choose(wanted: Surroundings, goes_on: Callable[[Path], bool]) -> Path:
+def _choose(wanted: Context, goes_on: Callable[[Path], bool]) -> Path:
     *used, free = _series(wanted.default)
     if wanted.fresh:
         return free

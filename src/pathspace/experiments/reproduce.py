@@ -10,7 +10,7 @@ from pathspace.experiments.configuration import Configuration, Parts, begun
 from pathspace.experiments.devices import chosen_device
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.execution import execute
-from pathspace.experiments.folders import Surroundings
+from pathspace.experiments.folders import Context
 from pathspace.experiments.layers import Layer
 from pathspace.experiments.recipes import Recipe, load_recipe
 from pathspace.experiments.report.comparison import parts_report
@@ -20,20 +20,20 @@ from pathspace.experiments.tables import reproduce_table
 from pathspace.experiments.terminal import output_console, print_json, print_line
 
 
-def run_reproduce(name: str, size: str, options: Layer, around: Surroundings) -> dict[str, Comparison]:
+def run_reproduce(name: str, size: str, options: Layer, context: Context) -> dict[str, Comparison]:
     """Do what `pathspace reproduce` was asked for; see there. Returns the comparisons by recipe, if any."""
     recipe = load_recipe(name)
     if recipe.engine:
-        if chosen_device(around.device) != "cpu" and around.device != "auto":
+        if chosen_device(context.device) != "cpu" and context.device != "auto":
             raise ConfigurationError(
-                f"The recipe {name!r} computes on the processor alone: leave --device {around.device} out."
+                f"The recipe {name!r} computes on the processor alone: leave --device {context.device} out."
             )
-        reproduce_table(recipe, size, options, around)
+        reproduce_table(recipe, size, options, context)
         return {}
     if recipe.parts:
-        return _reproduce_parts(recipe, size, options, around)
-    done = execute(_asked(recipe, size, options), around, given=bool(size or options[1]), studied=recipe)
-    print_report(done.report, done.folder, as_json=around.as_json)
+        return _reproduce_parts(recipe, size, options, context)
+    done = execute(_asked(recipe, size, options), context, given=bool(size or options[1]), studied=recipe)
+    print_report(done.report, done.folder, as_json=context.as_json)
     return {name: done.comparison}
 
 
@@ -48,9 +48,7 @@ def _asked(recipe: Recipe, size: str, options: Layer) -> Configuration:
     return Configuration("reproduce", recipe.title, settings, recipe=recipe.name, size=size)
 
 
-def _reproduce_parts(
-    recipe: Recipe, size: str, options: Layer, around: Surroundings
-) -> dict[str, Comparison]:
+def _reproduce_parts(recipe: Recipe, size: str, options: Layer, context: Context) -> dict[str, Comparison]:
     """Run the parts of a recipe, each in a folder of its own, and bring their results together on one page.
 
     Parts that are done are not done again, so the same command continues what was stopped.
@@ -58,24 +56,24 @@ def _reproduce_parts(
     asked = Parts(
         recipe.name, recipe.title, {part: _asked(load_recipe(part), size, options) for part in recipe.parts}
     )
-    with begun(asked, around, given=bool(size or options[1])) as (settled, output):
+    with begun(asked, context, given=bool(size or options[1])) as (settled, output):
         done = {}
         for part, configuration in settled.parts.items():
             known = folders.is_own(output / part)
             here = replace(
-                around,
+                context,
                 output=output / part,
                 resume=known,
-                fresh=around.fresh and not known,
+                fresh=context.fresh and not known,
                 chosen=lambda _folder: None,
             )
             done[part] = execute(configuration, here, given=True)
-            if not around.as_json:
+            if not context.as_json:
                 print_report(done[part].report, output / part)
         comparisons = {part: each.comparison for part, each in done.items()}
         found = parts_report(comparisons, title=recipe.title, configuration=settled.as_dict())
         page = write_report(found, output)
-    if around.as_json:
+    if context.as_json:
         results = [each.report.results for each in done.values()]
         print_json(results[0] if len(results) == 1 else results)
     else:

@@ -61,7 +61,7 @@ class Job(Work, Protocol):
 
 
 @dataclass(frozen=True)
-class Ended:
+class JobOutcome:
     """How a job ended: with a result or with an error."""
 
     job: Any
@@ -131,7 +131,7 @@ class Runner:
             monitor.finished(ended.job.label, ended.job.keep(ended.result))
         return [results[job.key] for job in jobs]
 
-    def run(self, jobs: Iterable[Work], monitor: Monitor) -> Iterator[Ended]:
+    def run(self, jobs: Iterable[Work], monitor: Monitor) -> Iterator[JobOutcome]:
         """Do all jobs and yield how each ended, as it comes in.
 
         The next job is taken when there is room for it, after all that has ended was yielded.
@@ -147,7 +147,7 @@ class Runner:
             return
         yield from self._in_processes(iter(jobs), places, monitor)
 
-    def _in_processes(self, jobs: Iterator[Work], places: int, monitor: Monitor) -> Iterator[Ended]:
+    def _in_processes(self, jobs: Iterator[Work], places: int, monitor: Monitor) -> Iterator[JobOutcome]:
         submit = self._submitter(places)
         running: dict[Future[Any], tuple[Work, bool]] = {}
         again: deque[Work] = deque()
@@ -259,11 +259,11 @@ def _ray() -> Any:
     return import_module("ray")  # by name: type checks are the same where it is not installed
 
 
-def _here(job: Work, monitor: Monitor) -> Ended:
+def _here(job: Work, monitor: Monitor) -> JobOutcome:
     try:
-        return Ended(job, job(monitor))
+        return JobOutcome(job, job(monitor))
     except Exception as error:
-        return Ended(job, error=error)
+        return JobOutcome(job, error=error)
 
 
 def _there(job: Work, wanted: dict[str, str]) -> Any:
@@ -287,15 +287,15 @@ def _has_died(error: BaseException | None) -> bool:
     return "RayError" in names and "RayTaskError" not in names
 
 
-def _ended(job: Work, future: Future[Any], error: BaseException | None) -> Ended:
+def _ended(job: Work, future: Future[Any], error: BaseException | None) -> JobOutcome:
     if error is None:
-        return Ended(job, future.result())
+        return JobOutcome(job, future.result())
     if _has_died(error):
-        return Ended(
+        return JobOutcome(
             job,
             error=WorkerDiedError(
                 f"The process of {job.label!r} died, perhaps for want of memory: continue with --resume --workers 1."
             ),
         )
     cause = getattr(error, "cause", None)  # of Ray's error around ours
-    return Ended(job, error=cause if isinstance(cause, Exception) else error)
+    return JobOutcome(job, error=cause if isinstance(cause, Exception) else error)

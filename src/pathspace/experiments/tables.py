@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import TypeAdapter
 from rich.console import Console
 
-from pathspace.experiments.configuration import Asked, begun
+from pathspace.experiments.configuration import Request, begun
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.layers import Layer, laid_over, plain_values
 from pathspace.experiments.monitor import Monitor, Shown
@@ -32,14 +32,14 @@ from pathspace.extras import install
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from pathspace.experiments.folders import Surroundings
+    from pathspace.experiments.folders import Context
 
 FOLDER = "cells"
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class AskedTable(Asked):
+class TableRequest(Request):
     """What a command was asked for that fills a table.
 
     Attributes:
@@ -56,7 +56,7 @@ class AskedTable(Asked):
     results = (f"{FOLDER}/*.json", "networks/*")
 
     def as_dict(self) -> dict[str, Any]:
-        """See `Asked`."""
+        """See `Request`."""
         return {
             "command": self.command,
             "recipe": self.recipe,
@@ -65,16 +65,16 @@ class AskedTable(Asked):
             "versions": versions(),
         }
 
-    def stored(self, content: Mapping[str, Any], where: str) -> AskedTable:
-        """See `Asked`."""
+    def stored(self, content: Mapping[str, Any], where: str) -> TableRequest:
+        """See `Request`."""
         protocol = laid_over(type(self.protocol), [(where, content["protocol"])])
-        return AskedTable(str(content["recipe"]), str(content["size"]), protocol)
+        return TableRequest(str(content["recipe"]), str(content["size"]), protocol)
 
-    def check(self, around: Surroundings) -> None:
-        """See `Asked`."""
+    def check(self, context: Context) -> None:
+        """See `Request`."""
 
-    def has_more_seeds(self, stored: Asked) -> bool:
-        """See `Asked`: no cell depends on how many seeds there are."""
+    def has_more_seeds(self, stored: Request) -> bool:
+        """See `Request`: no cell depends on how many seeds there are."""
         fewer, more = stored.as_dict(), self.as_dict()
         seeds = [content["protocol"].pop("seeds") for content in (fewer, more)]
         if isinstance(seeds[1], list):
@@ -82,14 +82,14 @@ class AskedTable(Asked):
         return fewer == more and seeds[0] < seeds[1]
 
 
-def reproduce_table(recipe: Recipe, size: str, options: Layer, around: Surroundings) -> None:
+def reproduce_table(recipe: Recipe, size: str, options: Layer, context: Context) -> None:
     """Fill the table of a recipe, and report.
 
     Args:
         recipe: Its engine, its title, and its settings by size.
         size: A size of the recipe; empty for the first one.
         options: Settings of the command line, laid over the recipe's.
-        around: Where to write, how many cells at a time, and whether to continue.
+        context: Where to write, how many cells at a time, and whether to continue.
 
     Raises:
         ConfigurationError: A setting is impossible, a package is missing, or the folder holds something else.
@@ -103,9 +103,9 @@ def reproduce_table(recipe: Recipe, size: str, options: Layer, around: Surroundi
                 f"The package {name!r} is missing: {install('experiments', 'sequences')}."
             )
     protocol = laid_over(schema.Protocol, [*recipe.layers(size), options])
-    asked = AskedTable(recipe.name, size or next(iter(recipe.sizes), ""), protocol)
-    with begun(asked, around, given=bool(size or options[1])) as (settled, output):
-        do = partial(all_results, output=output, around=around)
+    asked = TableRequest(recipe.name, size or next(iter(recipe.sizes), ""), protocol)
+    with begun(asked, context, given=bool(size or options[1])) as (settled, output):
+        do = partial(all_results, output=output, context=context)
         results = import_module(f"{engine}.cells").fill(settled.protocol, do, output)
         found = import_module(f"{engine}.report").report(
             settled.protocol,
@@ -115,7 +115,7 @@ def reproduce_table(recipe: Recipe, size: str, options: Layer, around: Surroundi
             published=load_published(recipe.name),
         )
         write_report(found, output)
-    print_report(found, output, as_json=around.as_json)
+    print_report(found, output, as_json=context.as_json)
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class StoredCell:
 
 
 def all_results(
-    kind: type[T], cells: Sequence[Any], compute: Callable[[Any], T], *, output: Path, around: Surroundings
+    kind: type[T], cells: Sequence[Any], compute: Callable[[Any], T], *, output: Path, context: Context
 ) -> list[T]:
     """Compute all cells that have no file yet.
 
@@ -176,7 +176,7 @@ def all_results(
         cells: Those that take longest first.
         compute: Computes one.
         output: The folder of the table.
-        around: Who computes, how many cells at a time, and whether progress is shown.
+        context: Who computes, how many cells at a time, and whether progress is shown.
 
     Returns:
         The results, in the order of the cells.
@@ -187,6 +187,6 @@ def all_results(
     """
     folder = make_folder(output / FOLDER)
     jobs = [StoredCell(kind, cell, compute, folder) for cell in cells]
-    runner = replace(around, device="cpu").runner()  # tables compute on the processor alone
-    with Shown(Console(stderr=True), quiet=around.quiet) as monitor, runner:
+    runner = replace(context, device="cpu").runner()  # tables compute on the processor alone
+    with Shown(Console(stderr=True), quiet=context.quiet) as monitor, runner:
         return runner.all_results(jobs, monitor, "Computing")

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from pathspace.experiments.configuration import Configuration, begun
 from pathspace.experiments.errors import ConfigurationError, unknown_name
-from pathspace.experiments.folders import Surroundings
+from pathspace.experiments.folders import Context
 from pathspace.experiments.layers import Layer, plain_values
 from pathspace.experiments.monitor import Shown
 from pathspace.experiments.recipes import load_recipe, recipe_names
@@ -24,7 +24,7 @@ def run_sweep(
     name: str,
     size: str,
     options: Layer,
-    around: Surroundings,
+    context: Context,
     *,
     search: Sequence[str] = (),
     sampler: str | None = None,
@@ -36,13 +36,13 @@ def run_sweep(
     plan = plan_from(settings, search, sampler or "grid", trials, prune or "none")
     asked = Configuration("sweep", title, settings, recipe=recipe, size=size, sweep=plain_values(plan))
     given = bool(name or options[1] or search or sampler or trials or prune)
-    with begun(asked, around, given=given) as (configuration, output):
-        with Shown(Console(stderr=True), quiet=around.quiet) as monitor:
-            runs = around.runs(output, monitor, configuration.settings.threads)
+    with begun(asked, context, given=given) as (configuration, output):
+        with Shown(Console(stderr=True), quiet=context.quiet) as monitor:
+            runs = context.runs(output, monitor, configuration.settings.threads)
             found = sweep(configuration.settings, Plan(**configuration.sweep), runs)
         told = report(found, title=configuration.title, configuration=configuration.as_dict())
         write_report(told, output)
-    print_report(told, output, as_json=around.as_json)
+    print_report(told, output, as_json=context.as_json)
     return found
 
 

@@ -29,7 +29,7 @@ from pathspace.experiments.errors import ConfigurationError, StorageError
 from pathspace.experiments.jobs import PlacedRun, Runs
 from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.run import RunConfig, RunResult, Validation
-from pathspace.experiments.runner import Ended, WorkerDiedError
+from pathspace.experiments.runner import JobOutcome, WorkerDiedError
 from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings
 from pathspace.experiments.storage import clear_failure, finite
 from pathspace.experiments.sweep.plan import RATE, Plan, config_of
@@ -285,7 +285,7 @@ class _Points:
             self._running[job.key] = [(name, trial)]
             yield job
 
-    def end(self, ended: Ended) -> None:
+    def end(self, ended: JobOutcome) -> None:
         """Take in how the runs of a point ended.
 
         Raises:
