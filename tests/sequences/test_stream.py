@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pathspace.cli import app
-from pathspace.sequences import PCNN, Mixed
+from pathspace.sequences import PCNN, Mixed, load
 
 LOG = "".join(f"10:{k // 60:02}:{k % 60:02} GET /page{k * k % 7}.html 200\n" for k in range(120))
 
@@ -149,3 +149,36 @@ def test_a_file_with_an_unknown_byte_is_scored(run, tmp_path):
     assert figures["unknown_symbols"] == sum(symbol not in LOG for symbol in (tmp_path / "new").read_text())
     assert math.isfinite(figures["bits"])
     assert "unknown to the model (fit --alphabet FILE knows them)" in run("bits", "m", "new")
+
+
+def test_numbers_are_masked_where_the_model_was_fitted_so(run, tmp_path):
+    (tmp_path / "old").write_text(LOG)
+    fit = ("fit", "old", "--passes", "0", "-q", "-o")
+    run(*fit, "masked", "--mask-numbers")
+    model = load(tmp_path / "masked")
+    assert model.bits(b"0:0:0 GET /page0.html 0\n") < 10
+    lines = ["23:59:59 GET /page8.html 777", "10:00:00 PUT /page1.html 200"]
+    (tmp_path / "new").write_text("\n".join([*LOG.splitlines()[:9], *lines]) + "\n")
+    found = {}
+    for name in ("masked", "plain"):
+        if name == "plain":
+            run(*fit, name)
+        told = run("lines", name, "new", "--frozen", "--json").splitlines()
+        found[name] = {each["text"]: each["bits"] for each in map(json.loads, told)}
+    # the text that is shown has its numbers, and they surprise nobody
+    number, word = lines
+    assert found["masked"][number] < 0.2 * found["plain"][number]
+    assert found["masked"][word] > 5 * found["masked"][number]
+    total = json.loads(run("bits", "masked", "new", "--json"))["bits"]
+    assert total < sum(found["plain"].values())
+    # --resume goes on with what the first fit was told
+    run(*fit, "masked", "--resume", "--passes", "2")
+    assert load(tmp_path / "masked").model.told_["mask_numbers"]
+    run(*fit, "network", "--mask-numbers", "--no-context", "--passes", "1")
+    assert load(tmp_path / "network").told_["mask_numbers"]
+    run(*fit, "network", "--no-context", "--passes", "1")
+    result = CliRunner().invoke(
+        app, ["sequence", *fit, "network", "--resume", "--mask-numbers", "--passes", "2"]
+    )
+    assert result.exit_code == 2
+    assert "begun without --mask-numbers" in " ".join(result.output.split())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -86,9 +87,27 @@ def mode_from(kind: Kind) -> Mode:
     return next((splitter for splitter in SPLITTERS if splitter == kind), False)
 
 
-def read(path: Path, kind: Kind) -> Any:
+def with_numbers_masked(content: bytes) -> bytes:
+    """Return a text with a 0 in the place of each number.
+
+    Example:
+        >>> with_numbers_masked(b"10:07 from 10.0.0.1")
+        b'0:0 from 0.0.0.0'
+    """
+    return re.sub(rb"[0-9]+", b"0", content)
+
+
+def masks_numbers(model: SequenceModel | Mixed) -> bool:
+    """Whether a model was fitted to a text whose numbers are masked."""
+    network = model.model if isinstance(model, Mixed) else model
+    return network is not None and bool(network.told_.get("mask_numbers"))
+
+
+def read(path: Path, kind: Kind, mask_numbers: bool = False) -> Any:
     """Return the symbols of a file; raises ValueError if there are none or it is not UTF-8, as all but bytes are."""
     content = path.read_bytes()
+    if mask_numbers:
+        content = with_numbers_masked(content)
     if not content:
         raise ValueError(f"the file {path} is empty: it has no symbol to learn or to score")
     if kind == "bytes":
@@ -104,7 +123,7 @@ def read(path: Path, kind: Kind) -> Any:
 
 def read_for(model: SequenceModel | Mixed, path: Path) -> Any:
     """Read a file as the model read its training text; a list of tokens as lines, one token on each."""
-    return _named(model, read(path, kind_read(model)))
+    return _named(model, read(path, kind_read(model), masks_numbers(model)))
 
 
 def argument_for(model: SequenceModel | Mixed, said: str) -> Any:

@@ -176,6 +176,13 @@ def fit(
         str | None, typer.Option(help="What a symbol is: bytes, characters, words or lines; default bytes.")
     ] = None,
     after: After = None,
+    mask_numbers: Annotated[
+        bool,
+        typer.Option(
+            "--mask-numbers",
+            help="Read a 0 in the place of each number, to find surprising lines by `lines`, which does so too.",
+        ),
+    ] = False,
     alphabet: Annotated[
         Path | None,
         typer.Option(help="File whose symbols the model shall know too.", exists=True, dir_okay=False),
@@ -230,6 +237,7 @@ def fit(
       pathspace sequence fit secret.txt -o small.safetensors --no-context
       pathspace sequence fit xor.txt -o xor.safetensors --after =
       pathspace sequence fit events.txt -o events.safetensors --tokens lines
+      pathspace sequence fit log.txt -o lines.safetensors --mask-numbers  # for `pathspace sequence lines`
     """  # noqa: D301 (click wants the character, not the letters)
     with errors():
         writable(output, file, validation, alphabet)
@@ -261,7 +269,7 @@ def fit(
             "jobs": jobs,
             "seed": seed,
         }
-        choices = Choices(context, after, share, validation is not None)
+        choices = Choices(context, after, share, validation is not None, mask_numbers)
         if resume:
             network = network_of(output)
             check_resumed(

@@ -27,18 +27,20 @@ class Choices:
         after: the symbol whose next ones alone are predicted.
         share: of the file that is held out.
         validation: whether another file is what is held out.
+        mask_numbers: whether numbers are masked in all files.
     """
 
     context: bool | None
     after: str | None
     share: float | None
     validation: bool
+    mask_numbers: bool = False
 
     def over(self, told: Mapping[str, Any], output: Path) -> Choices:
         """Return the choices with those of the fit that goes on in the place of what is left out.
 
         Raises:
-            ValueError: they would hold out what has been learned.
+            ValueError: they would hold out what has been learned, or mask numbers that have been.
         """
         if told.get("validation") and not self.validation and self.share is None:
             # the last tenth of the file, in its place, has been learned
@@ -51,11 +53,16 @@ class Choices:
                 f"--share {self.share:g} holds back text that the model in {output} has learned: give at most "
                 f"{first:g}, which it has not seen, or a --validation file"
             )
+        if self.mask_numbers and not told.get("mask_numbers"):
+            raise ValueError(
+                f"the model in {output} was begun without --mask-numbers: leave it out, or begin anew without --resume"
+            )
         return replace(
             self,
             context=told.get("context") if self.context is None else self.context,
             after=told.get("after") if self.after is None else self.after,
             share=told.get("share") if self.share is None else self.share,
+            mask_numbers=bool(told.get("mask_numbers")),
         )
 
     def settled(self) -> Choices:
@@ -98,12 +105,13 @@ class Texts:
         folds: int,
     ) -> Texts:
         """Read the files; raises ValueError where one has no symbol to predict."""
-        text, after, mode = read(file, kind), choices.after, mode_from(kind)
-        known = None if alphabet is None else read(alphabet, kind)
+        masked, after, mode = choices.mask_numbers, choices.after, mode_from(kind)
+        text = read(file, kind, masked)
+        known = None if alphabet is None else read(alphabet, kind, masked)
         mask = mask_after(text, after, file)
         counted = _count(text, mask)
         if validation is not None:
-            held = read(validation, kind)
+            held = read(validation, kind, masked)
             held_mask = mask_after(held, after, validation)
             return cls(text, held, mask, held_mask, known, counted, _count(held, held_mask), mode)
         if folds > 1:  # they take turns, and need no validation part of their own

@@ -19,7 +19,15 @@ from pathspace.sequences.text import Alphabet
 from pathspace.sequences.tokens import TokenAlphabet
 
 from .console import errors, per_symbol
-from .files import AsJson, InputPath, ModelPath, argument_for, kind_read
+from .files import (
+    AsJson,
+    InputPath,
+    ModelPath,
+    argument_for,
+    kind_read,
+    masks_numbers,
+    with_numbers_masked,
+)
 
 
 @dataclass(frozen=True, order=True)
@@ -59,11 +67,12 @@ def lines(
 
     A line that the model has not seen the like of takes many bits. They are printed as they are read, so that a log may
     be piped in while it is written; with --top at the end. Without --frozen a mixture learns each line once it is
-    scored, and what happens often surprises once. With --json each line is an object of its own.
+    scored, and what happens often surprises once. Numbers are masked where the model was fitted with --mask-numbers,
+    which finds more than numbers that are new. With --json each line is an object of its own.
 
     \b
     Examples:
-      pathspace sequence lines log.safetensors other.txt --top 20
+      pathspace sequence lines log.safetensors other.txt --top 20 --per-symbol
       tail -f log.txt | pathspace sequence lines log.safetensors - --frozen
     """  # noqa: D301 (click wants the character, not the letters)
     with errors():
@@ -78,13 +87,13 @@ def lines(
 
 def _scored(estimator: SequenceModel | Mixed, file: Path, frozen: bool, each_symbol: bool) -> Iterator[_Line]:
     place = estimator.frozen() if frozen else estimator.begin(0)
-    alphabet = estimator.alphabet_
+    alphabet, masked = estimator.alphabet_, masks_numbers(estimator)
     with file.open("rb") as opened:
         # readline returns a line of a pipe as soon as it is there
         for number, content in enumerate(iter(opened.readline, b""), 1):
             if frozen:
                 place.restart()
-            text = _symbols(estimator, content)
+            text = _symbols(estimator, with_numbers_masked(content) if masked else content)
             bits = float(bits_of_each(place, alphabet, text).sum())
             surprise = bits / max(len(text), 1) if each_symbol else bits
             yield _Line(surprise, number, bits, len(text), _without_newline(content))
