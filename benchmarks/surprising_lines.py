@@ -1,8 +1,8 @@
 """How many odd lines put into real logs are found by their bits, and by how rare a template of drain3 is.
 
 The first 1,000 lines of each log are learned. Into the others 20 lines are put: ten messages of other programs behind
-the header of a line of the log, and ten lines in which a word is another word of the log. BGL has alarms of its own; the
-first field of a line, which names them, is left out. Prints, for each way to rank lines, the share of odd ones
+the header of a line of the log, and ten lines in which a word is another word of the log. BGL has alarms of its
+own; the first field of a line, which names them, is left out. Prints, for each way to rank lines, the share of odd ones
 among the first 20 and the average precision, over two seeds.
 
 The logs are NAME/NAME_2k.log of github.com/logpai/loghub, in one folder. Without drain3 (`pip install drain3`) its rows
