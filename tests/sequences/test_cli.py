@@ -578,6 +578,10 @@ def test_compiling_is_named(run, book, monkeypatch):
     monkeypatch.setattr("pathspace.sequences.cli.console.is_compiled", lambda _: False)
     assert "compiling, once after an installation" in run(*options).stderr
     assert "compiling" not in run(*options, "-q").stderr
+    assert "compiling" in run("compress", book, "-o", "packed").stderr
+    # a network alone reads no contexts
+    run(*options, "--no-context")
+    assert "compiling" not in run("compress", "m", book, "-o", "other").stderr
 
 
 def test_folds_tell_what_they_held_back_of_the_network_alone(run, log, book):

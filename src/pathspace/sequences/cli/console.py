@@ -74,9 +74,16 @@ def per_symbol(bits: float, symbols: int) -> float:
 
 
 @contextmanager
-def symbols_shown(name: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show how far a command is while the block runs; it is told how many symbols of how many are done."""
-    say_if_compiling(quiet, mixing.run)
+def symbols_shown(name: str, quiet: bool, contexts: bool = True) -> Iterator[Callable[[int, int], None]]:
+    """Show how far a command is while the block runs; it is told how many symbols of how many are done.
+
+    Args:
+        name: what is done.
+        quiet: whether nothing is shown.
+        contexts: whether contexts are read, whose kernel may have to be compiled first.
+    """
+    if contexts:
+        say_if_compiling(quiet, mixing.run)
     with shown(name, console, quiet=quiet) as show:
         yield lambda done, total: show(done / max(total, 1), f"{done}/{total} symbols")
 

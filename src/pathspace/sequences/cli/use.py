@@ -12,6 +12,7 @@ from pathspace.sequences.compression import MAX_BYTES
 from pathspace.sequences.compression import compress as compress_bytes
 from pathspace.sequences.compression import decompress as decompress_bytes
 from pathspace.sequences.estimators import load
+from pathspace.sequences.sequence_model import SequenceModel
 from pathspace.sequences.tokens import joined
 
 from .console import errors, say, symbols_shown
@@ -173,7 +174,7 @@ def compress(
         writable(output, model, file)
         may_overwrite(output, force)
         estimator, data = None if model is None else load(model), file.read_bytes()
-        with symbols_shown("compress", quiet) as progress:
+        with symbols_shown("compress", quiet, not isinstance(estimator, SequenceModel)) as progress:
             packed = compress_bytes(estimator, data, progress, by_record=records)
         write(output, packed)
     each = 8 * len(packed) / max(len(data), 1)
@@ -220,7 +221,7 @@ def decompress(
         writable(output, model, file)
         may_overwrite(output, force)
         estimator, packed = None if model is None else load(model), file.read_bytes()
-        with symbols_shown("decompress", quiet) as progress:
+        with symbols_shown("decompress", quiet, not isinstance(estimator, SequenceModel)) as progress:
             data = decompress_bytes(estimator, packed, progress, max_bytes)
         write(output, data)
     say(False, {}, f"{output}: {len(data)} bytes", output=output)
