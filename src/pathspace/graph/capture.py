@@ -69,7 +69,7 @@ def unseen() -> AbstractContextManager[Any]:
 
 
 class Capture(TorchDispatchMode):
-    """Records the operations that run inside ``with capture.running():``."""
+    """A recording of the operations that run inside ``with capture.running():``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,7 +165,8 @@ def leading(tensor: Tensor) -> tuple[Tensor, bool]:
     """Return a tensor of ``vmap`` with all its examples, ``[n, ...]``, and True; any other as it is, and False."""
     if not _is_batched(tensor):
         return tensor, False
-    values, place = _unwrapped(tensor), _batch_dim(tensor)
+    values = _unwrapped(tensor)
+    place = _batch_dim(tensor)
     return (values if place == 0 else values.movedim(place, 0)), True
 
 
@@ -217,7 +218,9 @@ class OnBatch:
     def __init__(
         self, function: Callable[..., Any], places: Sequence[int | None], results: Sequence[int | None]
     ) -> None:
-        self._function, self._places, self._results = function, places, results
+        self._function = function
+        self._places = places
+        self._results = results
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it on one example or, inside ``vmap``, on all."""
@@ -242,7 +245,8 @@ class OnBatch:
 
     def _apart(self, result: Any, like: Tensor) -> Any:
         """Return the results for each example."""
-        count, places = len(leading(like)[0]), iter(self._results)
+        count = len(leading(like)[0])
+        places = iter(self._results)
 
         def apart(t: Tensor) -> Tensor:
             place = next(places)
@@ -276,7 +280,7 @@ def slow_examples_allowed() -> Iterator[None]:
 
 
 class KeepsWhole(TorchFunctionMode):
-    """Hands torch functions to a handler, which may keep some whole.
+    """A mode that gives torch functions to a handler, which may keep some whole.
 
     Args:
         handler: from the function, its arguments and those by name to a result; NotImplemented if it leaves the

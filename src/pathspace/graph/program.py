@@ -1,7 +1,7 @@
-"""Captured steps that are run again, on one example of another batch or on all of its examples at once.
+"""Captured steps that run again, on one example of another batch or on all of its examples at once.
 
-The steps are those of one example. Under ``torch.func.vmap`` they run on all examples, which no step sees: it has its
-shapes from the one, and no step can mix two. Every value is then that of one example, or ``[n, ...]`` for all n.
+The steps are those of one example. ``torch.func.vmap`` runs them on all examples. No step sees the other examples,
+so no step can mix two of them. Each value is one that all examples share, or ``[n, ...]`` for n examples.
 """
 
 from __future__ import annotations
@@ -121,7 +121,9 @@ class Program:
 
     def seal(self) -> None:
         """Let go of the values of the captured pass: nothing is referred to any more."""
-        self._refs, self._kept, self._constants = {}, [], set()
+        self._refs = {}
+        self._kept = []
+        self._constants = set()
 
     def run(self, values: Sequence[Tensor]) -> Values:
         """Run the steps on the values of the inputs, which may be those of one example inside ``vmap``."""
@@ -147,7 +149,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Values:
-    """What a run showed.
+    """The values of a run.
 
     Attributes:
         of: by place, the value for all examples ``[n, ...]`` and True, or one that they share, and False.

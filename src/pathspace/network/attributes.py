@@ -237,7 +237,7 @@ def _copied(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Read:
-    """What code reads of modules.
+    """Attributes of modules that code reads.
 
     Attributes:
         names: names in it that it does not assign.

@@ -38,7 +38,7 @@ class Retraces(Protocol):
 
 @dataclass(frozen=True)
 class Call:
-    """How the model was called while it was traced: enough to call it again on data of the same form.
+    """The call of the model in the trace, with all that is needed to call it again on data of the same form.
 
     Attributes:
         arguments: the example input, its tensors on the ``meta`` device.

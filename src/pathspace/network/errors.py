@@ -22,7 +22,10 @@ class UntraceableError(ValueError):
     """
 
     def __init__(self, operation: str, module: str, reason: str, advice: str | None = None) -> None:
-        self.operation, self.module, self.reason, self.advice = operation, module, reason, advice
+        self.operation = operation
+        self.module = module
+        self.reason = reason
+        self.advice = advice
         place = f"module '{module}'" if module else "the model's own forward"
         super().__init__(f"cannot trace '{operation}' in {place}: {reason}. {advice or _advice(module)}")
 
@@ -128,7 +131,8 @@ class WrongBatchDimension(Exception):  # noqa: N818 -- a signal between tracing 
 
     def __init__(self, operation: str, module: str = "") -> None:
         super().__init__(f"{operation} in '{module}'" if module else operation)
-        self.operation, self.module = operation, module
+        self.operation = operation
+        self.module = module
 
 
 class MixedExamples(WrongBatchDimension):

@@ -55,7 +55,8 @@ def _same_form(a: Network, b: Network) -> bool:
 
 def _form(network: Network) -> tuple[Any, ...]:
     """Return what is equal, part by part, for equal networks."""
-    program, call = network.program, network.call
+    program = network.program
+    call = network.call
     operations = [(o.name, o.module, o.kind, o.shapes[-1:]) for o in program.operations]
     biases = {name: edges.bias for name, edges in network.edges.items()}
     of_program = operations, program.cuts, program.by_batch
@@ -112,7 +113,8 @@ def mass_at_random(network: Network, squares: Mapping[str, Tensor]) -> Tensor:
         network: a traced network.
         squares: squared weights by name, in float64.
     """
-    of_inputs, of_outputs = _numbers("inputs"), _numbers("outputs")
+    of_inputs = _numbers("inputs")
+    of_outputs = _numbers("outputs")
     like = next(iter(squares.values()))
     tape = network.tape
 

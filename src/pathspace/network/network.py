@@ -143,12 +143,12 @@ class Network:
 
     @cached_property
     def splits(self) -> int:
-        """How many of its parameters are split over processes."""
+        """Number of its parameters that are split over processes."""
         return sum(map(is_split, self.parameters.values()))
 
     @property
     def rescalings(self) -> Counter[str]:
-        """How often the library rescaled the model's weights, under "done"; for what a state that is kept relies on."""
+        """Number of times that the library rescaled the model's weights, under "done"; saved states rely on it."""
         return _RESCALINGS.setdefault(self.model, Counter())
 
     def squared(self, parameters: Mapping[str, Tensor]) -> Tensor:

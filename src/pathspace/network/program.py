@@ -54,7 +54,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Crossing:
-    """What an input of the network was computed from, beyond a cut, a module left outside or a function of inputs.
+    """The origin of an input of the network, before a cut, a module left outside or a function of inputs.
 
     Attributes:
         entering: slots of the values that it was computed from.

@@ -17,7 +17,7 @@ from pathspace.network.trace.functions import changes, short_name
 
 @dataclass(frozen=True)
 class Registration:
-    """What an operation is.
+    """The meaning of a registered operation.
 
     Attributes:
         decomposition: a function of the same arguments, made of functions that tracing knows.

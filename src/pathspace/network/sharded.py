@@ -1,8 +1,8 @@
-"""Weights that are split over processes, by FSDP or tensor parallelism: what may be done with them, and what not.
+"""Weights that FSDP or tensor parallelism shards over processes, and the operations that support them.
 
-A network that was traced before FSDP's ``fully_shard`` follows the parameters that took the place of its own. Kappa is
-computed of whole weights, gathered one after the other (see ``squared.parts``); whatever else goes along paths needs
-them all at once, and says so.
+A network that was traced before FSDP's ``fully_shard`` follows the parameters that replaced its own. Kappa is computed
+from full weights, which are gathered one after the other (see ``squared.parts``). Other sums over paths need all full
+weights at once, and refuse shards with an error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def shards(module: nn.Module) -> bool:
 
 def flattened(model: nn.Module) -> bool:
     """Return whether FullyShardedDataParallel has flattened the weights of a model or of a part of it."""
-    fsdp, modules = sys.modules.get("torch.distributed.fsdp"), list(model.modules())
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    modules = list(model.modules())
     if fsdp is None or any(isinstance(module, fsdp.FSDPModule) for module in modules):
         return False
     # a mark for torch.compile

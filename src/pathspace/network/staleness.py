@@ -1,4 +1,4 @@
-"""Whether a model is still the one that was traced: its modules, shared parameters, attributes, masks and functions."""
+"""Check that a model is still the one that was traced: modules, shared parameters, attributes, masks, functions."""
 
 from __future__ import annotations
 
@@ -94,7 +94,8 @@ class StalenessCheck:
         for (path, key), value in call.attributes.items():
             if path not in modules:
                 continue
-            held, name = vars(modules[path]), f"{path}.{key}".lstrip(".")
+            held = vars(modules[path])
+            name = f"{path}.{key}".lstrip(".")
             if entries(value) > _LONG:
                 self._long.append(_LongContainer(held, key, value, name))
             else:

@@ -66,7 +66,7 @@ class UnitClass:
 
     @property
     def bias(self) -> tuple[Edge, ...]:
-        """Those of the incoming edges that come from the bias node."""
+        """Incoming edges from the bias node."""
         return tuple(edge for edge in self.incoming if self._edges[edge[0]].bias)
 
     def _select(self, sign: int) -> tuple[Edge, ...]:

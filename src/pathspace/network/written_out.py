@@ -53,20 +53,21 @@ def multi_head_attention(
     if query.dim() != 3 or static_k is not None or static_v is not None:
         name = "multi_head_attention_forward"
         raise NoRule(name, "", REASONS[name])
-    separate = (q_proj_weight, k_proj_weight, v_proj_weight)
     if use_separate_proj_weight or in_proj_weight is None:
-        projected = _projections((query, key, value), separate, in_proj_bias)
+        separate = (q_proj_weight, k_proj_weight, v_proj_weight)
+        q, k, v = _projections((query, key, value), separate, in_proj_bias)
     elif query is key is value:
-        projected = F.linear(query, in_proj_weight, in_proj_bias).chunk(3, -1)
+        q, k, v = F.linear(query, in_proj_weight, in_proj_bias).chunk(3, -1)
     else:
-        projected = _projections((query, key, value), in_proj_weight.chunk(3), in_proj_bias)
-    q, k, v = projected
+        q, k, v = _projections((query, key, value), in_proj_weight.chunk(3), in_proj_bias)
     if bias_k is not None and bias_v is not None:  # one more key, which is learned
-        k, v = (torch.cat([t, b.expand(-1, t.shape[1], -1)]) for t, b in ((k, bias_k), (v, bias_v)))
+        k = torch.cat([k, bias_k.expand(-1, k.shape[1], -1)])
+        v = torch.cat([v, bias_v.expand(-1, v.shape[1], -1)])
     # [L, B, E] -> [B, h, L, d]
     q, k, v = (t.unflatten(-1, (num_heads, -1)).permute(1, 2, 0, 3) for t in (q, k, v))
     if add_zero_attn:
-        k, v = (F.pad(t, (0, 0, 0, 1)) for t in (k, v))
+        k = F.pad(k, (0, 0, 0, 1))
+        v = F.pad(v, (0, 0, 0, 1))
     mask = _mask(key_padding_mask, attn_mask, q, k)
     out = F.scaled_dot_product_attention(q, k, v, mask)
     result = F.linear(out.permute(2, 0, 1, 3).flatten(2), out_proj_weight, out_proj_bias)

@@ -174,7 +174,8 @@ def check_terms(name: str, terms: Terms, values: Sequence[Tensor], operands: int
     for a, b, r in terms.mixed:
         result.index_add_(0, r.target, r.factor * values[a][r.source] * values[operands + b][r.member])
     shown = ~torch.isinf(actual)  # an infinity that a mask put there is moved, and passed over by a maximum
-    actual, result = actual[shown], result[shown]
+    actual = actual[shown]
+    result = result[shown]
     scale = 1 + actual.abs().amax() if actual.numel() else 1.0
     if not bool(((result - actual).abs() <= _AGREES * scale).all()):
         why = "its result is not the sum of paths that its arguments allow: it is neither affine nor a ReLU or maximum"

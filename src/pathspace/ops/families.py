@@ -1,6 +1,7 @@
-"""Families of operations of a captured pass, and what each is where paths are written down.
+"""Families of operations of a captured pass, and the edges of the paths through them.
 
-A family has faces: so far :meth:`Family.listed`. The first family in :data:`FAMILIES` that takes a step reads it.
+Each family has methods for the readers of a pass, so far :meth:`Family.listed`. The first family in :data:`FAMILIES`
+that takes a step reads it.
 
 Letters: h activations, w weights, o an element of a result, i of an operand.
 """
@@ -52,7 +53,7 @@ def _data(step: Step, listing: Listing) -> bool:
 
 
 class Ending:
-    """What comes after the last parameter and is no sum of paths: what entered it is the output."""
+    """Functions after the last parameter that are no sums of paths: their inputs are the outputs of the network."""
 
     def takes(self, step: Step, listing: Listing) -> bool:
         """Return whether the step is a function of such a thing, or makes one."""
@@ -113,7 +114,7 @@ class OfInputs:
 
 
 class Known:
-    """What is known from the example: comparisons, signs, orders and random numbers are inputs."""
+    """Functions of the example that count as inputs: comparisons, signs, orders and random numbers."""
 
     def takes(self, step: Step, listing: Listing) -> bool:
         """Return whether the step is one of these."""
@@ -169,7 +170,7 @@ class Embedding:
 
 
 class Gate:
-    """What data open and close: ReLU and its kin, maxima, masks, choices and factors that are inputs."""
+    """Edges that data open and close: ReLU and its kin, maxima, masks, choices and factors that are inputs."""
 
     def takes(self, step: Step, listing: Listing) -> bool:
         """Return whether the step has gates."""
@@ -185,9 +186,12 @@ class Gate:
         if step.name == "index_put" and listing.is_data(step.args[1][0]):
             x, (mask, *_), item = step.args[:3]
             return chosen(mask.reshape(*mask.shape, *[1] * (x.dim() - mask.dim())), item, x)
-        name, function, args = step.name, step.function, step.args
+        name = step.name
+        function = step.function
+        args = step.args
         if name == "index":
-            name, function = "__getitem__", operator.getitem
+            name = "__getitem__"
+            function = operator.getitem
             args = (args[0], tuple(slice(None) if i is None else i for i in args[1]))
         return gated_by_data(name, function, args, step.kwargs, listing.is_unit, listing.is_data)
 

@@ -53,9 +53,10 @@ def gated(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: di
 
     if name in _UNARY or name in CLAMPS:
         return Gated((x,), _slopes(on, x))
-    if name in ORDERED and (name != "median" or len(args) > 1 or kwargs):
-        dim = dimension(name, args[1:], {k: v for k, v in kwargs.items() if k != "input"})
-        return Gated((x,), _ordered(on, x, -1 if dim is None else dim, running=name.startswith("cum")))
+    along_one = name != "median" or len(args) > 1 or bool(kwargs)
+    if name in ORDERED and along_one:
+        options = {key: value for key, value in kwargs.items() if key != "input"}
+        return Gated((x,), _ordered(on, x, dimension(name, args[1:], options), name))
     other = args[1] if len(args) > 1 else kwargs.get("other")
     if name in _OF_TWO and isinstance(other, Tensor):
         sign = _OF_TWO[name]
@@ -104,18 +105,29 @@ def gated_by_data(
         return _reduced(*args, given=is_data(args[2] if len(args) > 2 else kwargs["index"]), **kwargs)
     if name == "__getitem__":
         return _indexed(args[0], args[1], is_data)
-    if name == "where" and is_data(args[0]):
+    place = _PLACE_OF_DATA.get(name)
+    if place is None or len(args) <= place or not is_data(args[place]):
+        return None
+    if name == "where":
         return chosen(args[0], *args[1:], *(kwargs[k] for k in ("input", "other") if k in kwargs))
-    if name == "masked_fill" and len(args) > 1 and is_data(args[1]):
+    if name == "masked_fill":
         fill = [*args, kwargs.get("value")][2]
         return chosen(args[1], fill, args[0])
-    if name == "gather" and is_data(args[2]):
+    if name == "gather":
         return Gated((args[0],), _picked(lambda h: func(h, *args[1:]), args[0], args[1], keep=True))
-    if name == "index_select" and is_data(args[2]):
+    if name == "index_select":
         return Gated((args[0],), _chosen_along(lambda h: func(h, *args[1:]), args[0], args[1]))
-    if name in ACCUMULATED and is_data(args[2]):
-        return _accumulated(name, *args, **kwargs)
-    return None
+    return _accumulated(name, *args, **kwargs)
+
+
+_PLACE_OF_DATA = {
+    "where": 0,
+    "masked_fill": 1,
+    "gather": 2,
+    "index_select": 2,
+    **dict.fromkeys(ACCUMULATED, 2),
+}
+"""The argument that opens and closes edges if it is data."""
 
 
 def _indexed(x: Tensor, place: Any, is_data: Callable[[Any], bool]) -> Gated | None:
@@ -210,7 +222,8 @@ def _added(
 
     Where the places are ``given`` by data, there are edges to all of them, of which that one is open.
     """
-    zero, n = torch.zeros(base.shape, dtype=torch.float64), base.numel()
+    zero = torch.zeros(base.shape, dtype=torch.float64)
+    n = base.numel()
 
     def there(unit: Tensor) -> Tensor:
         return add(zero, unit.reshape(source.shape))
@@ -219,7 +232,8 @@ def _added(
         return there(unit).sum(dim, keepdim=True).expand(base.shape)
 
     o, i, opened = _opened(anywhere if given else there, there, source.numel())
-    direct, one = torch.arange(n), torch.ones(n, dtype=torch.float64)
+    direct = torch.arange(n)
+    one = torch.ones(n, dtype=torch.float64)
     return torch.cat([direct, o]), torch.cat([direct, i + n]), torch.cat([one, opened])
 
 
@@ -261,7 +275,8 @@ def chosen(condition: Tensor, x: Any, y: Any) -> Gated:
     operands = [t if isinstance(t, Tensor) else torch.tensor(float(t), dtype=torch.float64) for t in (x, y)]
     shape = torch.broadcast_shapes(condition.shape, *(t.shape for t in operands))
     opened = condition.detach().double().expand(shape).flatten()
-    parts, before = [], 0
+    parts = []
+    before = 0
     for t, branch, gate in zip(operands, (x, y), (opened, 1 - opened), strict=True):
         if isinstance(branch, Tensor) or branch not in (0, torch.inf, -torch.inf):  # these have no path
             members = torch.arange(before, before + t.numel()).reshape(t.shape).expand(shape).flatten()
@@ -271,8 +286,10 @@ def chosen(condition: Tensor, x: Any, y: Any) -> Gated:
     return Gated(tuple(operands), (o.long(), i.long(), g))
 
 
-def _ordered(function: Callable[[Tensor], Any], x: Tensor, dim: int, *, running: bool) -> Edges:
+def _ordered(function: Callable[[Tensor], Any], x: Tensor, dim: int | None, name: str) -> Edges:
     """Return edges from all along a dimension, or from all up to a place; the one that the result shows is open."""
+    dim = -1 if dim is None else dim
+    running = name.startswith("cum")
     created = function(x.detach())
     places = torch.sort(x.detach(), 0)[1] if isinstance(created, Tensor) else created[1]
     places = places if places.dim() == x.dim() else places.unsqueeze(dim)

@@ -1,6 +1,6 @@
-"""The list of edges while it is written: which nodes, weights or inputs the tensors of a captured pass hold.
+"""The list of edges while it is written: the nodes, weights or inputs that tensors of a captured pass hold.
 
-Letters: u -> v an edge of the written-out graph; node 0 is the bias node; nodes are numbered so that u < v.
+Letters: u -> v an edge of the unrolled graph; node 0 is the bias node; nodes are numbered so that u < v.
 """
 
 from __future__ import annotations

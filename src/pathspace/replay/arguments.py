@@ -1,4 +1,4 @@
-"""What a traced model is called with on data: its arguments, and how many examples they hold."""
+"""The arguments with which a traced model is called on data, and the number of examples in them."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ class Given:
                 "the network was traced with a carried hidden state (states=...), which depends on earlier data; "
                 "quantities that depend on data are not defined for it"
             )
-        count, types = examples_in(network, tensors), [t.dtype for t in tensors]
+        count = examples_in(network, tensors)
+        types = [t.dtype for t in tensors]
         # copies: no graph may hold what was made in inference mode
         call = Arguments(*mapped(lambda t: cast(t.detach()).clone(), args, kwargs))
         tensors = tensors_in(call.args, call.kwargs)
@@ -131,7 +132,8 @@ def misfit(network: Network, inputs: Any) -> str:
         kinds = ["numbers" if t.is_floating_point() else str(t.dtype).removeprefix("torch.") for t in tensors]
         return [f"({', '.join(shape)}) of {kind}" for shape, kind in zip(shapes, kinds, strict=True)]
 
-    traced, here = form(network.call.arguments), form(inputs)
+    traced = form(network.call.arguments)
+    here = form(inputs)
     if traced == here:
         return ""
     return (

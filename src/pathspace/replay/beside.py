@@ -1,8 +1,8 @@
-"""Captures a forward pass on one example, beside one more trace of the model.
+"""Capture a forward pass on one example while the model is traced once more.
 
-The trace knows of every tensor where it stands in the squared network. So does then whoever runs each function that it
-meets once more, on the values of an example: the captured steps say how the nodes of the network and what enters its
-parameters are computed.
+The trace knows the slot of every tensor in the squared network. `Beside` runs each function that the trace meets a
+second time, on the values of an example, and records the steps. So the recorded steps tell how to compute the nodes
+of the network and the values that its parameters read.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Called:
 
 @dataclass(frozen=True)
 class Way:
-    """How an operation is run on an example.
+    """A way to run an operation on an example.
 
     Attributes:
         run: takes the interpreter, the call, its traced result and the tensors in it, and binds these.
@@ -117,7 +117,9 @@ class Beside(Interpreter):
     ) -> None:
         super().__init__(recorder)
         self._ways = ways
-        self.seen, self.capture, self.network = Seen(), Capture(), network
+        self.seen = Seen()
+        self.capture = Capture()
+        self.network = network
         self._example = example
         self._counted = {(cut.operation, cut.number) for cut in network.program.cuts if cut.counts}
         # by the id of a traced tensor, that and the example's
@@ -190,7 +192,8 @@ class Beside(Interpreter):
     # -- functions --------------------------------------------------------------------------------------------
 
     def _interpreted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        recorder, name = self.recorder, self.recorder.name
+        recorder = self.recorder
+        name = self.recorder.name
         if self.paused or name in METADATA or name in CHECKS or name == "device.__get__":
             return super()._interpreted(args, kwargs)
         if kwargs and (name in RULED or name in SHAPED_FACTORIES):
@@ -236,7 +239,8 @@ class Beside(Interpreter):
 
     def _way(self, call: Called, created: Tensor) -> Callable[..., None]:
         """Return the way in which a function is run on the example."""
-        recorder, value = self.recorder, self.recorder.known(created)
+        recorder = self.recorder
+        value = self.recorder.known(created)
         slot = -1 if value is None else value.slot
         origin = recorder.origins.get(slot)
         if call.name in _DETACHES and value is not None:
@@ -360,7 +364,8 @@ class Beside(Interpreter):
 
     def run_outside(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run a module left outside: its inputs are outputs of the network, its outputs are inputs."""
-        tensors, path = tensors_in(args, kwargs), self.recorder.path
+        tensors = tensors_in(args, kwargs)
+        path = self.recorder.path
         self._leave(tensors, {id(t): self.recorder.known(t) for t in tensors})
         result = super().run_outside(forward, args, kwargs)
         module = self._example.model.get_submodule(path)

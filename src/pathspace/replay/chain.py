@@ -1,9 +1,9 @@
-"""Networks that are a chain of recurrent layers and a linear readout, and how their forward pass on data is followed.
+"""Forward passes on data of chains: recurrent layers followed by a linear readout.
 
     z^l_t = W_in h^{l-1}_t + W_rec h^l_{t-1} + b,    h^l_t = relu(z^l_t)
 
-There no step needs a graph: the states follow from what enters, all layers by one call each, and tell where units are
-open; z and gradients follow from the states.
+Such a network needs no captured steps. One call for each layer computes its states from the input. The states tell
+which units are active; z and the gradients follow from them.
 
 Letters: T time, n examples, D input, H hidden, l layer; h^0_t the input, h^l_{-1} = 0.
 """
@@ -23,7 +23,7 @@ from pathspace.network.network import Network
 from pathspace.replay.beside import Beside
 from pathspace.replay.replay import Batch, captured
 from pathspace.squared.recurrence import Stack
-from pathspace.squared.tape import Instruction, Leaf
+from pathspace.squared.tape import Instruction, Leaf, Tape
 
 
 @dataclass(frozen=True)
@@ -93,10 +93,10 @@ def chain_of(network: Network) -> Chain | None:
     if call.batch_dim not in (0, 1) or call.outside or call.states or len(tape.outputs) != 1:
         return None
     owners = {leaf.slot: leaf.name for leaf in tape.leaves if leaf.kind == "parameter"}
-    entering = [leaf for leaf in tape.leaves if leaf.kind != "parameter"]
-    if len(entering) != 1 or entering[0].kind != "input" or set(owners.values()) != set(network.parameters):
+    entering = _only_input(tape)
+    if entering is None or set(owners.values()) != set(network.parameters):
         return None
-    moved = _after_movements(tape.instructions, entering[0])
+    moved = _after_movements(tape.instructions, entering)
     if moved is None:
         return None
     links, ones = moved
@@ -106,6 +106,12 @@ def chain_of(network: Network) -> Chain | None:
     if not _has_linear_readout(chain, network.parameters) or not _does_no_more(network, links):
         return None
     return chain
+
+
+def _only_input(tape: Tape) -> Leaf | None:
+    """Return the input of a tape, if it reads one input and parameters alone; None otherwise."""
+    entering = [leaf for leaf in tape.leaves if leaf.kind != "parameter"]
+    return entering[0] if len(entering) == 1 and entering[0].kind == "input" else None
 
 
 def _has_linear_readout(chain: Chain, parameters: Mapping[str, Tensor]) -> bool:
@@ -129,12 +135,15 @@ def _after_movements(
     instructions: Sequence[Instruction], entering: Leaf
 ) -> tuple[list[Instruction], Tensor] | None:
     """Skip leading movements; return the remaining instructions and a mask moved along, or None if this is no chain."""
-    links, slot, ones = list(instructions), entering.slot, torch.ones(entering.shape, device="cpu")
+    links = list(instructions)
+    slot = entering.slot
+    ones = torch.ones(entering.shape, device="cpu")
     while links and links[0].form == "movement" and links[0].inputs == (slot,):
         moved = links[0].function(ones)
         if not isinstance(moved, Tensor) or not bool((moved == 1).all()):
             return None
-        slot, ones = links.pop(0).outputs[0], moved
+        slot = links.pop(0).outputs[0]
+        ones = moved
     return (links, ones) if links and links[0].inputs[0] == slot else None
 
 
@@ -233,7 +242,8 @@ class _Entering:
         seen = beside.seen
         if seen.questions:
             return None
-        x, starts = seen.uses[0].args[0], seen.starts
+        x = seen.uses[0].args[0]
+        starts = seen.starts
         program = Program(beside.capture.steps, seen.inputs, seen.constants, [x, *starts])
         found = _Entering(program, seen.names, program.refer(x), program.refer(starts))
         program.seal()

@@ -1,4 +1,4 @@
-"""What a model was last called with: a forward pre-hook looks at calls with gradients enabled."""
+"""The latest batch of a model, which a forward pre-hook takes from calls with gradients enabled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a forward pass on data shows: the values of nodes, and the operations in which parameters are edges."""
+"""The results of a forward pass on data: values of nodes, and operations in which parameters are edges."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class UseOf:
 
 @dataclass
 class Question:
-    """What the model asked of its inputs, and the answer that the captured pass goes by."""
+    """A question of the model about its inputs, and the answer with which the pass was captured."""
 
     value: Tensor
     made_by: str  # the step that made it
@@ -38,7 +38,7 @@ class Question:
 
 @dataclass
 class Seen:
-    """What a captured pass shows.
+    """The results of a captured pass.
 
     Attributes:
         inputs: the tensors that the model was called with, then parameters and buffers.

@@ -1,8 +1,8 @@
-"""A forward pass of a traced model on data: what its nodes are, and what enters the edges of its parameters.
+"""Forward passes of a traced model on data: the values of its nodes, and the values that its parameters read.
 
-The pass is captured once, on one example (see ``beside``): in evaluation form, without dropout, BatchNorm as it was
-traced. Its steps are then run on every batch, all examples at once. Another device, type or form of an example, or
-another answer to a question that the model asks of its inputs, is another pass.
+The pass is captured once, on one example (see ``beside``): in evaluation form, without dropout, with BatchNorm as
+it was traced. Its steps then run on every batch, on all examples at once. The pass is captured again for another
+device, type or shape of an example, and when the model asks a question about its inputs that has another answer.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def doubled(tensor: Tensor) -> Tensor:
 
 @dataclass
 class Batch:
-    """What a pass is run on.
+    """A batch on which a pass runs, and the values of the model.
 
     Attributes:
         network: the traced network.
@@ -156,7 +156,7 @@ class Batch:
 
     @property
     def key(self) -> Any:
-        """What one captured pass serves."""
+        """Key of the batches that share one captured pass."""
         call = self.given.call
         form = pytree.tree_structure((call.args, call.kwargs))
         shapes = tuple([(t.dtype, t.device, *t.shape) for t in self.given.example()])
@@ -357,7 +357,8 @@ def captured(batch: Batch, of: Callable[[Beside], Found]) -> Found:
 
 def _capture(batch: Batch) -> Beside:
     """Trace the network's model once more, with an example of the batch beside it."""
-    network, made = batch.network, list[Beside]()
+    network = batch.network
+    made = list[Beside]()
     assert network.call.again is not None
     expect_evaluation_form(network.model)
     beside = batch.example()

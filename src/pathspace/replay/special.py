@@ -1,8 +1,8 @@
-"""Operations inside which nodes of the network lie, or which hold something in derivatives.
+"""Functions that contain nodes of the network, or that hold statistics constant in derivatives.
 
-A normalization is fixed edges to the normalized unit, then one edge gamma and a bias: those of running statistics, or,
-where the layer takes statistics of what enters, those of the data, held. A recurrent layer is a loop; a bag is the rows
-of an embedding, and what is made of them.
+A normalization is made of fixed edges to the normalized unit, then an edge gamma and a bias. Its statistics are the
+running ones, or those of the data, held constant. A recurrent layer is a loop. An embedding bag is a lookup of rows and
+their reduction.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def normalization(beside: Beside, call: Called, result: Any, created: list[Tenso
     traced = {key: values.get(key) for key in ("weight", "bias")}
     given = {key: value for key, value in beside.owns(values).items() if value is not None}
     normal, shape = _normalized(beside, call, given, created[0])
-    weight, bias = given.get("weight"), given.get("bias")
+    weight = given.get("weight")
+    bias = given.get("bias")
 
     def affine(x: Tensor, gamma: Tensor | None, beta: Tensor | None) -> Tensor:
         y = x if gamma is None else x * gamma.reshape(shape)
@@ -133,7 +134,8 @@ def embedding_bag(beside: Beside, call: Called, result: Any, created: list[Tenso
     """Run an embedding bag: the rows that bags name, which are nodes, then their sum, mean or maximum."""
     input, weight, *args = call.args
     arguments = dict(zip(_EMBEDDING_BAG, args, strict=False)) | call.kwargs
-    mode, padding = arguments.get("mode", "mean"), arguments.get("padding_idx")
+    mode = arguments.get("mode", "mean")
+    padding = arguments.get("padding_idx")
     words, table = beside.owns((input, weight))
     looked_up = beside.run(F.embedding, words, table, padding)
 
@@ -159,7 +161,8 @@ def attention(beside: Beside, call: Called, result: Any, created: list[Tensor]) 
     """Run attention: its scores are outputs of the network, and their softmax weighs the values by fixed edges."""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
     given = beside.owns(dict(zip(names, call.args, strict=False)) | call.kwargs)
-    scale, mask = given.get("scale"), given.get("attn_mask")
+    scale = given.get("scale")
+    mask = given.get("attn_mask")
     query, key, value = (given[name] for name in names[:3])
 
     def products(query: Tensor, key: Tensor) -> Tensor:
@@ -254,7 +257,8 @@ def _steps(
 
     u = beside.run(entering, x)
     states: list[Tensor] = [h] * len(u)
-    before, results = list(states), list(states)
+    before = list(states)
+    results = list(states)
     order = reversed(range(len(u))) if direction else range(len(u))
     for t in order:
         before[t] = h

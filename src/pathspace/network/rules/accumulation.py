@@ -47,7 +47,8 @@ def add_at(
 ) -> Tensor:
     """Trace ``index_add`` and ``scatter_add``, which add summands to some elements of a tensor."""
     source = named["src"] if source is None else source
-    base, more = recorder.as_units(input), recorder.as_units(source)
+    base = recorder.as_units(input)
+    more = recorder.as_units(source)
     of_index = recorder.lookup(index)
     dim %= base.labels.dim()
     if dim in (base.batch, more.batch):
@@ -57,7 +58,8 @@ def add_at(
     part = tuple(slice(n) for n in shape)  # of the source, what is read
     if of_index is not None:
         return _anywhere(recorder, (input, source), base, more, dim, part, float(alpha))
-    places, elements = torch.arange(base.labels.numel()).reshape(base.shape), index.detach().cpu().clone()
+    places = torch.arange(base.labels.numel()).reshape(base.shape)
+    elements = index.detach().cpu().clone()
     places = places.gather(dim, elements) if by_element else places.index_select(dim, elements)
     labels = labels_at(recorder, base.labels, places, more.labels[part])
     accumulate = torch.scatter_add if by_element else torch.index_add
@@ -104,7 +106,8 @@ def _anywhere(
 
 def labels_at(recorder: Recorder, base: Tensor, places: Tensor, labels: Tensor) -> Tensor:
     """Return the labels of a sum: those of ``base`` and, at each flat position, those of all that is added to it."""
-    n, both = base.numel(), torch.cat([base.reshape(-1), labels.reshape(-1)])
+    n = base.numel()
+    both = torch.cat([base.reshape(-1), labels.reshape(-1)])
     place = torch.cat([torch.arange(n), places.reshape(-1)])
 
     def largest(t: Tensor) -> Tensor:

@@ -107,7 +107,8 @@ def examples_written(
     places[index] = at_source
     for d in range(places.dim()):  # what was not written belongs to all
         rows = places.movedim(d, 0).reshape(places.shape[d], -1)
-        highest, lowest = rows.amax(1), rows.masked_fill(rows < 0, examples.count).amin(1)
+        highest = rows.amax(1)
+        lowest = rows.masked_fill(rows < 0, examples.count).amin(1)
         if torch.equal(highest, lowest) and (result := along(highest)) is not None:
             return d, examples.pattern(result[1])
     return None, None
@@ -198,10 +199,12 @@ def _batch_after_getitem(recorder: Recorder, batch: int, n: int, index: Any) -> 
             skip = n - indexed
             if old <= batch < old + skip:
                 return new + batch - old
-            old, new = old + skip, new + skip
+            old = old + skip
+            new = new + skip
         else:
             whole = isinstance(item, slice) and item == slice(None)
             if old == batch:
                 return new if whole else recorder.wrong_batch("indexing")
-            old, new = old + 1, new + isinstance(item, slice)
+            old = old + 1
+            new = new + isinstance(item, slice)
     return new + batch - old

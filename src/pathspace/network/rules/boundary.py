@@ -78,7 +78,7 @@ def _run(recorder: Recorder, args: Any, kwargs: Any, refusal: UntraceableError) 
     """Run a function without values; return its result, and the arguments that it wrote into."""
     args, kwargs = with_sizes(args, kwargs)
     kwargs = {key: value for key, value in kwargs.items() if not isinstance(value, torch.Generator)}
-    one = {id(t): t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+    one = {id(t): t for t in _tensors_of((args, kwargs))}
     # the batch sizes of packed sequences say what shape comes out
     empty = {key: t if t.is_meta or key in recorder.packed else t.to("meta") for key, t in one.items()}
     before = {key: t._version for key, t in empty.items()}
@@ -89,10 +89,14 @@ def _run(recorder: Recorder, args: Any, kwargs: Any, refusal: UntraceableError) 
         if recorder.name in ("to", "cpu", "cuda"):  # nothing can be copied from where there is no data
             return torch.empty_like(args[0]), []
         result = _form_after(error, recorder, args, kwargs, refusal)
-    created = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
+    created = _tensors_of(result)
     if not created or not all(t.is_meta for t in created):
         raise refusal
     return result, [t for key, t in one.items() if empty[key]._version != before[key]]
+
+
+def _tensors_of(tree: Any) -> list[Tensor]:
+    return [t for t in pytree.tree_leaves(tree) if isinstance(t, Tensor)]
 
 
 def _form_after(
@@ -141,7 +145,9 @@ def _origin(recorder: Recorder, traced: Sequence[Value | None], refusal: Untrace
         return Origin(slots)
     operation = None
     if not recorder.strict:
-        places = tuple([v.slot if v is not None and v.kind == "hidden" else -1 for v in traced])
+        places = tuple(
+            [v.slot if enters and v is not None else -1 for enters, v in zip(entering, traced, strict=True)]
+        )
         operation = Operation(recorder.name, recorder.path, "cut", places)
         recorder.operations.append(operation)
     return Origin(
@@ -157,7 +163,8 @@ def _value(
     real: bool,
 ) -> Value:
     """Make a result an input of the network; a tail if the trace is strict or the batch dimension is unknown."""
-    slot, labels = recorder.new_slot(), torch.tensor(FIXED).expand(shape)
+    slot = recorder.new_slot()
+    labels = torch.tensor(FIXED).expand(shape)
     batch, examples, certain = _examples(recorder, traced, shape)
     lost = any(v is not None and v.kind == "tail" for v in traced)
     if certain and not lost and not recorder.strict:
@@ -195,11 +202,7 @@ def _examples(
     grown = [d for d in range(len(shape)) if shape[d] != single[d]]
     if not grown:  # one value for all examples
         return None, None, True
-    if len(grown) > 1:
-        return None, None, False
-    (dim,) = grown
-    if same and dim == one.batch:
-        return dim, one.examples, True
-    if single[dim] == 1:
-        return dim, None, True
-    return None, None, False
+    if same and grown == [one.batch]:
+        return one.batch, one.examples, True
+    certain = len(grown) == 1 and single[grown[0]] == 1
+    return (grown[0] if certain else None), None, certain

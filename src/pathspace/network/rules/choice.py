@@ -70,17 +70,11 @@ def larger(recorder: Recorder, x: Tensor, y: Tensor) -> Tensor:
 
 def where(recorder: Recorder, condition: Tensor, *branches: Any, **named: Any) -> Tensor:
     """Trace ``where`` with a condition that is a constant or depends on data alone."""
-    both = [*branches, *(named[key] for key in ("input", "self", "other") if key in named)]
-    if len(both) != 2:
-        recorder.no_rule("with a condition alone it returns places that depend on the data")
+    both = _both(recorder, branches, named)
     gate = recorder.lookup(condition)
     if gate is not None and gate.kind not in ("input", "buffer"):
         recorder.no_rule("its condition depends on activations", _AS_RELU)
-    tensors = [t if isinstance(t, Tensor) else number(t) for t in both]
-    if any(_is_no_number(recorder, t) for t in tensors):
-        recorder.no_rule("it fills in what is no number", "Fill in zeros or infinities")
-    a = recorder.as_units(as_counted(recorder, tensors[0]))
-    b = recorder.as_units(as_counted(recorder, tensors[1]))
+    a, b = (recorder.as_units(as_counted(recorder, t)) for t in _as_numbers(recorder, both))
     # first what masked_fill_ writes into
     operands = tuple(t for t in reversed(both) if isinstance(t, Tensor))
     shape = torch.broadcast_shapes(condition.shape, a.shape, b.shape)
@@ -102,6 +96,22 @@ def where(recorder: Recorder, condition: Tensor, *branches: Any, **named: Any) -
     if gate is None:
         return finish(recorder, chosen, operands, (a, b), labels)
     return finish(recorder, either, operands, (a, b, gate), labels)
+
+
+def _both(recorder: Recorder, branches: tuple[Any, ...], named: dict[str, Any]) -> list[Any]:
+    """Return both branches of ``where``, by position or by name."""
+    both = [*branches, *(named[key] for key in ("input", "self", "other") if key in named)]
+    if len(both) != 2:
+        recorder.no_rule("with a condition alone it returns places that depend on the data")
+    return both
+
+
+def _as_numbers(recorder: Recorder, branches: list[Any]) -> list[Tensor]:
+    """Return the branches as tensors, and refuse NaN."""
+    tensors = [t if isinstance(t, Tensor) else number(t) for t in branches]
+    if any(_is_no_number(recorder, t) for t in tensors):
+        recorder.no_rule("it fills in what is no number", "Fill in zeros or infinities")
+    return tensors
 
 
 def _is_no_number(recorder: Recorder, t: Tensor) -> bool:

@@ -29,7 +29,7 @@ Letters = list[int]
 
 @dataclass(frozen=True)
 class Form:
-    """Which index each dimension of two operands and of their product runs over."""
+    """The index of each dimension of two operands and of their product."""
 
     first: Letters
     second: Letters
@@ -46,7 +46,9 @@ class Form:
 
 def matmul_form(x: Sequence[int], y: Sequence[int]) -> Form:
     """Return the form of ``torch.matmul`` of tensors of these shapes."""
-    inner, row, column = 0, 1, 2
+    inner = 0
+    row = 1
+    column = 2
     batch = list(range(3, 3 + max(len(x), len(y), 2) - 2))
     first = [*batch[len(batch) - max(0, len(x) - 2) :], row, inner] if len(x) > 1 else [inner]
     second = [*batch[len(batch) - max(0, len(y) - 2) :], inner, column] if len(y) > 1 else [inner]
@@ -251,7 +253,8 @@ def einsum(recorder: Recorder, equation: Any, *operands: Any) -> Tensor:
     args = (equation, *tensors)
     if len(tensors) == 1:  # a constant one beside it
         given, arrow, result = equation.partition("->")
-        tensors, equation = [*tensors, torch.ones(())], f"{given},{arrow}{result}"
+        tensors = [*tensors, torch.ones(())]
+        equation = f"{given},{arrow}{result}"
     x, y = tensors
     return contract(recorder, args, x, y, einsum_form(equation, x.shape, y.shape))
 

@@ -21,7 +21,8 @@ def convolution(
 
     A kernel that is a constant or a buffer is a set of fixed edges: channels that one of the result reads share one.
     """
-    function, transposed = recorder.func, "transpose" in recorder.name
+    function = recorder.func
+    transposed = "transpose" in recorder.name
     of_weight = recorder.lookup(weight)
     fixed = of_weight is None or of_weight.kind == "buffer"
     normed = of_weight is not None and of_weight.slot in recorder.normed

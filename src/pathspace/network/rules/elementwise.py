@@ -129,7 +129,8 @@ def add(recorder: Recorder, x: Any, y: Any, *, alpha: float = 1) -> Tensor:
     constant = [value.kind == "buffer" for value in (a, b)]
 
     def squared(u: Tensor, v: Tensor, power: float = 2.0) -> Tensor:
-        weight, large = abs(float(alpha)) ** power, _LARGE**power
+        weight = abs(float(alpha)) ** power
+        large = _LARGE**power
         u, v = (t.masked_fill(t >= large, 1.0) if of else t for t, of in zip((u, v), constant, strict=True))
         return torch.add(v, u, alpha=weight) if reverse else torch.add(u, v, alpha=weight)
 
@@ -138,7 +139,8 @@ def add(recorder: Recorder, x: Any, y: Any, *, alpha: float = 1) -> Tensor:
 
 def add_bias(recorder: Recorder, bias: Value, labels: Tensor) -> Tensor:
     """Add edges from the bias node to units with these labels; return the labels of the sum."""
-    n, ndim = labels.dim(), bias.labels.dim()
+    n = labels.dim()
+    ndim = bias.labels.dim()
     keep = tuple(d for d in range(n - ndim, n) if bias.shape[d - n] > 1)
     target = recorder.scales.unify_over(labels, keep)
     if bool((target == WILD).any()):  # zero plus a bias is a unit of its own
@@ -165,11 +167,13 @@ def finish(
     batch = None
     for value in values:
         if value.batch is not None and value.kind != "parameter":
-            before, batch = batch, value.batch + labels.dim() - value.labels.dim()
+            before = batch
+            batch = value.batch + labels.dim() - value.labels.dim()
             if before not in (None, batch):
                 if recorder.examples.count > 1:
                     recorder.mixes()
-                recorder.examples.doubtful, batch = True, None
+                recorder.examples.doubtful = True
+                batch = None
                 break
     kind = kind or common_kind(values)
     types = [t.dtype for t in operands if isinstance(t, Tensor)]

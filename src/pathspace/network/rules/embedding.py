@@ -29,7 +29,8 @@ def embedding(
         recorder.refuse("max_norm rescales the rows that are looked up, which changes the parameters")
     if recorder.lookup(input) is None:  # fixed rows, such as positions: the table's elements are biases
         return recorder.apply("__getitem__", torch.Tensor.__getitem__, weight, input)
-    tokens, table = recorder.value(input), require_parameter(recorder, weight)
+    tokens = recorder.value(input)
+    table = require_parameter(recorder, weight)
     if tokens.kind not in ("input", "buffer"):
         recorder.no_rule("the rows it looks up depend on activations")
     rows, width = table.shape

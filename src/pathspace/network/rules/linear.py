@@ -43,7 +43,8 @@ def linear(recorder: Recorder, input: Tensor, weight: Tensor, bias: Tensor | Non
     if of_weight is None or of_weight.kind in ("input", "buffer"):
         return _fixed(recorder, input, weight, bias)
     normed = of_weight.slot in recorder.normed
-    x, w = recorder.as_units(input), of_weight if normed else require_parameter(recorder, weight)
+    x = recorder.as_units(input)
+    w = of_weight if normed else require_parameter(recorder, weight)
     if x.shape[-1:] != w.shape[-1:]:
         raise RuntimeError(
             f"{recorder.where()}: {x.shape[-1] if x.shape else 0} features enter a weight for {w.shape[-1]}"
@@ -85,7 +86,8 @@ def map_units(
     target = recorder.uses.earlier_target(weight, source)
     if target is None:
         target = recorder.made_of(source, count)
-    column, row = target.reshape(-1, 1), source.reshape(1, -1)
+    column = target.reshape(-1, 1)
+    row = source.reshape(1, -1)
     if vector:
         recorder.uses.add(weight, column.reshape(1), row.reshape(-1))
     else:
@@ -122,7 +124,8 @@ def by_normed(
 
 def matmul(recorder: Recorder, x: Tensor, y: Tensor) -> Tensor:
     """Trace ``x @ y``; a parameter of two dimensions makes it a linear map."""
-    a, b = recorder.lookup(x), recorder.lookup(y)
+    a = recorder.lookup(x)
+    b = recorder.lookup(y)
     weights = [v is not None and v.kind == "parameter" for v in (a, b)]
     if weights == [False, True] and y.dim() == 2:
         return linear(recorder, x, recorder.apply("t", torch.Tensor.t, y))

@@ -51,10 +51,8 @@ def move_one(recorder: Recorder, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     if _reads_traced(recorder, (args, kwargs)):
         recorder.no_rule("its indices or sizes depend on the data, so the network has no single graph")
     if name == "view":
-        if any(isinstance(a, torch.dtype) for a in (*args, *kwargs.values())):
-            recorder.no_rule("it reads the bits of a number as another type")
         func = torch.Tensor.reshape  # labels are not laid out in memory as the values are
-        args = (*args, kwargs.pop("size")) if "size" in kwargs else args
+        args = _size_of_view(recorder, args, kwargs)
     args, kwargs = as_now((args, kwargs))
     if name == "squeeze" and not args and not kwargs:  # keep the batch, which may have other sizes than one
         args = (tuple(d for d, n in enumerate(value.shape) if n == 1 and d != value.batch),)
@@ -78,6 +76,13 @@ def move_one(recorder: Recorder, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     results = [_moved(recorder, value, move, part, labels, args, kwargs) for part, labels in enumerate(moved)]
     out = recorder.emit_many(move_to_tuple, [value], results, dtype=x.dtype, form="movement")
     return list(out) if isinstance(moved, list) else out
+
+
+def _size_of_view(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the arguments of ``view`` by position, and refuse a view as another type."""
+    if any(isinstance(a, torch.dtype) for a in (*args, *kwargs.values())):
+        recorder.no_rule("it reads the bits of a number as another type")
+    return (*args, kwargs.pop("size")) if "size" in kwargs else args
 
 
 def _moved(
@@ -222,14 +227,17 @@ _TYPES |= {"long": torch.int64, "int": torch.int32}
 
 def cast(recorder: Recorder, x: Tensor, *args: Any, **kwargs: Any) -> Tensor | str:
     """Trace changes of type or device, and copies, which do not change the value."""
-    value, name = recorder.value(x), recorder.name
+    value = recorder.value(x)
+    name = recorder.name
     dtype = _TYPES.get(name, x.dtype)
     # torch.float32, "torch.FloatTensor" or torch.FloatTensor; without any it names the type
     if name == "type":
         created = torch.empty(0, dtype=x.dtype, device="cpu").type(*args, **kwargs)
         if isinstance(created, str):
             return created
-        dtype, args, kwargs = created.dtype, (), {}
+        dtype = created.dtype
+        args = ()
+        kwargs = {}
     for item in (*args, *kwargs.values()):
         dtype = item if isinstance(item, torch.dtype) else item.dtype if isinstance(item, Tensor) else dtype
     if value.kind != "input" and not dtype.is_floating_point:

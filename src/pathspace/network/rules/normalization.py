@@ -64,7 +64,8 @@ def layer_norm(
     **__: Any,
 ) -> Tensor:
     """Trace layer normalization: S is the features of a token, the last dimensions."""
-    x, k = recorder.as_units(input), len(normalized_shape)
+    x = recorder.as_units(input)
+    k = len(normalized_shape)
     n = x.labels.dim()
     over = tuple(range(n - k, n))
     if x.batch in over:

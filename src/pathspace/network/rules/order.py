@@ -23,7 +23,9 @@ _DIMENSION |= {"argsort": 0}
 
 def ordered(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Trace a sort: return the values, in the order and number that the function gives, and their indices."""
-    x, name, func = recorder.as_units(input), recorder.name, recorder.func
+    x = recorder.as_units(input)
+    name = recorder.name
+    func = recorder.func
     if x.kind == "input":
         created = recorder.preprocess(func, (input, *args), kwargs)
         places = created if isinstance(created, Tensor) else created[1]

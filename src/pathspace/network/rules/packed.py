@@ -27,7 +27,7 @@ from pathspace.network.trace.values import Value, apart
 
 @dataclass(frozen=True)
 class Packed:
-    """What is known of packed sequences by their batch sizes.
+    """Facts about packed sequences, found by their batch sizes.
 
     Attributes:
         batch_sizes: the tensor that travels with the rows.
@@ -46,7 +46,8 @@ class Packed:
 
 def pack(recorder: Recorder, input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
     """Trace ``pack_padded_sequence``, without its sorting."""
-    x, of_lengths = recorder.as_units(input), recorder.lookup(lengths)
+    x = recorder.as_units(input)
+    of_lengths = recorder.lookup(lengths)
     if x.labels.dim() < 2:
         raise RuntimeError(f"{recorder.where()}: packs a tensor of {x.labels.dim()} dimensions")
     if x.batch not in (None, 0 if batch_first else 1):
@@ -84,7 +85,8 @@ def pad(
     total_length: int,
 ) -> tuple[Tensor, Tensor]:
     """Trace ``pad_packed_sequence``, without its sorting: zeros after the last step."""
-    packed, x = packed_of(recorder, batch_sizes), recorder.as_units(rows)
+    packed = packed_of(recorder, batch_sizes)
+    x = recorder.as_units(rows)
     if padding_value != 0 and not math.isinf(padding_value):
         recorder.refuse(
             f"it pads with the constant {padding_value}, which does not scale with the units beside it",
@@ -121,7 +123,8 @@ def packed_of(recorder: Recorder, batch_sizes: Tensor) -> Packed:
 
 def in_order(recorder: Recorder, x: Tensor, dim: int, index: Tensor) -> Tensor | None:
     """Trace ``x.index_select(dim, index)`` if it only permutes the examples; return None otherwise."""
-    of_index, value = recorder.lookup(index), recorder.lookup(x)
+    of_index = recorder.lookup(index)
+    value = recorder.lookup(x)
     dim %= x.dim()
     if of_index is None:
         whole = index.dim() == 1 and index.tolist() == list(range(x.shape[dim]))

@@ -43,7 +43,8 @@ def pooled_labels(
 
 def _entering(recorder: Recorder, input: Tensor) -> tuple[Value, int]:
     """Return the input, and the number of dimensions that are pooled."""
-    x, n = recorder.as_units(input), int(next(c for c in recorder.name if c.isdigit()))
+    x = recorder.as_units(input)
+    n = int(next(c for c in recorder.name if c.isdigit()))
     # in the place of channels the batch is as good as elsewhere: each is pooled alone
     if x.batch is not None and x.batch >= x.labels.dim() - n:
         recorder.wrong_batch()
@@ -97,7 +98,8 @@ def window_sum(
         right = max(0, reach - t.shape[t.dim() - n + d] - padding[d])
         edges += [padding[d], right]
     wide = F.pad(t, edges)
-    lead, space = wide.shape[: wide.dim() - n], wide.shape[wide.dim() - n :]
+    lead = wide.shape[: wide.dim() - n]
+    space = wide.shape[wide.dim() - n :]
     ones = torch.ones((1, 1, *kernel), dtype=t.dtype, device=t.device)
     convolve = (F.conv1d, F.conv2d, F.conv3d)[n - 1]
     summed = convolve(wide.reshape(-1, 1, *space), ones, stride=stride, dilation=dilation)
@@ -110,7 +112,8 @@ def avg_pool(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> Te
     x, n = _entering(recorder, input)
     names = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
     options = {**dict(zip(names, args, strict=False)), **kwargs}
-    kernel, padding = _tuple(options["kernel_size"], n), _tuple(options.get("padding", 0), n)
+    kernel = _tuple(options["kernel_size"], n)
+    padding = _tuple(options.get("padding", 0), n)
     stride = options.get("stride")
     stride = kernel if stride is None or stride == [] else _tuple(stride, n)
     ceil = bool(options.get("ceil_mode", False))

@@ -105,7 +105,8 @@ def power(recorder: Recorder, input: Tensor, exponent: Any = 2) -> Tensor:
     whole = isinstance(exponent, (int, float)) and exponent in range(1, DEGREE + 1)
     if value.kind != "hidden" or not whole or recorder.strict or not _has_scale(recorder, value):
         recorder.no_rule(BOUNDED)
-    count, labels = int(exponent), value.labels
+    count = int(exponent)
+    labels = value.labels
     for _ in range(count - 1):
         labels = recorder.scales.product(labels, value.labels, recorder.where())
 
@@ -159,12 +160,14 @@ def scaled(recorder: Recorder, traced: Tensor, operands: Any, constant: Tensor) 
 def learned_scale(recorder: Recorder, operands: Any, other: Value, weight: Value) -> Tensor:
     """Trace ``x * p`` with a parameter p: one edge from every element of x to one of the result."""
     shape = torch.broadcast_shapes(other.shape, weight.shape)
-    n, ndim = len(shape), weight.labels.dim()
+    n = len(shape)
+    ndim = weight.labels.dim()
     keep = tuple(d for d in range(n) if d >= n - ndim and weight.shape[d - n] == shape[d])
     source = recorder.scales.unify_over(other.labels.expand(shape), keep)
     target = recorder.scales.fresh(source.numel(), recorder.where())
     full = [shape[d] if d in keep else 1 for d in range(n)]
-    source, target = source.reshape(full), target.reshape(full)
+    source = source.reshape(full)
+    target = target.reshape(full)
     recorder.uses.add(weight, target.reshape(full[n - ndim :]), source.reshape(full[n - ndim :]))
     labels = recorder.scales.resolve(target).expand(shape)
     return recorder.note_linear(finish(recorder, torch.mul, operands, (other, weight), labels))

@@ -132,7 +132,8 @@ class _SquaredStack:
         self, h: Tensor, *slots: Tensor, taps: list[Tap] | None = None, mix: Mix | None = None
     ) -> tuple[Tensor, Tensor]:
         """Compute the output sequence and the last states, from the input, the weights and the first states."""
-        stack, dim = self.stack, 1 - self.stack.time_dim
+        stack = self.stack
+        dim = 1 - self.stack.time_dim
         inside: list[tuple[Tensor, Tensor, Tensor]] | None = None if taps is None else []
         sequence, last = stacked_recurrence(self._one_of(h, dim, mix), slots, stack, inside, mix)
         if taps is not None and inside is not None:
@@ -170,8 +171,10 @@ def _packed_rnn(
     bidirectional: bool,
 ) -> tuple[Tensor, Tensor]:
     """Trace a (stacked, bidirectional) ReLU RNN on packed sequences, layer by layer."""
-    packed, x = packed_of(recorder, batch_sizes), recorder.as_units(rows)
-    directions, steps = (2 if bidirectional else 1), len(batch_sizes)
+    packed = packed_of(recorder, batch_sizes)
+    x = recorder.as_units(rows)
+    directions = 2 if bidirectional else 1
+    steps = len(batch_sizes)
     each = directions * (4 if has_biases else 2)
     sequence = recorder.emit(
         packed.steps, [x], packed.steps(x.labels), dtype=rows.dtype, batch=1, kind=x.kind

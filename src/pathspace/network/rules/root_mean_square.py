@@ -1,9 +1,8 @@
 """x * rsqrt(mean(x^2) + eps), written by hand as in Llama and T5: an RMSNorm like any other.
 
-Taken one by one, the square is a product, the root a cut, and the product with it one with an input: that would not
-reset depth. So of a tensor that may become the root mean square of x it is noted what it is a statistic of, beside what
-its own rule says. x, or what an activation made of it, times the inverse or divided by the root is one normalization,
-in which neither has a part.
+Taken one by one, the square is a product, the root a cut, and the last product one with an input. That would lose the
+normalization. So a tensor that may become the root mean square of x also carries a note of which statistic of x it is.
+The product of x with the inverse of its root mean square, or the quotient by it, is then traced as one normalization.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ def by_its_root(recorder: Recorder, args: Sequence[Any], kwargs: Any) -> Any:
     second = recorder.lookup(args[1])
     if first is None or second is None:
         return None
-    root_first = name in _PRODUCTS and first.statistic is not None and bool(first.statistic.over)
+    root_first = name in _PRODUCTS and _is_reduced(first.statistic)
     x = second if root_first else first
     statistic = first.statistic if root_first else second.statistic
     # x^2 to the power -1/2 in a product, 1/2 in a quotient
@@ -112,8 +111,13 @@ def by_its_root(recorder: Recorder, args: Sequence[Any], kwargs: Any) -> Any:
     return recorder.write(args[0], created) if changes(name) else created
 
 
+def _is_reduced(statistic: Statistic | None) -> bool:
+    """Return whether a statistic is a mean over some dimensions, or a power of one."""
+    return statistic is not None and bool(statistic.over)
+
+
 def _is_root(statistic: Statistic, x: Value, power: float) -> bool:
     """Return whether a statistic is that power of the mean square of x."""
     if x.kind != "hidden" or x.slot != statistic.of.slot or x.shape != statistic.of.shape:
         return False
-    return bool(statistic.over) and statistic.power == power
+    return _is_reduced(statistic) and statistic.power == power

@@ -1,7 +1,7 @@
-"""What no rescaling changes: comparisons and signs of activations, and random numbers.
+"""Operations whose results no rescaling changes: comparisons and signs of activations, and random numbers.
 
-A comparison of two values of one scale says the same in every member of a rescaling class, and no gradient passes
-through it. So its result is an input of the network, like a mask: what it gates has all the paths that it might open.
+A comparison of two values of one scale has the same result after every rescaling, and no gradient passes through it. So
+its result is an input of the network, like a mask: every path that it can open counts.
 """
 
 from __future__ import annotations

@@ -33,9 +33,9 @@ def getitem(recorder: Recorder, x: Tensor, index: Any) -> Any:
         return recorder.preprocess(recorder.func, (x, index), {})
     if value.kind == "parameter" and len(items) == 1 and x.dim() == 2:
         return recorder.apply("embedding", F.embedding, traced[0], x)
-    dims = [d for d, i in enumerate(items) if any(i is t for t in traced)]
-    others = [i for d, i in enumerate(items) if d not in dims]
-    if len(dims) == len(traced) == 1 and all(map(_is_whole, others)):
+    ids = {id(t) for t in traced}
+    dims = [d for d, i in enumerate(items) if id(i) in ids]
+    if len(dims) == len(traced) == 1 and _are_whole(items, without=dims[0]):
         return picked_along(recorder, x, dims[0], indices[0], traced[0].shape)
     batch = value.batch
     if batch in (0, 1) and _one_of_each(items, traced, batch, x.shape[batch]):
@@ -50,6 +50,11 @@ def _check_indices(recorder: Recorder, traced: list[Tensor], indices: list[Value
         return
     advice = f"{_MASK}. {OF_INPUTS}" if of_inputs else _MASK
     recorder.no_rule("its indices or sizes depend on the data, so the network has no single graph", advice)
+
+
+def _are_whole(items: tuple[Any, ...], *, without: int) -> bool:
+    """Return whether all items of an index but one are ``:``."""
+    return all(_is_whole(item) for d, item in enumerate(items) if d != without)
 
 
 def _is_whole(item: Any) -> bool:

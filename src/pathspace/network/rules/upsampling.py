@@ -50,12 +50,14 @@ def interpolate(
     def of_units(d: int) -> Tensor:
         """Apply interpolation along a dimension to unit vectors; ``[in, out]``."""
         units = torch.eye(x.shape[2 + d], dtype=torch.float64)
-        n, f = of_dimension(size, d), of_dimension(scale_factor, d)
+        n = of_dimension(size, d)
+        f = of_dimension(scale_factor, d)
         if mode != "bicubic" and not antialias:
             units = units.unsqueeze(1)
             return F.interpolate(units, n, f, "linear", align_corners, recompute_scale_factor).squeeze(1)
         # as the rows of an image: torch's antialiasing reads wrong places of columns
-        sizes, factors = None if n is None else (1, n), None if f is None else (1.0, f)
+        sizes = None if n is None else (1, n)
+        factors = None if f is None else (1.0, f)
         units = units[:, None, None, :]
         created = F.interpolate(
             units, sizes, factors, mode, align_corners, recompute_scale_factor, antialias=antialias

@@ -1,12 +1,12 @@
 """Weight normalization: w = g v / |v|, the length over the slice that has one gain.
 
-The gain carries the scale of its slice, as that of a normalization layer does. The length of v is free: each slice is a
-class of its own, which nothing but v belongs to. In the squared network
+The gain carries the scale of its slice, as in a normalization layer. The length of v is free: each slice is a class
+of its own, whose only edges are v. In the squared network
 
-    w^2 = g^2 v^2 / m,     m = sum of v^2 over the slice, held in derivatives
+    w^2 = g^2 v^2 / m,     m = sum of v^2 over the slice, held constant in derivatives
 
-(see ``squared.normalization``). A unit in front cannot be rescaled by itself, which would change lengths, but by its
-column's gain, if it has one, or together with all that share the gains of their columns.
+(see ``squared.normalization``). Rescaling a single unit before the layer would change lengths. So the unit is
+rescaled by the gain of its column, if it has one, or together with all units that share the gains of their columns.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def weight_norm(recorder: Recorder, v: Tensor, g: Tensor, dim: int = 0) -> Tenso
     if recorder.strict:
         recorder.no_rule("it divides by the length of a parameter")
     over = tuple(d for d in range(v.dim()) if dim == -1 or d != dim)
-    where, fixed = recorder.where(), torch.full(g.shape, FIXED)
+    where = recorder.where()
+    fixed = torch.full(g.shape, FIXED)
     length, scale = (recorder.scales.fresh(g.numel(), where).reshape(g.shape) for _ in range(2))
     recorder.uses.add(direction, length, fixed)
     recorder.uses.add(gain, scale, fixed)

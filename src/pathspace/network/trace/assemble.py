@@ -46,12 +46,8 @@ def assemble(
         program: the forward pass, without its nodes.
     """
     scales = recorder.scales
-    ends = [v.slot for v in outputs]
-    empty = {v.slot for v in recorder.all_values() if 0 in v.shape}
-    filled = [i for i in recorder.instructions if not empty.issuperset(i.outputs)]
-    tape = Tape.of(recorder.leaves, recorder.instructions, ends)
+    tape, used = _tape(recorder, outputs)
     read = _parameters_of(tape)
-    used = _parameters_of(Tape.of(recorder.leaves, filled, ends))
     known = recorder.uses.of.keys() & (used - left)
     inside = {name: p for name, p in parameters.items() if name in known}
     _fix_ends(recorder, [name for name in recorder.uses.of if name not in inside])
@@ -59,10 +55,10 @@ def assemble(
     resolved = {name: _edge_labels(recorder, name, p.shape) for name, p in inside.items()}
     classes, number, monomials = _numbered(_roots(resolved), products)
     renumber = _renumbering(scales, number)
-    edges = {
-        name: EdgeLabels(renumber(t), renumber(s), any(use.bias for use in recorder.uses.of[name]))
-        for name, (t, s) in resolved.items()
-    }
+    edges: dict[str, EdgeLabels] = {}
+    for name, (target, source) in resolved.items():
+        bias = any(use.bias for use in recorder.uses.of[name])
+        edges[name] = EdgeLabels(renumber(target), renumber(source), bias)
     # rows of a table that an example is too short for, and what met zeros alone
     partly = [name for name, (t, s) in resolved.items() if _has_wild(t) or _has_wild(s)]
     unused = [name for name in parameters if name in read - used]
@@ -88,6 +84,15 @@ def assemble(
     )
     network.check_current()  # looks where everything stands now
     return network
+
+
+def _tape(recorder: Recorder, outputs: Sequence[Value]) -> tuple[Tape, set[str]]:
+    """Return the tape of the outputs, and the parameters that it reads without instructions on empty tensors."""
+    ends = [v.slot for v in outputs]
+    empty = {v.slot for v in recorder.all_values() if 0 in v.shape}
+    filled = [i for i in recorder.instructions if not empty.issuperset(i.outputs)]
+    tape = Tape.of(recorder.leaves, recorder.instructions, ends)
+    return tape, _parameters_of(Tape.of(recorder.leaves, filled, ends))
 
 
 def _parameters_of(tape: Tape) -> set[str]:

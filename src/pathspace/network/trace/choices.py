@@ -1,9 +1,9 @@
-"""Python that asks something of the inputs: whether a mask masks anything, whether lengths are in order.
+"""Questions of a model about its inputs: whether a mask masks anything, whether lengths are in order.
 
-Such a question leads to one graph for each answer. The model is traced with both, and where they do the same
-operations with the same unit classes, the answer does not matter: whatever later inputs answer, the symmetry is theirs.
-(Movements, sums and masks, such as a mask that is added where it masks anything, are not compared: scales are.) Where
-they differ, the trace is refused. Answers with which the model itself raises an error need no graph.
+Each answer leads to a graph. The model is traced once for each combination of answers. If all traces have the same
+operations with the same unit classes, the answer does not matter, and neither does that of later inputs. (Movements,
+sums and masks, such as a mask that is added only if it masks anything, are not compared; scales are.) Otherwise the
+trace is refused. Answers for which the model itself raises an error need no graph.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Choices:
 
     def answer(self, refusal: UntraceableError) -> bool:
         """Return the answer to the next question; ``refusal`` is raised if the answer matters."""
-        place, self._refusal = len(self.given), refusal
+        place = len(self.given)
+        self._refusal = refusal
         if place >= len(self._answers) + _MOST_GRAPHS:  # as in a loop until some input is reached
             raise refusal
         self.given.append(self._answers[place] if place < len(self._answers) else True)
@@ -68,8 +69,10 @@ def whatever_the_answers(traced: Callable[[Choices], Network], movements: Collec
     Raises:
         UntraceableError: an answer matters, or there are too many.
     """
-    choices, graphs = Choices(), 1
-    result, error = None, None
+    choices = Choices()
+    graphs = 1
+    result = None
+    error = None
     while True:
         try:
             network = traced(choices)
@@ -86,7 +89,8 @@ def whatever_the_answers(traced: Callable[[Choices], Network], movements: Collec
             break
         if graphs == _MOST_GRAPHS:
             choices.refuse()
-        choices, graphs = Choices(answers), graphs + 1
+        choices = Choices(answers)
+        graphs = graphs + 1
     if result is None:
         assert error is not None
         raise error
@@ -101,7 +105,8 @@ def _next(given: list[bool]) -> list[bool] | None:
 
 
 def _alike(a: Network, b: Network, passed_over: Collection[str]) -> bool:
-    forms, tables = [], []
+    forms = []
+    tables = []
     for n in (a, b):
         steps = [(o.name, o.module, o.kind) for o in n.program.operations if o.name not in passed_over]
         forms.append((steps, n.outside, n.class_names, n.call.batch_dim, n.returned, n.edges.keys()))

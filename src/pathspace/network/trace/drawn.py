@@ -1,8 +1,9 @@
-"""Functions that draw random numbers, and what a trace makes of them.
+"""Functions that draw random numbers, and how a trace treats them.
 
-No trace draws. What ``rand`` returns is an input of the network, as a mask is. Dropout of a constant, and other
-functions that draw in training only, are read in evaluation form: path norm and kappa are those of the network without
-drops. That such values change from call to call is remembered, since no scale may depend on them.
+A trace draws no numbers. The result of ``rand`` is an input of the network, like a mask. Dropout of a constant, and
+other functions that draw in training only, are read in evaluation form: path norm and kappa are those of the
+network without dropout. The trace remembers that such values change from call to call, since no scale may depend on
+them.
 """
 
 from __future__ import annotations

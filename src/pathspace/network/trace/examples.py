@@ -1,9 +1,10 @@
-"""Which elements of a batch belong to which example, while a model is traced with two of them.
+"""The examples of a batch, while a model is traced with two of them.
 
-The network is that of one example. That a batch of them is treated likewise shows in a second pass, with two: each
-tensor has the examples along one dimension, in a *pattern*: one each, ``[0, 1]``, or, where a reshape merged the batch
-with T steps, ``[0, 0, 0, 1, 1, 1]`` or ``[0, 1, 0, 1, 0, 1]``. A movement after which they are not along one dimension,
-or along one that does not grow with the batch, has put elements of one example in the place of another's.
+The network is that of one example. A second pass, with two examples, shows whether the model treats them
+independently. Each tensor has the examples along one dimension, in a *pattern*: one element each, ``[0, 1]``, or,
+after a reshape merged the batch with T steps, ``[0, 0, 0, 1, 1, 1]`` or ``[0, 1, 0, 1, 0, 1]``. If a movement
+spreads the examples over several dimensions, or puts them along one that does not grow with the batch, it has mixed
+elements of different examples.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class Examples:
 
     def __init__(self, count: int = 1, earlier: Sequence[Moved] = (), *, guessing: bool = True) -> None:
         self.guessing = guessing
-        self.count, self.doubtful, self.merged = count, False, False
+        self.count = count
+        self.doubtful = False
+        self.merged = False
         self.moved: list[Moved] = []
         self._earlier = earlier
 

@@ -1,13 +1,13 @@
 """Guards against values that are not finite: ``if torch.isnan(h).any(): raise``.
 
-Whether activations are finite does not change with the scales of units. A trace holds for finite ones, and answers such
-a question as these do. A mask of this kind (``h[h.isnan()] = 0``) is followed as any other mask.
+Rescaling does not change whether activations are finite. A trace assumes finite activations and answers such questions
+accordingly. A mask of this kind (``h[h.isnan()] = 0``) is traced like any other mask.
 
-Where the model itself puts in a number that is not finite (``masked_fill(mask, -inf)``), or the given input has one,
-inputs decide on the answer. There is none then for whatever is computed from it, and the question is refused.
+If the model itself writes a number that is not finite (``masked_fill(mask, -inf)``), or the given input holds one, the
+answer depends on the inputs. Questions about values that are computed from it are refused.
 
-But where constants alone say which places have one (a causal mask), that is known, and also where they end: a softmax
-over a row with one finite entry is finite.
+If constants alone decide where such numbers are (a causal mask), the trace knows their positions, and also where they
+disappear: a softmax over a row with one finite entry is finite.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _ADVICE = "Use torch.finfo(dtype).min in the place of -inf, or leave the check o
 
 @dataclass(frozen=True)
 class NotFinite:
-    """What is known of a value that holds numbers that are not finite, or may.
+    """Facts about a value that holds, or may hold, numbers that are not finite.
 
     Attributes:
         where: where the first of them was put in; empty for the given input.

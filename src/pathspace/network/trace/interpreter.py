@@ -162,7 +162,8 @@ class Interpreter(TorchFunctionMode):
         registered: Registration | None,
     ) -> Any:
         """Return the result of the function that is running, if some of its tensors have values."""
-        recorder, name = self.recorder, self.recorder.name
+        recorder = self.recorder
+        name = self.recorder.name
         self._check_destination(args)
         if name in SHAPED_FACTORIES:
             return _shaped_factory(name, args, kwargs)
@@ -186,7 +187,8 @@ class Interpreter(TorchFunctionMode):
 
     def _noted(self, args: Any, kwargs: Any, tensors: list[Tensor], traced: list[Value | None]) -> Any:
         """Return the result of a function by its rule, and remember it."""
-        recorder, name = self.recorder, self.recorder.name
+        recorder = self.recorder
+        name = self.recorder.name
         values = [v for v in traced if v is not None]
         given = [t.shape for t in tensors]  # now: a rule may rebind its arguments
         result = statistic = None
@@ -206,7 +208,8 @@ class Interpreter(TorchFunctionMode):
 
     def _in_parts(self, args: Any, kwargs: Any, registered: Registration | None) -> Callable[..., Any] | None:
         """Return the function as functions that have rules; None if it is not one of those."""
-        recorder, name = self.recorder, self.recorder.name
+        recorder = self.recorder
+        name = self.recorder.name
         if registered is None:
             return written_out(name, args, kwargs, recorder.rank, strict=recorder.strict)
 
@@ -273,9 +276,7 @@ class Interpreter(TorchFunctionMode):
         recorder = self.recorder
         name = recorder.name
         if "hidden" in kinds or "parameter" in kinds:
-            for argument in (*args, *kwargs.values()):
-                if isinstance(argument, torch.dtype) and not argument.is_floating_point:
-                    (recorder.refuse if recorder.strict else recorder.no_rule)(ROUNDED)
+            self._check_types(args, kwargs)
         if name in NORMALIZATIONS and traced[0] is not None and traced[0].kind == "parameter":
             recorder.no_rule(
                 "it normalizes a parameter: what it makes of its elements are no edges of their own"
@@ -292,6 +293,13 @@ class Interpreter(TorchFunctionMode):
                 raise
             return recorder.no_rule("it is called in a way that tracing has no rule for")
 
+    def _check_types(self, args: Any, kwargs: Any) -> None:
+        """Refuse to round activations or weights to whole numbers."""
+        recorder = self.recorder
+        for argument in (*args, *kwargs.values()):
+            if isinstance(argument, torch.dtype) and not argument.is_floating_point:
+                (recorder.refuse if recorder.strict else recorder.no_rule)(ROUNDED)
+
     def _read(self, values: list[Value]) -> Any:
         """Answer a question of the model about inputs or buffers, or refuse it."""
         recorder = self.recorder
@@ -300,9 +308,11 @@ class Interpreter(TorchFunctionMode):
         known = answer(recorder, values[0]) if asks else None
         if known is not None and not recorder.of_data_alone(values):
             return known
-        reason, advice = INPUTS_READ, OF_INPUTS
+        reason = INPUTS_READ
+        advice = OF_INPUTS
         if recorder.drawn & recorder.reached(v.slot for v in values):
-            reason, advice = DRAWS_READ, OF_DRAWS
+            reason = DRAWS_READ
+            advice = OF_DRAWS
         of_finite = refused(recorder, values[0]) if asks else None
         if of_finite is not None:
             reason, advice = of_finite
@@ -312,7 +322,8 @@ class Interpreter(TorchFunctionMode):
 
     def _note_operation(self, given: list[torch.Size], result: Any, args: Any) -> None:
         """Remember an operation whose result depends on a parameter, to know the pass again by."""
-        recorder, name = self.recorder, self.recorder.name
+        recorder = self.recorder
+        name = self.recorder.name
         if isinstance(result, Tensor):
             created = [result]
         else:  # an assignment to a slice returns nothing
@@ -321,7 +332,8 @@ class Interpreter(TorchFunctionMode):
         values = [v for v in looked_up if v is not None]
         passed = ("input", "buffer", "indices") if recorder.strict else ("input", "buffer", "tail")
         if values and values[0].kind not in passed and name not in SIGNS:
-            slots, first = tuple([v.slot for v in values]), values[0]
+            slots = tuple([v.slot for v in values])
+            first = values[0]
             slots += tuple(recorder.inside[s] for s in slots if s in recorder.inside)
             recorder.operations.append(
                 Operation(name, recorder.path, first.kind, slots, (*given, first.shape))
@@ -329,7 +341,9 @@ class Interpreter(TorchFunctionMode):
 
     def _after_the_end(self, args: Any, kwargs: Any, values: list[Value]) -> Any:
         """Compute a function of outputs, which needs no rule as long as no parameter takes part in it."""
-        recorder, name, kinds = self.recorder, self.recorder.name, {v.kind for v in values}
+        recorder = self.recorder
+        name = self.recorder.name
+        kinds = {v.kind for v in values}
         for value in values:
             if value.kind == "indices" and kinds & {"hidden", "parameter"}:
                 raise UntraceableError(value.name, value.module, f"{INDICES} ('{name}' uses them)")
@@ -343,11 +357,10 @@ class Interpreter(TorchFunctionMode):
 
     def _constant(self, args: Any, kwargs: Any) -> Any:
         """Compute a function of constants alone with real values, so that its result is known."""
-        recorder, name = self.recorder, self.recorder.name
-        if name in RANDOM:  # the numbers are inputs, as a mask is
-            if name.endswith("_") and (args[0]._is_view() or id(args[0]) in self._viewed):
-                recorder.refuse("it writes random numbers through a view", "Draw a tensor of its own")
-            return noise(recorder, args, kwargs)
+        recorder = self.recorder
+        name = recorder.name
+        if name in RANDOM:
+            return self._random(args, kwargs)
         drawn = draws_in_training(name, args, kwargs)
         if drawn:
             args, kwargs = in_evaluation_form(name, args, kwargs)
@@ -368,6 +381,13 @@ class Interpreter(TorchFunctionMode):
         if names:
             self._note_buffers(made, names, differ, args[0] if args else None, writes=target is not None)
         return result
+
+    def _random(self, args: Any, kwargs: Any) -> Any:
+        """Return the result of a function that draws: its numbers are inputs, as a mask is."""
+        recorder = self.recorder
+        if recorder.name.endswith("_") and (args[0]._is_view() or id(args[0]) in self._viewed):
+            recorder.refuse("it writes random numbers through a view", "Draw a tensor of its own")
+        return noise(recorder, args, kwargs)
 
     def _buffers_read(self, args: Any, kwargs: Any) -> frozenset[str]:
         """Return the names of the buffers that the arguments of a function of constants were made of."""
@@ -410,7 +430,8 @@ class Interpreter(TorchFunctionMode):
 
     def _where_it_may_differ(self, args: Any, kwargs: Any, *, drawn: bool) -> list[Tensor] | None:
         """Return where the results of a function of constants may come to differ from zero; None: anywhere."""
-        recorder, name = self.recorder, self.recorder.name
+        recorder = self.recorder
+        name = self.recorder.name
         if drawn:
             constant = tensors_in(args, kwargs)[0]
             return [recorder.differs(constant)] if keeps_zeros(name) else None
@@ -516,7 +537,8 @@ def _on_cpu(device: torch.device) -> torch.device:
 
 def _shaped_factory(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Run ``x.new_zeros(...)``, ``torch.zeros_like(x)`` and the like: a real constant of the right type."""
-    like, rest = args[0], args[1:]
+    like = args[0]
+    rest = args[1:]
     kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "memory_format")}
     kwargs.setdefault("dtype", like.dtype)
     if name.endswith("_like"):

@@ -71,7 +71,8 @@ def _substituted(powers: Iterable[tuple[int, int]], solved: dict[int, Monomial])
     left = list(powers)
     while left:
         label, n = left.pop()
-        v, n = abs(label), n if label > 0 else -n
+        v = abs(label)
+        n = n if label > 0 else -n
         if v in solved:
             left += [(u, n * m) for u, m in solved[v].items()]
         else:

@@ -1,4 +1,4 @@
-"""Tensors of a model that lie in one memory, where to rescale one would change the other unseen."""
+"""Tensors of a model that share memory, so that rescaling one would silently change the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What counts as an output of a network: what the model returns, and what enters the operations at which it is cut."""
+"""The outputs of a network: values that the model returns, and values that enter the operations at which it is cut."""
 
 from __future__ import annotations
 
@@ -47,21 +47,29 @@ def outputs_of(recorder: Recorder, result: Any, returned: Any, shadow: nn.Module
     # nothing but states is returned, and nothing goes outside or through a cut
     if not chosen and not recorder.extra_outputs and not counted:
         chosen = of_units
-    entering = [v for origin in counted for v in origin.entering]
-    outputs = [v for v in chosen if v.kind == "hidden"] + recorder.extra_outputs + entering
+    outputs = [v for v in chosen if v.kind == "hidden"] + recorder.extra_outputs + _entering(counted)
     if not outputs and (recorder.strict or not counted):  # else no parameter is left between the cuts
         raise _without_outputs(counted, _in_words(result, values))
-    for value in map(recorder.lookup, tensors_in(returned)):
-        if value is not None and value.kind == "parameter":  # it keeps its values
-            recorder.left.add(value.name)
+    _leave_returned(recorder, returned)
     places, slots = _places(values, of_units, chosen)
     now = kept_by(shadow)
     held = _held(recorder, returned, now)
     cuts = _cuts(recorder, counted, held)
-    of_held = [v for origin in held for v in origin.entering]
-    _fix(recorder, [*outputs, *_carried(recorder, before, now), *of_held])
+    _fix(recorder, [*outputs, *_carried(recorder, before, now), *_entering(held)])
     _note_what_enters(recorder, counted)
     return list({v.slot: v for v in outputs}.values()), places, slots, cuts
+
+
+def _entering(origins: Iterable[Origin]) -> list[Value]:
+    """Return the values that enter some cuts."""
+    return [value for origin in origins for value in origin.entering]
+
+
+def _leave_returned(recorder: Recorder, returned: Any) -> None:
+    """Leave parameters that the model returns to the plain rule, so that the result does not change."""
+    for value in map(recorder.lookup, tensors_in(returned)):
+        if value is not None and value.kind == "parameter":
+            recorder.left.add(value.name)
 
 
 def _values_of(recorder: Recorder, result: Any) -> list[Value | None]:

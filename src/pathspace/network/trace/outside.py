@@ -1,4 +1,4 @@
-"""Which modules a trace leaves to the plain rule, and which of them a strict one would have to."""
+"""The modules that a trace leaves to the plain rule, and those that a strict trace would have to leave."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ def with_all_obstacles(
     Returns:
         ``first`` itself where it is the only one.
     """
-    paths, left, refusals = {path for path, _ in model.named_modules()}, set(outside), [first]
+    paths = {path for path, _ in model.named_modules()}
+    left = set(outside)
+    refusals = [first]
     rest = ""
     while True:
         path = refusals[-1].module.partition(".parametrizations.")[0]

@@ -1,8 +1,8 @@
-"""Which edges the elements of each parameter are, and what using a parameter more than once means for scales.
+"""The edges that the elements of each parameter are, and the constraints on scales from several uses of a parameter.
 
-The flat index of every element of a (view of a) parameter stands in its labels. As long as only views were taken, it is
-told by their strides and offset, and takes no memory: they lie on the meta device. What copies elements (``cat``,
-indices, ``flip``) copies a written-out index; one without values cannot be read by mistake.
+The labels of a (view of a) parameter hold the flat index of every element. As long as the model only takes views,
+strides and offset encode the index, on the meta device, without memory. Operations that copy elements (``cat``,
+indices, ``flip``) copy an explicit index.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class ParameterUses:
         """
         shape = self.shapes[parameter.name]
         column = _dimension_of(parameter.labels, target_dim, shape)
-        target, source = self.scales.resolve(target), self.scales.resolve(source)
+        target = self.scales.resolve(target)
+        source = self.scales.resolve(source)
         index = parameter.labels
         if (
             order := _as_it_is(index, shape)
@@ -106,13 +107,15 @@ class ParameterUses:
 
         It lets a loop of many steps find its labels at once instead of making and merging new ones at every step.
         """
-        shape, index = self.shapes[parameter.name], parameter.labels
+        shape = self.shapes[parameter.name]
+        index = parameter.labels
         column = _dimension_of(index, 0, shape)
         if (order := _as_it_is(index, shape)) is not None:
             index = _permuted(index, order)
         for old in self.of.get(parameter.name, []):
             if old.column == column and _same_index(old.index, index):
-                earlier, wanted = self.scales.resolve(old.source), self.scales.resolve(source)
+                earlier = self.scales.resolve(old.source)
+                wanted = self.scales.resolve(source)
                 if earlier.numel() == wanted.numel() and bool((earlier.flatten() == wanted.flatten()).all()):
                     return self.scales.resolve(old.target).reshape(-1)
         return None

@@ -1,4 +1,4 @@
-"""Why operations without a rule have none, by the operation's name."""
+"""Reasons why operations have no rule, by the operation's name."""
 
 from __future__ import annotations
 

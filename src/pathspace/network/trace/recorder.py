@@ -1,4 +1,4 @@
-"""What one trace has found: values of tensors, the squared network so far, uses of parameters.
+"""The state of a trace: values of tensors, the squared network so far, uses of parameters.
 
 Rules (see ``rules``) read and write it; the interpreter (see ``interpreter``) decides which rule runs.
 """
@@ -37,7 +37,7 @@ from pathspace.squared.tape import Instruction, Leaf
 
 
 class Recorder:
-    """What is known so far; one object per trace.
+    """The state of a trace; one object per trace.
 
     Args:
         rules: the rule of every operation, for rules that are written in terms of others.
@@ -56,7 +56,10 @@ class Recorder:
         choices: Choices,
         tie_mixed: bool = False,
     ) -> None:
-        self.rules, self.examples, self.strict, self.choices = rules, examples, strict, choices
+        self.rules = rules
+        self.examples = examples
+        self.strict = strict
+        self.choices = choices
         self.tie_mixed = tie_mixed
         self.mixing: list[
             str
@@ -168,7 +171,8 @@ class Recorder:
 
     def made_of_buffers(self, constant: Tensor) -> OfBuffers | None:
         """Return the facts about a constant that was made of buffers."""
-        of, base = self.of_buffers.get(id(constant)), constant._base if constant._is_view() else constant
+        of = self.of_buffers.get(id(constant))
+        base = constant._base if constant._is_view() else constant
         if id(base) not in self.written:
             return of
         names = self.written[id(base)][1] | (of.names if of else frozenset())
@@ -224,7 +228,8 @@ class Recorder:
 
     def write(self, target: Tensor, source: Tensor) -> Tensor:
         """Set the value of ``target`` to that of ``source``, and update all values that share its memory."""
-        old, new = self.value(target), self.value(source)
+        old = self.value(target)
+        new = self.value(source)
         if old.memory.members == 1:
             return self.bind(target, new)
         memory = old.memory
@@ -277,7 +282,8 @@ class Recorder:
             value = replace(value, version=memory.version)
             self.bind(tensor, value)
             return value
-        owner, like = memory.owner, self.scales.resolve(memory.owner.labels)
+        owner = memory.owner
+        like = self.scales.resolve(memory.owner.labels)
         for elements, new in memory.pending:
             labels = like.reshape(-1).clone()
             labels[elements] = self.scales.resolve(new.labels)
@@ -286,7 +292,8 @@ class Recorder:
             created = Value(self.new_slot(), like, kind, batch=owner.batch, examples=owner.examples)
             self.emit_many(put(elements), [owner, new], [created], name="in-place write", dtype=tensor.dtype)
             owner = created
-        memory.owner, memory.pending = owner, []
+        memory.owner = owner
+        memory.pending = []
         seen = Value(
             self.new_slot(), value.view(like), owner.kind, batch=value.batch,
             memory=memory, view=value.view, version=memory.version, examples=value.examples,
@@ -339,7 +346,8 @@ class Recorder:
                 else v
                 for v in results
             ]
-        created, used = tuple(v.slot for v in results), tuple(v.slot for v in inputs)
+        created = tuple(v.slot for v in results)
+        used = tuple(v.slot for v in inputs)
         of_parameter = results[0].kind == "parameter"
         where = self.where(name)
         self.instructions.append(
@@ -438,17 +446,8 @@ class Recorder:
         args, kwargs = pytree.tree_map_only(Tensor, lambda t: t.to("meta"), (args, kwargs))
         result = without_values(short_name(func), func, args, kwargs)
 
-        def bind(tensor: Tensor) -> Tensor:
-            if batch is None or tensor.dim() <= batch:
-                return self.add_leaf(tensor, "input")
-            if self.examples.count == 1:
-                return self.add_leaf(tensor, "input", batch=batch if tensor.shape[batch] == 1 else None)
-            if batched is None or tensor.shape[: batch + 1] != batched.shape[: batch + 1]:
-                return self.add_leaf(tensor, "input")
-            return self.add_leaf(tensor, "input", batch=batch, examples=batched.examples)
-
         def in_memory(tensor: Tensor) -> Tensor:
-            bound = bind(tensor)
+            bound = self._bind_input(tensor, batch, batched)
             return self.bind(bound, self.in_memory_of(self.value(bound), bound, given))
 
         result = pytree.tree_map_only(Tensor, in_memory, result)
@@ -460,6 +459,16 @@ class Recorder:
             self.origins.update((v.slot, origin) for v in created)
         return result
 
+    def _bind_input(self, tensor: Tensor, batch: int | None, batched: Value | None) -> Tensor:
+        """Make a result an input, with the batch in the dimension where ``batched``, an argument, has it."""
+        if batch is None or tensor.dim() <= batch:
+            return self.add_leaf(tensor, "input")
+        if self.examples.count == 1:
+            return self.add_leaf(tensor, "input", batch=batch if tensor.shape[batch] == 1 else None)
+        if batched is None or tensor.shape[: batch + 1] != batched.shape[: batch + 1]:
+            return self.add_leaf(tensor, "input")
+        return self.add_leaf(tensor, "input", batch=batch, examples=batched.examples)
+
     def note_drawn(self, drawn: Any) -> Any:
         """Remember that tensors hold random numbers, for what is said of a question about them."""
         self.drawn.update(v.slot for v in self.values_in((drawn,), {}))
@@ -468,7 +477,8 @@ class Recorder:
     def reached(self, slots: Iterable[int], until: Collection[int] = ()) -> set[int]:
         """Return all slots from which these were computed, through cuts and functions of inputs, up to some slots."""
         read = {slot: i.inputs for i in self.instructions for slot in i.outputs}
-        seen, left = set[int](), list(slots)
+        seen = set[int]()
+        left = list(slots)
         while left:
             slot = left.pop()
             if slot not in seen:

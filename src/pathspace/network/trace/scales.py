@@ -100,7 +100,8 @@ class Scales:
         clash = (a != b) & (a != WILD) & (b != WILD)
         if bool(clash.any()):
             self._merge(a[clash], b[clash])
-            a, b = self.resolve(a), self.resolve(b)
+            a = self.resolve(a)
+            b = self.resolve(b)
         return torch.where(a == WILD, b, a).expand(shape)
 
     def product(self, a: Tensor, b: Tensor, origin: str) -> Tensor:
@@ -151,21 +152,25 @@ class Scales:
         while len(a):
             # The older variable stays, so that classes are named after the place where they first appear.
             older = a.abs() < b.abs()
-            keep, drop = torch.where(older, a, b), torch.where(older, b, a)
+            keep = torch.where(older, a, b)
+            drop = torch.where(older, b, a)
             keep = torch.where(keep == -drop, FIXED, keep)  # s = 1/s for s > 0 leaves s = 1
             # a variable in several pairs follows the oldest partner now, the others in the next round
             self._older.scatter_reduce_(0, drop.abs(), keep.abs(), "amin")
             first = keep.abs() == self._older[drop.abs()]
             self._point(drop[first], keep[first])
             self._detours = self._count
-            a, b = self.resolve(a), self.resolve(b)
+            a = self.resolve(a)
+            b = self.resolve(b)
             left = a != b
-            a, b = a[left], b[left]
+            a = a[left]
+            b = b[left]
 
     def unify_along(self, labels: Tensor, dims: Iterable[int]) -> Tensor:
         """Make labels equal along some dimensions; returns them, of size one there."""
         small = self.resolve(without_repeats(labels))
-        shape, dims = list(labels.shape), [d % labels.dim() for d in dims]
+        shape = list(labels.shape)
+        dims = [d % labels.dim() for d in dims]
         for d in dims:
             shape[d] = min(shape[d], 1)
         differing = [d for d in dims if small.shape[d] > 1]
@@ -188,7 +193,8 @@ class Scales:
         """Make labels equal in groups, and return one of each; ``largest`` takes the maximum of each group."""
         while True:
             labels = self.resolve(labels)
-            wild, numbers = labels == WILD, labels.double()
+            wild = labels == WILD
+            numbers = labels.double()
             high = largest(numbers.masked_fill(wild, -math.inf))
             low = -largest((-numbers).masked_fill(wild, -math.inf))
             empty = torch.isinf(high)

@@ -197,7 +197,8 @@ def arguments_for(
         )
 
     def empty(tensor: Tensor) -> tuple[Tensor, int | None]:
-        shape, batch = list(tensor.shape), batch_in(tensor, first, batch_dim)
+        shape = list(tensor.shape)
+        batch = batch_in(tensor, first, batch_dim)
         if batch is not None:
             shape[batch] = size
         return torch.empty(shape, dtype=tensor.dtype, device="meta"), batch
@@ -223,7 +224,8 @@ def with_hooks(module: nn.Module) -> Callable[..., Any]:
     """Return the whole call of a copied module with its hooks, and remove the hooks from the module."""
     inner = object.__new__(type(module))  # copy.copy refuses parametrized modules
     inner.__dict__.update(module.__dict__)
-    module._forward_pre_hooks, module._forward_hooks = OrderedDict(), OrderedDict()
+    module._forward_pre_hooks = OrderedDict()
+    module._forward_hooks = OrderedDict()
     return inner
 
 

@@ -154,7 +154,7 @@ def trace(
 
 @dataclass(frozen=True)
 class _Options:
-    """What a trace was asked for, its example without data, and the form that the model was in."""
+    """The options of a trace, its example without data, and the form that the model was in."""
 
     example_input: Any
     outside: frozenset[str]
@@ -257,7 +257,7 @@ def _without_classes(network: Network) -> str:
 
 @dataclass(frozen=True)
 class _Pass:
-    """What one pass found: the network, how much of each parameter it uses, and the movements of examples."""
+    """The results of a pass: the network, the used share of each parameter, and the movements of examples."""
 
     network: Network
     used: dict[str, int]
@@ -399,7 +399,7 @@ class _Plan:
 
     @property
     def _shape(self) -> torch.Size:
-        """That of the first tensor of the example input, if it has one."""
+        """Shape of the first tensor of the example input, if there is one."""
         shapes = (t.shape for t in pytree.tree_leaves(self.example_input) if isinstance(t, Tensor))
         return next(shapes, torch.Size())
 
@@ -420,7 +420,8 @@ class _Plan:
         observe(shadow, interpreter, self.outside)
         interpreter.begin(args, kwargs)
         with uncompiled(), torch.no_grad(), interpreter:
-            before, kept = dict(shadow.named_parameters()), kept_by(shadow)
+            before = dict(shadow.named_parameters())
+            kept = kept_by(shadow)
             attributes = watched(self.model, self.outside)
             held = present(shadow, attributes)
             result = _run(recorder, shadow, args, kwargs)
@@ -510,7 +511,8 @@ def _check_steps(one: _Pass, several: _Pass) -> None:
     if differing:
         name, module = differing[0]
     elif one.used.keys() != several.used.keys():
-        name, module = "forward", ""
+        name = "forward"
+        module = ""
     else:
         return
     raise UntraceableError(

@@ -1,7 +1,7 @@
-"""What tracing knows of one tensor, and the memory that it shares with its views.
+"""The facts that a trace knows about one tensor, and the memory that the tensor shares with its views.
 
-A write into one of them changes the others. It is only noted; what a tensor holds after it is found when somebody asks:
-nothing new for a view of other elements, else what the owner of the memory holds now, seen through the same view.
+A write into one view changes the others. The write is only noted. The value of another view is computed when it is
+read: unchanged if the view shows other elements, else the current value of the memory's owner, seen through the view.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ class Memory:
     __slots__ = ("_last_write", "members", "owner", "parameter", "pending", "unsure", "version")
 
     def __init__(self) -> None:
-        self.members, self.version, self.unsure = 1, 0, 0
+        self.members = 1
+        self.version = 0
+        self.unsure = 0
         self.owner: Value | None = None
         self.parameter = ""
         self.pending: list[tuple[Tensor, Value]] = []
@@ -75,7 +77,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Statistic:
-    """What may become the root mean square of an activation: (mean over some dimensions of x^2) ^ (power / 2).
+    """A step to the root mean square of an activation: (mean over some dimensions of x^2) ^ (power / 2).
 
     Attributes:
         of: x.
@@ -90,7 +92,7 @@ class Statistic:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where an input of the network comes from that the network itself had a part in.
+    """The origin of an input of the network that was computed from values of the network.
 
     Attributes:
         slots: of all that it was computed from.
@@ -113,7 +115,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Value:
-    """What is known of one tensor of the traced forward pass.
+    """Facts about one tensor of the traced forward pass.
 
     Attributes:
         slot: where the squared network keeps it.

@@ -1,4 +1,4 @@
-"""Where constants made of buffers may come to differ from zero, whatever numbers these will hold."""
+"""The elements of constants made of buffers that may become different from zero, for any values of the buffers."""
 
 from __future__ import annotations
 

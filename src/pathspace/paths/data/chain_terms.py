@@ -57,7 +57,9 @@ def chain_terms(
 
 def _paths(seen: ChainPass, request: Request) -> tuple[dict[str, Tensor | Outer], list[Tensor]]:
     """Compute the term of the paths, and psi of all layers, ``[T, units]``; at alpha = 1 only psi of the readout."""
-    chain, leaves, rest = seen.chain, seen.leaves, 1 - request.alpha
+    chain = seen.chain
+    leaves = seen.leaves
+    rest = 1 - request.alpha
     out = leaves[chain.readout.weight]
     psi = [out.new_ones(1, 1).expand(chain.steps if chain.every else 1, len(out))]
     if request.alpha == 1:
@@ -79,7 +81,8 @@ def _paths(seen: ChainPass, request: Request) -> tuple[dict[str, Tensor | Outer]
         if cell.recurrent:
             _recur(psi[0].unbind(0)[::-1], leaves[cell.recurrent].t(), rest)
         flow = psi[0] * rest
-        total, at_once = flow[0] if len(flow) == 1 else flow.sum(0), layer == 0 or len(flow) == 1
+        total = flow[0] if len(flow) == 1 else flow.sum(0)
+        at_once = layer == 0 or len(flow) == 1
         path[cell.weight] = Outer(total, g[layer][-1]) if at_once else flow.t() @ g[layer]
         if cell.recurrent:
             path[cell.recurrent] = flow[1:].t() @ g[layer + 1][:-1]
@@ -93,8 +96,10 @@ def _paths(seen: ChainPass, request: Request) -> tuple[dict[str, Tensor | Outer]
 def _spread(seen: ChainPass, layer: int, request: Request) -> Tensor:
     """Compute stat of the values z of a layer, ``[T, H]``."""
     # z_t = W_in x_t + b + W_rec h_{t-1}
-    cell, leaves = seen.chain.cells[layer], seen.leaves
-    h, x = seen.states[layer], seen.states[layer - 1] if layer else seen.x
+    cell = seen.chain.cells[layer]
+    leaves = seen.leaves
+    h = seen.states[layer]
+    x = seen.states[layer - 1] if layer else seen.x
     bias = leaves[cell.biases[0]] + leaves[cell.biases[1]] if cell.biases else None
     z = linear(x.reshape(-1, x.shape[2]), leaves[cell.weight], bias)
     z[h.shape[1] :].addmm_(h[:-1].reshape(-1, h.shape[2]), leaves[cell.recurrent].t())
@@ -115,7 +120,8 @@ def _seeds(
     seen: ChainPass, psi: list[Tensor], request: Request, generator: torch.Generator
 ) -> tuple[list[Tensor | None], Tensor | None, Pairs | None]:
     """Draw seeds of all layers and the readout, ``[m, T, units]``, None for zero, with their examples and pairs."""
-    flat, places = torch.cat([row.reshape(-1) for row in psi]), None
+    flat = torch.cat([row.reshape(-1) for row in psi])
+    places = None
     # nodes without any weight have no signs drawn; at the far end of long sequences it may be below all numbers
     some = [row.any(1) for row in psi]
     if not bool(torch.cat(some).all()):
@@ -154,13 +160,15 @@ def _examples(h: Tensor, chosen: Tensor | None) -> Tensor:
 
 def _pulled_back(seen: ChainPass, seeds: list[Tensor | None], states: list[Tensor]) -> list[Tensor]:
     """Compute the deltas of all layers and of the readout, ``[T, m, units]``."""
-    chain, leaves = seen.chain, seen.leaves
+    chain = seen.chain
+    leaves = seen.leaves
     end = seeds[-1]
     assert end is not None
     deltas = [end.transpose(0, 1).contiguous()]
     weight = leaves[chain.readout.weight]
     for cell, seed, h in zip(chain.cells[::-1], seeds[-2::-1], states[::-1], strict=True):
-        above, created = torch.matmul(deltas[0], weight), torch.empty_like(h)
+        above = torch.matmul(deltas[0], weight)
+        created = torch.empty_like(h)
         _pull_through(leaves[cell.recurrent], seed, h, above, created)
         deltas.insert(0, created)
         weight = leaves[cell.weight]
@@ -169,8 +177,11 @@ def _pulled_back(seen: ChainPass, seeds: list[Tensor | None], states: list[Tenso
 
 def _pull_through(recurrent: Tensor, seeds: Tensor | None, h: Tensor, above: Tensor, deltas: Tensor) -> None:
     """Compute delta_t = s_t + 1[h_t > 0] o (W_rec^T delta_{t+1} + above_t) ``[T, m, H]``; above of all steps or 1."""
-    rows, gates, entering = deltas.unbind(0), (h > 0).to(h.dtype).unbind(0), above.unbind(0)
-    seed, back = None if seeds is None else seeds.unbind(1), entering[-1]
+    rows = deltas.unbind(0)
+    gates = (h > 0).to(h.dtype).unbind(0)
+    entering = above.unbind(0)
+    seed = None if seeds is None else seeds.unbind(1)
+    back = entering[-1]
     for t in range(len(rows) - 1, -1, -1):
         if t < len(rows) - 1:
             after = rows[t + 1]
@@ -186,7 +197,8 @@ def _seeded(
     seen: ChainPass, deltas: list[Tensor], entering: list[Tensor], count: int, pairs: Pairs | None
 ) -> Seeded:
     """Return the layers as uses of their parameters, with the seeds pulled back to their results."""
-    chain, leaves = seen.chain, seen.leaves
+    chain = seen.chain
+    leaves = seen.leaves
     uses: list[Use] = []
     results: list[Tensor | None] = []
     for layer, (cell, delta) in enumerate(zip(chain.layers, deltas, strict=True)):
@@ -196,7 +208,8 @@ def _seeded(
             parts.append((entering[layer + 1][:-1], delta[1:], (cell.recurrent,)))
         for x, result, names in parts:
             weights = [leaves[name] for name in names]
-            x, result = x.transpose(0, 1), result.transpose(0, 1)
+            x = x.transpose(0, 1)
+            result = result.transpose(0, 1)
             uses.append(Use("linear", linear, (x, *weights), {}, weights, [x], [], result.shape))
             results.append(result)
     return Seeded(Replay({}, uses, leaves, count, set()), results, pairs)

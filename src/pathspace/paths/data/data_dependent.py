@@ -151,7 +151,7 @@ class KappaTerms:
 
 @dataclass(frozen=True)
 class Request:
-    """What :func:`kappa_terms` is to compute; see :func:`data_dependent_kappa`.
+    """Options of :func:`kappa_terms`; see :func:`data_dependent_kappa`.
 
     Attributes:
         alpha: share of the data, positive.
@@ -228,7 +228,8 @@ def in_safe_type(
         FloatingPointError: it is not finite even there.
     """
     generator = torch.Generator().manual_seed(0) if generator is None else generator
-    before, alpha = generator.get_state(), request.alpha
+    before = generator.get_state()
+    alpha = request.alpha
     terms = kappa_terms(network, replay(network, inputs), request, generator)
     kappa = survey({name: terms.kappa(name, data, alpha) for name, data in terms.data.items()})
     types = {name: value.dtype for name, value in kappa.values.items()}
@@ -321,7 +322,8 @@ def _at_once(
 ) -> Iterator[Seeding]:
     """Draw random signs at all units."""
     if psi:
-        part, place = request.part, request.place
+        part = request.part
+        place = request.place
         seeds, pairs = sign_seeds(replayed, psi, request.statistic, generator, part=part, place=place)
         chosen = None
         if pairs is None and part:

@@ -69,7 +69,7 @@ class Seeded:
 
     @property
     def count(self) -> int:
-        """How many examples a mean square is taken over."""
+        """Number of examples over which a mean square is taken."""
         return self.replayed.count if self.part is None else len(self.part)
 
     def rows(self, x: Tensor) -> Tensor:
@@ -235,14 +235,16 @@ def _depends(tensor: Tensor, leaf: Tensor) -> bool:
 
 
 def _of_parameter(seeded: Seeded, leaf: Tensor, uses: list[UseOf], statistic: Statistic) -> Tensor:
-    n, pairs = seeded.count, seeded.pairs
+    n = seeded.count
+    pairs = seeded.pairs
     if not uses:
         return torch.zeros_like(leaf)
     if len(uses) == 1 and uses[0][1] is leaf:
         once = _used_once(*uses[0])
         if once is not None:
             return _edges_of_layer(seeded, *once, statistic).reshape(leaf.shape)
-    square, mean = torch.zeros_like(leaf), torch.zeros_like(leaf)
+    square = torch.zeros_like(leaf)
+    mean = torch.zeros_like(leaf)
     for examples in _chunks(seeded, leaf, uses):
         J = summed_gradients(uses, leaf, examples, pairs)
         if statistic == "covariance" and pairs is None:
@@ -250,7 +252,8 @@ def _of_parameter(seeded: Seeded, leaf: Tensor, uses: list[UseOf], statistic: St
         square += J.square_().sum(0)
     if pairs is not None:
         return square.mul_(pairs.weight)
-    square, mean = square / n, mean / n
+    square = square / n
+    mean = mean / n
     return square if statistic == "second_moment" else _without_rounding(square - mean.square(), square)
 
 
@@ -274,7 +277,8 @@ def _used_once(use: Use, weight: Tensor, delta: Tensor) -> tuple[Tensor | None, 
 
 def _halves(x: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
     """Return twice the half sum and the half difference of pairs of rows."""
-    a, b = x.index_select(0, pairs.first), x.index_select(0, pairs.second)
+    a = x.index_select(0, pairs.first)
+    b = x.index_select(0, pairs.second)
     return a + b, a.sub_(b)
 
 
@@ -283,7 +287,8 @@ def _of_pairs(u: Tensor | None, v: Tensor | None, s: Tensor, t: Tensor, weight: 
     if u is None or v is None:
         return t.square().sum(0).mul_(weight)
     # with twice the halves, (J^i - J^j)^2 = (s v + t u)^2 / 4
-    left, right = torch.cat([s * s, t * t, 2 * s * t]), torch.cat([v * v, u * u, u * v])
+    left = torch.cat([s * s, t * t, 2 * s * t])
+    right = torch.cat([v * v, u * u, u * v])
     return (left.t() @ right).mul_(weight / 4)
 
 
@@ -330,12 +335,14 @@ def _of_edges(seeded: Seeded, leaf: Tensor, uses: list[UseOf], statistic: Statis
 
 def _edges_of_layer(seeded: Seeded, h: Tensor | None, delta: Tensor, statistic: Statistic) -> Tensor:
     """Sum over positions of stat of delta h^T."""
-    n, pairs = seeded.count, seeded.pairs
+    n = seeded.count
+    pairs = seeded.pairs
     if pairs is not None:  # a pair at every position
         s, t = (x.flatten(0, 1) for x in _halves(delta, pairs))
         u, v = (None, None) if h is None else (x.flatten(0, 1) for x in _halves(h, pairs))
         return _of_pairs(u, v, s, t, pairs.weight)
-    delta, h = seeded.rows(delta), None if h is None else seeded.rows(h)
+    delta = seeded.rows(delta)
+    h = None if h is None else seeded.rows(h)
     squares = delta.square().flatten(0, 1).t()
     second = squares.sum(1, keepdim=True) if h is None else squares @ h.square().flatten(0, 1)
     second.div_(n)

@@ -117,7 +117,8 @@ def sequences(
     """Return h (None for a bias) and delta of a linear or convolutional layer; None for any other operation."""
     if use.kwargs or not isinstance(use.args[0], Tensor):
         return None
-    x, matrix = use.args[0], use.args[1]
+    x = use.args[0]
+    matrix = use.args[1]
     if any(x is w for w in use.weights) or not isinstance(matrix, Tensor):
         return None
     d = some(delta, examples)
@@ -159,7 +160,8 @@ def _patches(use: Use, x: Tensor) -> Tensor | None:
         for n in (stride, dilation, padding)
     )
     padded = F.pad(x, [n for border in reversed(borders) for n in (border, border)]).contiguous()
-    taps, strides = tuple(matrix.shape[2:]), padded.stride()
+    taps = tuple(matrix.shape[2:])
+    strides = padded.stride()
     places = tuple(
         (size - gap * (tap - 1) - 1) // step + 1
         for size, gap, tap, step in zip(padded.shape[2:], gaps, taps, steps, strict=True)

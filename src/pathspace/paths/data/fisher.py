@@ -145,7 +145,8 @@ def natural_gradient(
     g = torch.where(kappas > 0, g, 0.0)  # a weight on no path
     if not bool(g.isfinite().all()):
         raise FloatingPointError("gradients are not finite: training diverged, or a batch held NaN")
-    product, scale = _fisher_product(network, data, output, dim), torch.where(kappas > 0, 1 / kappas, 0.0)
+    product = _fisher_product(network, data, output, dim)
+    scale = torch.where(kappas > 0, 1 / kappas, 0.0)
     return graph.unflatten(
         _conjugate_gradients(lambda v: product(v) + damping * kappas * v, g, scale, tolerance, iterations)
     )
@@ -180,7 +181,8 @@ def _conjugate_gradients(
     operator: Callable[[Tensor], Tensor], g: Tensor, scale: Tensor, tolerance: float, iterations: int
 ) -> Tensor:
     """Solve operator(d) = g by conjugate gradients, preconditioned by a diagonal ``scale``."""
-    d, rest = torch.zeros_like(g), g.clone()
+    d = torch.zeros_like(g)
+    rest = g.clone()
     z = scale * rest
     size = first = rest @ z
     direction = z.clone()
@@ -192,6 +194,7 @@ def _conjugate_gradients(
         d.add_(step * direction)
         rest.sub_(step * image)
         z = scale * rest
-        before, size = size, rest @ z
+        before = size
+        size = rest @ z
         direction = z + (size / before) * direction
     return d

@@ -51,8 +51,9 @@ class Pairs:
 
     @property
     def weight(self) -> float:
-        """What the sum of (J^i - J^j)^2 over the pairs is multiplied with to become a variance."""
-        half, n = len(self.first), self.count
+        """Factor that makes the sum of (J^i - J^j)^2 over the pairs a variance."""
+        half = len(self.first)
+        n = self.count
         return (n - 1) / n / (2 * half) if half else 0.0
 
 
@@ -106,8 +107,11 @@ def sign_seeds(
     if not nodes:
         return {}, None
     value = next(iter(nodes.values())).value
-    device, dtype = value.device, value.dtype
-    pairs, rows, row_of = None, replayed.count, None
+    device = value.device
+    dtype = value.dtype
+    pairs = None
+    rows = replayed.count
+    row_of = None
     if statistic == "covariance":
         pairs = random_pairs(replayed.count, generator, device, part=part)
         rows = len(pairs.first)
@@ -133,10 +137,12 @@ def seed_rows(sizes: Tensor, rows: int, generator: torch.Generator, place: Place
 
     Of the rows of all processes, those at the place of this one.
     """
-    first, whole = place[0] * rows, place[1] * rows
+    first = place[0] * rows
+    whole = place[1] * rows
     wide = math.isqrt(max(0, whole - 1)) + 1
     tall = -(-whole // wide)
-    begin, end = first // wide, -(-(first + rows) // wide)
+    begin = first // wide
+    end = -(-(first + rows) // wide)
     signs = random_signs((tall + wide, len(sizes)), generator, sizes.dtype).to(sizes.device)
     a = signs[begin:end].mul_(sizes)
     return (a[:, None] * signs[tall:]).flatten(0, 1)[first - begin * wide :][:rows]
@@ -156,6 +162,7 @@ def random_signs(
 def _signs_of_bytes(dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return the eight signs of each value of a byte, ``[256, 8]``."""
     with torch.inference_mode(False):
-        byte, place = torch.arange(256, device="cpu"), torch.arange(8, device="cpu")
+        byte = torch.arange(256, device="cpu")
+        place = torch.arange(8, device="cpu")
         bits = byte[:, None].bitwise_right_shift(place).bitwise_and(1)
         return bits.mul(2).sub(1).to(dtype).to(device)

@@ -1,4 +1,4 @@
-"""A pass of a model on one example, captured for writing its paths down: what must stay whole, and what is taken apart.
+"""A captured pass of a model on one example, to write down its paths: which functions stay whole, and which are split.
 
 Letters: T time, B batch, H hidden.
 """

@@ -82,12 +82,14 @@ def express(network: Network, skeleton: Skeleton, paths: Paths) -> BasisExpressi
         torch.Size([4, 3])
     """
     basis = basis_paths(network, skeleton)  # refuses a skeleton that does not fit
-    graph, classes = skeleton.graph, skeleton.num_classes
+    graph = skeleton.graph
+    classes = skeleton.num_classes
     expect_own(paths.reduction, network, "list of paths was made")
     used = used_edges(network, graph)
     ends = torch.cat([graph.source[used], graph.target[used]]).unique().tolist()
     check_complete(graph, skeleton, used)
-    into, out_of = skeleton.edges[1 : 1 + classes].tolist(), set(skeleton.edges[1 + classes :].tolist())
+    into = skeleton.edges[1 : 1 + classes].tolist()
+    out_of = set(skeleton.edges[1 + classes :].tolist())
     source = graph.source.tolist()
     kept = [e for e in used.nonzero().flatten().tolist() if e not in out_of]
     place = {e: n for n, e in enumerate(kept)}

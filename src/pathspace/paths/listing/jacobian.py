@@ -201,7 +201,9 @@ def dead_units(network: Network, data: Any) -> Tensor:
         return found[1:]
 
     # a direction of weight normalization is left by no edge
-    left, sources, targets = classes(graph.source, graph.target), graph.source[flows], graph.target[flows]
+    left = classes(graph.source, graph.target)
+    sources = graph.source[flows]
+    targets = graph.target[flows]
     return ~torch.where(left, classes(sources, targets), classes(targets, sources))
 
 

@@ -119,7 +119,8 @@ class PackedSequences:
         self, rows: Tensor, sizes: Tensor, batch_first: bool, value: float, total: int
     ) -> tuple[Tensor, Tensor]:
         """Return the sequences with ``value`` after their last steps, and their lengths."""
-        x, mask = self._steps(rows, sizes), self._masks[id(sizes)][1]
+        x = self._steps(rows, sizes)
+        mask = self._masks[id(sizes)][1]
         if mask is not None:
             wide = mask.reshape(*mask.shape[:2], *[1] * (x.dim() - 2))
             x = torch.where(wide > 0, x, value)

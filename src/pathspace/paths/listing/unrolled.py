@@ -82,13 +82,13 @@ class UnrolledGraph:
 
     @property
     def num_paths(self) -> int:
-        """How many paths lead from an input or the bias node to an output; exact, without listing them."""
+        """Number of paths from an input or the bias node to an output; exact, without listing them."""
         return self.ways_out[0] + sum(self.ways_out[node] for node in self.inputs.tolist())
 
 
 @dataclass(frozen=True, eq=False)
 class Activity:
-    """What flows through a written-out graph for each example.
+    """Inputs, gates and outputs of an unrolled graph for each example.
 
     Attributes:
         inputs: values of the inputs, ``[n, I]``.
@@ -180,7 +180,9 @@ def activity(network: Network, data: Any, parameters: Mapping[str, Tensor] | Non
         tensor([6., 0.], dtype=torch.float64)
     """
     expect_weights(network)
-    inputs, gates, outputs = [], [], []
+    inputs = []
+    gates = []
+    outputs = []
     for example in examples(network.call, data):
         listing, _, _, values = _run(network, example, with_edges=False, parameters=parameters)
         none = torch.zeros(0, dtype=torch.float64)
@@ -198,20 +200,26 @@ def examples(call: Call, data: Any) -> Iterator[Any]:
         raise ValueError("the data are not of the form of the example input that the network was traced with")
     first = next(k for k in traced if isinstance(k, Tensor))
     dims = [batch_in(k, first, call.batch_dim) if isinstance(k, Tensor) else None for k in traced]
-    lengths = {g.shape[d] for g, d in zip(leaves, dims, strict=True) if d is not None}
-    if len(lengths) > 1:
-        raise ValueError(f"the data hold {sorted(lengths)} examples; all tensors must hold as many")
-    if lengths == {0}:
-        raise ValueError("the batch is empty: give one example at least")
+    count = _count(leaves, dims)
     for k, g, d in zip(traced, leaves, dims, strict=True):
         if isinstance(k, Tensor) and _without(k.shape, d) != _without(g.shape, d):
             raise ValueError(
                 f"the data have the shape {tuple(g.shape)}, the network was traced with {tuple(k.shape)}: steps and "
                 "positions must agree; trace it with such an input"
             )
-    for n in range(next(iter(lengths), 1)):
+    for n in range(count):
         one = [g if d is None else g.narrow(d, n, 1) for g, d in zip(leaves, dims, strict=True)]
         yield pytree.tree_unflatten(one, form)
+
+
+def _count(leaves: list[Any], dims: list[int | None]) -> int:
+    """Return the number of examples in a batch; one if nothing holds examples."""
+    lengths = {g.shape[d] for g, d in zip(leaves, dims, strict=True) if d is not None}
+    if len(lengths) > 1:
+        raise ValueError(f"the data hold {sorted(lengths)} examples; all tensors must hold as many")
+    if lengths == {0}:
+        raise ValueError("the batch is empty: give one example at least")
+    return next(iter(lengths), 1)
 
 
 def _is_alike(traced: Any, given: Any) -> bool:
@@ -228,11 +236,13 @@ def _without(shape: torch.Size, dim: int | None) -> list[int]:
 
 def _check_sums(network: Network) -> None:
     """Refuse products, and a root mean square written by hand; layers of normalization are met later, or are none."""
-    name, why = network.tape.product, "it multiplies two activations or weights"
+    name = network.tape.product
+    why = "it multiplies two activations or weights"
     for instruction in network.tape.instructions:
         kind = instruction.name.partition(" in ")[0]
         if not name and isinstance(instruction.form, Normalization) and ("mul" in kind or "div" in kind):
-            name, why = instruction.name, "it divides by a statistic of what enters"
+            name = instruction.name
+            why = "it divides by a statistic of what enters"
     if name:
         raise UntraceableError(name, "", f"{why}, so what it returns is no sum over paths", NOT_WRITTEN)
 
