@@ -53,11 +53,15 @@ def gated(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: di
 
     if name in _UNARY or name in CLAMPS:
         return Gated((x,), _slopes(on, x))
-    along_one = name != "median" or len(args) > 1 or bool(kwargs)
-    if name in ORDERED and along_one:
-        options = {key: value for key, value in kwargs.items() if key != "input"}
+    options = {key: value for key, value in kwargs.items() if key != "input"}
+    of_all = name == "median" and len(args) < 2 and not kwargs
+    if name in ORDERED and not of_all:
         return Gated((x,), _ordered(on, x, dimension(name, args[1:], options), name))
-    other = args[1] if len(args) > 1 else kwargs.get("other")
+    return _maximum(name, on, x, args[1] if len(args) > 1 else kwargs.get("other"))
+
+
+def _maximum(name: str, on: Callable[[Tensor], Any], x: Tensor, other: Any) -> Gated | None:
+    """Return the gates of a maximum or minimum of two tensors, or of windows; None for any other function."""
     if name in _OF_TWO and isinstance(other, Tensor):
         sign = _OF_TWO[name]
         return Gated((x, other), _larger(sign * x, sign * other))

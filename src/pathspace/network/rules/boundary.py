@@ -135,23 +135,36 @@ def _check_write(
 
 def _origin(recorder: Recorder, traced: Sequence[Value | None], refusal: UntraceableError) -> Origin:
     """Return the origin of a cut's result; note the cut as an operation, by which later passes are compared."""
-    entering = tuple([v is not None and v.kind == "hidden" for v in traced])
-    values = [v for v in traced if v is not None]
-    parameters = {v.name for v in values if v.kind == "parameter"}
-    hidden = tuple([v for v in values if v.kind == "hidden"])
-    slots = tuple([v.slot for v in values if v.kind != "parameter"])
+    entering: list[bool] = []
+    hidden: list[Value] = []
+    slots: list[int] = []
+    parameters: set[str] = set()
+    for value in traced:
+        entering.append(value is not None and value.kind == "hidden")
+        if value is None:
+            continue
+        if value.kind == "parameter":
+            parameters.add(value.name)
+            continue
+        slots.append(value.slot)
+        if value.kind == "hidden":
+            hidden.append(value)
     recorder.left |= parameters
     if not hidden and not parameters:
-        return Origin(slots)
+        return Origin(tuple(slots))
     operation = None
     if not recorder.strict:
-        places = tuple(
-            [v.slot if enters and v is not None else -1 for enters, v in zip(entering, traced, strict=True)]
-        )
+        waiting = iter(hidden)
+        places = tuple([next(waiting).slot if enters else -1 for enters in entering])
         operation = Operation(recorder.name, recorder.path, "cut", places)
         recorder.operations.append(operation)
     return Origin(
-        slots, hidden, _here(recorder, entering), operation, refusal, parameters=tuple(sorted(parameters))
+        tuple(slots),
+        tuple(hidden),
+        _here(recorder, tuple(entering)),
+        operation,
+        refusal,
+        parameters=tuple(sorted(parameters)),
     )
 
 
@@ -200,9 +213,15 @@ def _examples(
     if single is None or len(single) != len(shape):
         return None, None, False
     grown = [d for d in range(len(shape)) if shape[d] != single[d]]
-    if not grown:  # one value for all examples
-        return None, None, True
     if same and grown == [one.batch]:
         return one.batch, one.examples, True
-    certain = len(grown) == 1 and single[grown[0]] == 1
-    return (grown[0] if certain else None), None, certain
+    return _grown(grown, single)
+
+
+def _grown(grown: Sequence[int], single: torch.Size) -> tuple[int | None, Tensor | None, bool]:
+    """Return the same from the dimensions that grow with the batch, and the shape for one example."""
+    if not grown:  # one value for all examples
+        return None, None, True
+    if len(grown) == 1 and single[grown[0]] == 1:
+        return grown[0], None, True
+    return None, None, False

@@ -54,18 +54,16 @@ def move_one(recorder: Recorder, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         func = torch.Tensor.reshape  # labels are not laid out in memory as the values are
         args = _size_of_view(recorder, args, kwargs)
     args, kwargs = as_now((args, kwargs))
-    if name == "squeeze" and not args and not kwargs:  # keep the batch, which may have other sizes than one
-        args = (tuple(d for d, n in enumerate(value.shape) if n == 1 and d != value.batch),)
+    if name == "squeeze" and not args and not kwargs:
+        args = (_ones_without_batch(value),)
 
     def move(t: Tensor) -> Any:
         return func(t, *args, **kwargs)
 
     if value.kind == "hidden" and name in RESHAPED:
         value = replace(value, labels=_as_mixed(recorder, value, move))
-    if func is torch.nn.functional.unfold and value.kind != "parameter":  # its padding fits every scale
-        moved = _on_labels(move, recorder.scales.resolve(value.labels) - WILD) + WILD
-    else:
-        moved = _on_labels(move, value.labels)
+    pads = func is torch.nn.functional.unfold and value.kind != "parameter"
+    moved = _on_padded(recorder, move, value.labels) if pads else _on_labels(move, value.labels)
     if isinstance(moved, Tensor):
         results = [_moved(recorder, value, move, None, moved, args, kwargs)]
         return recorder.emit_many(move, [value], results, dtype=x.dtype, form="movement")[0]
@@ -76,6 +74,16 @@ def move_one(recorder: Recorder, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     results = [_moved(recorder, value, move, part, labels, args, kwargs) for part, labels in enumerate(moved)]
     out = recorder.emit_many(move_to_tuple, [value], results, dtype=x.dtype, form="movement")
     return list(out) if isinstance(moved, list) else out
+
+
+def _ones_without_batch(value: Value) -> tuple[int, ...]:
+    """Return the dimensions of size one, but for the batch, which may have other sizes than one."""
+    return tuple(d for d, n in enumerate(value.shape) if n == 1 and d != value.batch)
+
+
+def _on_padded(recorder: Recorder, move: Callable[[Tensor], Tensor], labels: Tensor) -> Tensor:
+    """Move labels by a function that pads with zeros, which fit every scale."""
+    return _on_labels(move, recorder.scales.resolve(labels) - WILD) + WILD
 
 
 def _size_of_view(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:

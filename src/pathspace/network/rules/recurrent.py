@@ -40,10 +40,11 @@ def rnn(
     x = recorder.as_units(input)
     batched = x.labels.dim() == 3
     time_dim = 1 if batched and batch_first else 0
-    if x.batch is not None and (not batched or x.batch != 1 - time_dim):
+    batch_dim = 1 - time_dim if batched else None
+    if x.batch not in (None, batch_dim):
         recorder.wrong_batch()
     steps = x.shape[time_dim]
-    examples = x.shape[1 - time_dim] if batched else 1
+    examples = None if batch_dim is None else x.shape[batch_dim]
 
     per_cell = 4 if has_biases else 2
     weights: list[Tensor] = list(params)
@@ -56,8 +57,8 @@ def rnn(
     in_squared = _SquaredStack(
         Stack(per_cell, tuple(labelled.starts), layers, directions, time_dim),
         [recorder.value(cell[1]).name for cell in cells],
-        examples=examples if batched else None,
-        apart=batched and x.batch is None and examples > 1,
+        examples=examples,
+        apart=examples is not None and examples > 1 and x.batch is None,
     )
     labels = in_squared.batch_of(labelled.sequence.expand(steps, -1), 1 - time_dim)
     last_labels = in_squared.batch_of(torch.stack(labelled.last), 1)

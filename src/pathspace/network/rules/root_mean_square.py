@@ -89,12 +89,12 @@ def _is_constant(args: Sequence[Any]) -> bool:
 def by_its_root(recorder: Recorder, args: Sequence[Any], kwargs: Any) -> Any:
     """Trace x / rms(x), or x times the inverse, as a normalization; return None for anything else."""
     name = recorder.name
-    if name not in _PRODUCTS | _QUOTIENTS or kwargs or len(args) != 2:
+    if name not in _PRODUCTS | _QUOTIENTS or kwargs:
         return None
-    if not isinstance(args[0], Tensor) or not isinstance(args[1], Tensor):
+    values = [recorder.lookup(t) for t in args if isinstance(t, Tensor)]
+    if len(args) != 2 or len(values) != 2:
         return None
-    first = recorder.lookup(args[0])
-    second = recorder.lookup(args[1])
+    first, second = values
     if first is None or second is None:
         return None
     root_first = name in _PRODUCTS and _is_reduced(first.statistic)

@@ -33,10 +33,17 @@ def getitem(recorder: Recorder, x: Tensor, index: Any) -> Any:
         return recorder.preprocess(recorder.func, (x, index), {})
     if value.kind == "parameter" and len(items) == 1 and x.dim() == 2:
         return recorder.apply("embedding", F.embedding, traced[0], x)
+    return _picked(recorder, x, value, items, traced)
+
+
+def _picked(
+    recorder: Recorder, x: Tensor, value: Value, items: tuple[Any, ...], traced: list[Tensor]
+) -> Tensor:
+    """Trace an index along one dimension, or one that picks one element of every example."""
     ids = {id(t) for t in traced}
     dims = [d for d, i in enumerate(items) if id(i) in ids]
     if len(dims) == len(traced) == 1 and _are_whole(items, without=dims[0]):
-        return picked_along(recorder, x, dims[0], indices[0], traced[0].shape)
+        return picked_along(recorder, x, dims[0], recorder.value(traced[0]), traced[0].shape)
     batch = value.batch
     if batch in (0, 1) and _one_of_each(items, traced, batch, x.shape[batch]):
         return recorder.apply("amax", torch.amax, x, 1 - batch)

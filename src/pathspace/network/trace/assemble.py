@@ -55,12 +55,9 @@ def assemble(
     resolved = {name: _edge_labels(recorder, name, p.shape) for name, p in inside.items()}
     classes, number, monomials = _numbered(_roots(resolved), products)
     renumber = _renumbering(scales, number)
-    edges: dict[str, EdgeLabels] = {}
-    for name, (target, source) in resolved.items():
-        bias = any(use.bias for use in recorder.uses.of[name])
-        edges[name] = EdgeLabels(renumber(target), renumber(source), bias)
+    edges = {name: _edges(recorder, name, pair, renumber) for name, pair in resolved.items()}
     # rows of a table that an example is too short for, and what met zeros alone
-    partly = [name for name, (t, s) in resolved.items() if _has_wild(t) or _has_wild(s)]
+    partly = [name for name, pair in resolved.items() if any(map(_has_wild, pair))]
     unused = [name for name in parameters if name in read - used]
     names = _class_names(scales.origin(c) for c in classes.tolist())
     nodes: Mapping[int, Tensor] = {}
@@ -93,6 +90,14 @@ def _tape(recorder: Recorder, outputs: Sequence[Value]) -> tuple[Tape, set[str]]
     filled = [i for i in recorder.instructions if not empty.issuperset(i.outputs)]
     tape = Tape.of(recorder.leaves, recorder.instructions, ends)
     return tape, _parameters_of(Tape.of(recorder.leaves, filled, ends))
+
+
+def _edges(
+    recorder: Recorder, name: str, ends: tuple[Tensor, Tensor], renumber: Callable[[Tensor], Tensor]
+) -> EdgeLabels:
+    """Return the labels of a parameter in the network, from those at its ends in the recording."""
+    target, source = ends
+    return EdgeLabels(renumber(target), renumber(source), any(use.bias for use in recorder.uses.of[name]))
 
 
 def _parameters_of(tape: Tape) -> set[str]:

@@ -43,10 +43,8 @@ def outputs_of(recorder: Recorder, result: Any, returned: Any, shadow: nn.Module
     values = _values_of(recorder, result)
     of_units = [v for v in values if v is not None and v.kind in ("hidden", "tail")]
     counted = [o for o in _reached(recorder, _slots(values)) if o.cut is not None]
-    chosen = [v for v in of_units if not v.state]
-    # nothing but states is returned, and nothing goes outside or through a cut
-    if not chosen and not recorder.extra_outputs and not counted:
-        chosen = of_units
+    leaves_otherwise = bool(recorder.extra_outputs or counted)
+    chosen = _without_states(of_units, or_all=not leaves_otherwise)
     outputs = [v for v in chosen if v.kind == "hidden"] + recorder.extra_outputs + _entering(counted)
     if not outputs and (recorder.strict or not counted):  # else no parameter is left between the cuts
         raise _without_outputs(counted, _in_words(result, values))
@@ -58,6 +56,12 @@ def outputs_of(recorder: Recorder, result: Any, returned: Any, shadow: nn.Module
     _fix(recorder, [*outputs, *_carried(recorder, before, now), *_entering(held)])
     _note_what_enters(recorder, counted)
     return list({v.slot: v for v in outputs}.values()), places, slots, cuts
+
+
+def _without_states(values: list[Value], *, or_all: bool) -> list[Value]:
+    """Return the values that are no states of recurrent layers; all of them if these are none and ``or_all``."""
+    chosen = [v for v in values if not v.state]
+    return values if or_all and not chosen else chosen
 
 
 def _entering(origins: Iterable[Origin]) -> list[Value]:

@@ -454,10 +454,13 @@ class Recorder:
         if any(v.slot in self.drawn for v in traced):
             self.note_drawn(result)
         if self.origins or outside is not None or any(v.kind == "hidden" for v in traced):
-            origin = Origin(tuple([v.slot for v in traced]), outside=outside)
-            created = (self._values[id(t)][1] for t in pytree.tree_leaves(result) if isinstance(t, Tensor))
-            self.origins.update((v.slot, origin) for v in created)
+            self._note_origin(result, Origin(tuple([v.slot for v in traced]), outside=outside))
         return result
+
+    def _note_origin(self, result: Any, origin: Origin) -> None:
+        for tensor in pytree.tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self.origins[self._values[id(tensor)][1].slot] = origin
 
     def _bind_input(self, tensor: Tensor, batch: int | None, batched: Value | None) -> Tensor:
         """Make a result an input, with the batch in the dimension where ``batched``, an argument, has it."""

@@ -176,13 +176,8 @@ def arguments_for(
     args, kwargs = arguments_in(example_input)
     held = (args, kwargs) if isinstance(example_input, Arguments) else example_input
     leaves = pytree.tree_leaves(held, is_leaf=lambda part: isinstance(part, PackedSequence))
-    for leaf in leaves:  # its tensors would be constants
-        held = leaf if isinstance(leaf, PackedSequence) else getattr(leaf, "__dict__", {}).values()
-        if not isinstance(leaf, (Tensor, nn.Module, type)) and any(isinstance(v, Tensor) for v in held):
-            raise ValueError(
-                f"example_input holds a {type(leaf).__name__}, whose tensors a trace does not see: wrap the model in a "
-                "module that takes the tensors, and makes it of them"
-            )
+    for leaf in leaves:
+        _check_leaf(leaf)
     first = next((t for t in leaves if isinstance(t, Tensor)), None)
     if first is None:
         raise ValueError("example_input holds no tensor: give what the model is called with, not its shape")
@@ -218,6 +213,16 @@ def arguments_for(
 
     by_position = tuple(argument(i, value) for i, value in enumerate(args))
     return by_position, {key: argument(key, value) for key, value in kwargs.items()}
+
+
+def _check_leaf(leaf: Any) -> None:
+    """Refuse objects with tensors inside, which would be constants of the trace."""
+    held = leaf if isinstance(leaf, PackedSequence) else getattr(leaf, "__dict__", {}).values()
+    if not isinstance(leaf, (Tensor, nn.Module, type)) and any(isinstance(v, Tensor) for v in held):
+        raise ValueError(
+            f"example_input holds a {type(leaf).__name__}, whose tensors a trace does not see: wrap the model in a "
+            "module that takes the tensors, and makes it of them"
+        )
 
 
 def with_hooks(module: nn.Module) -> Callable[..., Any]:
