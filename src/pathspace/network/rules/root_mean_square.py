@@ -89,12 +89,9 @@ def _is_constant(args: Sequence[Any]) -> bool:
 def by_its_root(recorder: Recorder, args: Sequence[Any], kwargs: Any) -> Any:
     """Trace x / rms(x), or x times the inverse, as a normalization; return None for anything else."""
     name = recorder.name
-    if name not in _PRODUCTS | _QUOTIENTS or kwargs:
+    if name not in _PRODUCTS | _QUOTIENTS or kwargs or len(args) != 2:
         return None
-    values = [recorder.lookup(t) for t in args if isinstance(t, Tensor)]
-    if len(args) != 2 or len(values) != 2:
-        return None
-    first, second = values
+    first, second = (_value_of(recorder, t) for t in args)
     if first is None or second is None:
         return None
     root_first = name in _PRODUCTS and _is_reduced(first.statistic)
@@ -109,6 +106,11 @@ def by_its_root(recorder: Recorder, args: Sequence[Any], kwargs: Any) -> Any:
     tensor = args[1] if root_first else args[0]
     created = normalized(recorder, tensor, x, x.shape, statistic.over)
     return recorder.write(args[0], created) if changes(name) else created
+
+
+def _value_of(recorder: Recorder, operand: Any) -> Value | None:
+    """Return the value of an operand; None for a number and for a constant."""
+    return recorder.lookup(operand) if isinstance(operand, Tensor) else None
 
 
 def _is_reduced(statistic: Statistic | None) -> bool:
