@@ -99,6 +99,16 @@ def test_a_broken_checkpoint_is_named(tiny_config: Config, tiny_task: Task, tmp_
             run(tiny_config(), tiny_task, folder=tmp_path, resume=True)
 
 
+def test_a_checkpoint_of_another_form_is_refused(
+    tiny_config: Config, tiny_task: Task, tmp_path: Path
+) -> None:
+    run(tiny_config(), tiny_task, folder=tmp_path, checkpoint_every=3)
+    content = torch.load(tmp_path / checkpoint.FILE, weights_only=True)
+    torch.save(content | content.pop("plain"), tmp_path / checkpoint.FILE)  # as it was before
+    with pytest.raises(ConfigurationError, match=r"earlier version of pathspace: delete it and give"):
+        run(tiny_config(), tiny_task, folder=tmp_path, resume=True)
+
+
 def test_runs_are_reproducible_and_leave_the_caller_alone(tiny_config: Config, tiny_task: Task) -> None:
     torch.manual_seed(3)
     state, threads = torch.get_rng_state(), torch.get_num_threads()

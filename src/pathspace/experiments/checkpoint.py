@@ -83,6 +83,11 @@ def _read(path: Path, config: RunConfig) -> dict[str, Any]:
             f"The checkpoint {str(path)!r} cannot be read ({error}): delete it and give the command again, which "
             "starts this run anew."
         ) from error
+    if "plain" not in content:
+        raise ConfigurationError(
+            f"The checkpoint {str(path)!r} was written by an earlier version of pathspace: delete it and give the command "
+            "again, which starts this run anew."
+        )
     stored = {**RunConfig.defaults(), **json.loads(content["config"])}
     asked = json.loads(json.dumps(config.as_dict()))
     for name in asked:
