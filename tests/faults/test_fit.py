@@ -46,7 +46,8 @@ def killed_after(monkeypatch):
             def reported(training):
                 done[0] += 1
                 monkeypatch.setattr(checkpoints, "SECONDS", 0.0 if done[0] % 3 == 0 else 1e9)
-                report(training)
+                if report is not None:  # of a network that is fitted for its mixing weights alone
+                    report(training)
                 if done[0] == passes:
                     raise KilledError
 
