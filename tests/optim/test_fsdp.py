@@ -284,9 +284,10 @@ def resumes(rank, folder, rules):
 )  # of torch, about a single process
 @pytest.mark.parametrize(
     ("rules", "rescaled"),
-    [(ONE_OF_EACH, ["PathMuon"]), pytest.param(SAVED, INVARIANT, marks=pytest.mark.slow)],
+    [(ONE_OF_EACH, ["PathMuon"]), (SAVED, INVARIANT)],
     ids=["one of each", "all"],
 )
+@pytest.mark.slow
 def test_rescaled_starts_and_checkpoints(rules, rescaled, tmp_path):
     """Two processes to one and back, to the last bit; and a start rescaled by powers of two makes no difference."""
     results = in_processes(2, saves, tmp_path, rules, rescaled)

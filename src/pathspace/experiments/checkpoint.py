@@ -85,8 +85,8 @@ def _read(path: Path, config: RunConfig) -> dict[str, Any]:
         ) from error
     if "plain" not in content:
         raise ConfigurationError(
-            f"The checkpoint {str(path)!r} was written by an earlier version of pathspace: delete it and give the command "
-            "again, which starts this run anew."
+            f"The checkpoint {str(path)!r} was written by an earlier version of pathspace: delete it and give the "
+            "command again, which starts this run anew."
         )
     stored = {**RunConfig.defaults(), **json.loads(content["config"])}
     asked = json.loads(json.dumps(config.as_dict()))
