@@ -67,7 +67,7 @@ class AxisReader:
             return
         turned = self._weights[id(given)]
         if step.name in ("t", "transpose", "permute"):
-            self._weights[id(step.result)] = Turned(turned.name, _turned(step, turned.order))
+            self._weights[id(step.result)] = Turned(turned.name, _reordered(step, turned.order))
         elif step.name in _AS_IT_IS and step.result.shape[-given.dim() :] == given.shape:
             new = step.result.dim() - given.dim()
             self._weights[id(step.result)] = Turned(turned.name, (*[None] * new, *turned.order))
@@ -98,7 +98,7 @@ class AxisReader:
                 self.bind(tensor, [dim_of(n, fixed=True) for n in tensor.shape])
 
 
-def _turned(step: Step, order: Sequence[int | None]) -> tuple[int | None, ...]:
+def _reordered(step: Step, order: Sequence[int | None]) -> tuple[int | None, ...]:
     """Return the dimensions of a weight in the order that a step gives them."""
     if step.name == "permute":
         return tuple(order[d] for d in step.args[1])
