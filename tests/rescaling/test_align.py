@@ -316,6 +316,10 @@ def test_refuses_what_does_not_fit():
         ps.rescaling.align_(a, a, by="kernel")
     with pytest.raises(ValueError, match="by='activations' without examples"):
         ps.rescaling.align_(a, a, by="activations")
+    with pytest.raises(
+        ValueError, match="the model does not take the examples; give a batch as it is called with"
+    ):
+        ps.rescaling.align_(a, a, by="activations", examples=torch.zeros(2, 7))
     with pytest.raises(ValueError, match="by='paths' with examples"):
         ps.rescaling.align_(a, a, examples=torch.zeros(2, 3))
 

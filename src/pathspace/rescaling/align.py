@@ -288,7 +288,12 @@ def _outside(network: Network) -> Values:
 
 def _unit_values(network: Network, groups: Sequence[Group], examples: Any) -> list[list[Tensor]]:
     """Return the values of the units of each group on examples: one tensor for every sum of the model, a row a unit."""
-    reading = read_axes(network, examples)
+    try:
+        reading = read_axes(network, examples)
+    except (RuntimeError, IndexError, TypeError) as error:  # the model's own
+        raise ValueError(
+            f"the model does not take the examples; give a batch as it is called with: {error}"
+        ) from error
     axes = {group.key: group.axis for group in candidates(reading)}
     found: list[list[Tensor]] = []
     for group in groups:
