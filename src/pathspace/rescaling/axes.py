@@ -11,7 +11,7 @@ Letters: n the size of an axis.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import torch
@@ -158,33 +158,37 @@ def _cut(segment: Segment, size: int) -> bool:
 
 
 def _unify_segments(one: Segment, other: Segment) -> None:
-    a, b = list(one), list(other)
+    """Equate the axes of two products of one length, from the last axes on; those that do not fit are fixed."""
+    a, b = _factors(one), _factors(other)
     while a and b:
-        a[-1:] = _as_product(a[-1])
-        b[-1:] = _as_product(b[-1])
-        p, q = a[-1].root, b[-1].root
-        if p.parts is not None or q.parts is not None:  # a sum by now
-            fix(((*a,), (*b,)))
+        p, q = a[-1], b[-1]
+        divides = p.size % q.size == 0 or q.size % p.size == 0
+        is_sum = p.parts is not None or q.parts is not None
+        if is_sum or not divides:
+            fix((tuple(a), tuple(b)))
             return
-        if p.size == q.size:
+        if p.size > q.size:
+            p.divide("product", [p.size // q.size, q.size])
+        elif q.size > p.size:
+            q.divide("product", [q.size // p.size, p.size])
+        else:
             p.equate(q)
             a.pop()
             b.pop()
-        elif p.size % q.size == 0:
-            p.divide("product", [p.size // q.size, q.size])
-        elif q.size % p.size == 0:
-            q.divide("product", [q.size // p.size, p.size])
+        # an axis that was divided may stand in both products
+        a, b = _factors(a), _factors(b)
+
+
+def _factors(axes: Iterable[Axis]) -> list[Axis]:
+    """Return the factors of a product of axes, none of which is a product itself."""
+    found: list[Axis] = []
+    for axis in axes:
+        root = axis.root
+        if root.parts is not None and root.kind == "product":
+            found += _factors(root.parts)
         else:
-            fix(((*a,), (*b,)))
-            return
-
-
-def _as_product(axis: Axis) -> list[Axis]:
-    """Return the factors of an axis that has some."""
-    root = axis.root
-    if root.parts is None or root.kind == "sum":
-        return [root]
-    return [factor for part in root.parts for factor in _as_product(part)]
+            found.append(root)
+    return found
 
 
 def piece(dim: Dim, start: int, size: int) -> Dim:
