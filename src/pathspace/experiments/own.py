@@ -163,7 +163,8 @@ def _iterated(file: str, batches: Any) -> Iterable[Any]:
             f"batches() in {file!r} returned a {type(batches).__name__}: yield pairs (inputs, targets), or return a "
             "DataLoader."
         )
-    iterator, end = iter(batches), object()
+    iterator = iter(batches)
+    end = object()
     while (batch := run_users(f"{file}:batches", lambda: next(iterator, end))) is not end:
         yield batch
 

@@ -129,6 +129,24 @@ def plan_from(
     Raises:
         ConfigurationError: Says what is wrong, and what to give.
     """
+    _check_options(sampler, trials, prune)
+    dimensions = _parsed(searched)
+    names = [dimension.name for dimension in dimensions]
+    if DECAY not in names and len(settings.weight_decays) > 1:
+        dimensions.insert(0, Dimension(DECAY, settings.weight_decays))
+    if RATE not in names:
+        dimensions.insert(0, _rates(settings, sampler))
+    count = TRIALS if trials is None else trials
+    if sampler == "grid":
+        dimensions = [dimension.listed() for dimension in dimensions]
+        count = math.prod(len(dimension.values) for dimension in dimensions)
+    plan = Plan(tuple(dimensions), sampler, count, prune)
+    _check_corners(settings, plan)
+    return plan
+
+
+def _check_options(sampler: str, trials: int | None, prune: str) -> None:
+    """Refuse options of a sweep that do not exist or do not go together."""
     if sampler not in SAMPLERS:
         raise unknown_name("sampler", sampler, SAMPLERS, "--sampler")
     if prune not in PRUNERS:
@@ -139,22 +157,17 @@ def plan_from(
         raise ConfigurationError(
             f"The option --trials is {trials}: a grid does all of its points; give --sampler random or tpe, too."
         )
+
+
+def _parsed(searched: Sequence[str]) -> list[Dimension]:
+    """Return what `--search` names, each once."""
     dimensions = [parse_search(text) for text in searched]
     names = [dimension.name for dimension in dimensions]
     for dimension in dimensions:
         _check_values(dimension)
         if names.count(dimension.name) > 1:
             raise ConfigurationError(f"--search names {dimension.name!r} twice: give it once.")
-    if DECAY not in names and len(settings.weight_decays) > 1:
-        dimensions.insert(0, Dimension(DECAY, settings.weight_decays))
-    if RATE not in names:
-        dimensions.insert(0, _rates(settings, sampler))
-    if sampler == "grid":
-        dimensions = [dimension.listed() for dimension in dimensions]
-    count = math.prod(len(dimension.values) for dimension in dimensions) if sampler == "grid" else trials
-    plan = Plan(tuple(dimensions), sampler, count or TRIALS, prune)
-    _check_corners(settings, plan)
-    return plan
+    return dimensions
 
 
 def _rates(settings: Settings, sampler: str) -> Dimension:

@@ -245,22 +245,43 @@ def _panel(axis: Axes, found: Sweep, points: Sequence[Point], name: str, what: s
         for start, line in zip(found.settings.starts, LINES * len(found.settings.starts), strict=False):
             own = [point for point in points if (point.method, point.start) == (method, start)]
             colour = COLOURS[number % len(COLOURS)]
-            for point in own:
-                values = point.values(what)
-                axis.plot([point.point[name]] * len(values), values, ".", alpha=0.5, color=colour)
-            best: dict[Any, float] = {}
-            for point in own:
-                mean = point.mean(what)
-                if mean is not None:
-                    best[point.point[name]] = min(mean, best.get(point.point[name], math.inf))
             label = METHODS[method].label + (f", {start}" if len(found.settings.starts) > 1 else "")
+            _draw_runs(axis, own, name, what, colour=colour)
+            best = _best_means(own, name, what)
             axis.plot(sorted(best), [best[x] for x in sorted(best)], line, label=label, color=colour)
-            # At the upper edge, first method above: what failed has no error to be drawn at.
-            height = 0.98 - 0.025 * number
-            for state, mark in (("failed", "x"), ("pruned", "v")):
-                lost = [point.point[name] for point in own if point.states[state]]
-                edge = axis.get_xaxis_transform()
-                axis.plot(lost, [height] * len(lost), mark, markersize=5, transform=edge, color=colour)
+            # at the upper edge, first method above: what failed has no error to be drawn at
+            _draw_lost(axis, own, name, height=0.98 - 0.025 * number, colour=colour)
+    _label_axes(axis, found, points, name, what)
+
+
+def _draw_runs(axis: Axes, points: Sequence[Point], name: str, what: str, *, colour: str) -> None:
+    """Draw a dot for each run."""
+    for point in points:
+        values = point.values(what)
+        axis.plot([point.point[name]] * len(values), values, ".", alpha=0.5, color=colour)
+
+
+def _best_means(points: Sequence[Point], name: str, what: str) -> dict[Any, float]:
+    """Return the least mean over seeds at every place of the horizontal axis."""
+    best: dict[Any, float] = {}
+    for point in points:
+        mean = point.mean(what)
+        if mean is not None:
+            place = point.point[name]
+            best[place] = min(mean, best.get(place, math.inf))
+    return best
+
+
+def _draw_lost(axis: Axes, points: Sequence[Point], name: str, *, height: float, colour: str) -> None:
+    """Mark the points that failed or were pruned."""
+    edge = axis.get_xaxis_transform()
+    for state, mark in (("failed", "x"), ("pruned", "v")):
+        lost = [point.point[name] for point in points if point.states[state]]
+        axis.plot(lost, [height] * len(lost), mark, markersize=5, transform=edge, color=colour)
+
+
+def _label_axes(axis: Axes, found: Sweep, points: Sequence[Point], name: str, what: str) -> None:
+    """Name both axes, and make those logarithmic that span much."""
     axis.set_ylabel(f"validation {found.metric if what == 'error' else 'loss'}")
     title = TITLES.get(name, name).replace("rate", "learning rate")
     axis.set_xlabel(f"{title} (dot: a run; cross: failed; triangle: pruned)")
