@@ -146,7 +146,9 @@ def test_signs_and_buffers_are_told_apart():
     ps.rescaling.random_rescale_(other)
     assert ps.rescaling.equivalent(network, other)
     next(other.model.buffers()).add_(1.0)
-    assert "buffer" in ps.rescaling.equivalent(network, other).where
+    found = ps.rescaling.equivalent(network, other)
+    assert "buffer" in found.where
+    assert str(found).endswith("differs")
 
 
 def test_merged_copies_of_one_network_are_that_network():

@@ -16,6 +16,7 @@ Letters: a the network that stays, b the one that moves, i unit of a, j unit of 
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -322,7 +323,8 @@ class Equivalence:
     Attributes:
         equal: the verdict.
         where: the first unit class, parameter or buffer that differs; empty if none does.
-        difference: how far the weights there are apart, relative to the largest; 0 if none differs.
+        difference: how far the weights there are apart, relative to the largest; 0 if none differs, infinite for
+            buffers and parameters outside the network, which are compared bit by bit.
     """
 
     equal: bool
@@ -336,7 +338,9 @@ class Equivalence:
         """Return the verdict in a sentence."""
         if self.equal:
             return "equal up to permutation and rescaling"
-        return f"not equal up to permutation and rescaling: {self.where} differs by {self.difference:.2g} (relative)"
+        # what no rescaling changes is compared bit by bit
+        size = f" by {self.difference:.2g} (relative)" if math.isfinite(self.difference) else ""
+        return f"not equal up to permutation and rescaling: {self.where} differs{size}"
 
 
 @tables_on_the_cpu()
