@@ -1,10 +1,10 @@
 """The midpoint of two independently trained networks, with their units matched in several ways.
 
-MLPs 64-128-128-10 on the digits of scikit-learn, 1200 for training and 597 to test. Kinds of pairs: trained with
-BatchNorm, which is folded afterwards, or which stays and gets its statistics anew from the training images; trained
-with Adam alone; and the latter with one end rescaled by random factors between 1/8 and 8. And transformers of two
-blocks, which read the eight rows of an image. The figure is the barrier: the test loss at the mean of the weights minus
-the mean of both ends.
+MLPs 64-128-128-10 on the digits of scikit-learn, 1200 for training and 597 to test. Kinds of pairs:
+trained with BatchNorm, which is folded afterwards, or which stays and gets its statistics anew from
+the training images; trained with Adam alone; and the latter with one end rescaled by random factors
+between 1/8 and 8. And transformers of two blocks, which read the eight rows of an image. The figure
+is the barrier: the test loss at the mean of the weights minus the mean of both ends.
 
 ``raw weights`` is weight matching as it is usual: on the weights as they are, without scales.
 
@@ -71,7 +71,9 @@ def folded(seed: int, x: Tensor, y: Tensor) -> nn.Module:
 def normalized(seed: int, x: Tensor, y: Tensor) -> nn.Module:
     torch.manual_seed(seed)
     sizes = (64, HIDDEN), (HIDDEN, HIDDEN)
-    layers = [layer for size in sizes for layer in (nn.Linear(*size), nn.BatchNorm1d(HIDDEN), nn.ReLU())]
+    layers = [
+        layer for size in sizes for layer in (nn.Linear(*size), nn.BatchNorm1d(HIDDEN), nn.ReLU())
+    ]
     return train(nn.Sequential(*layers, nn.Linear(HIDDEN, 10)), x, y, 12)
 
 
@@ -85,7 +87,9 @@ class Transformer(nn.Module):
         layer = nn.TransformerEncoderLayer(
             width, 4, 64, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
         )
-        self.blocks = nn.TransformerEncoder(layer, 2, nn.LayerNorm(width), enable_nested_tensor=False)
+        self.blocks = nn.TransformerEncoder(
+            layer, 2, nn.LayerNorm(width), enable_nested_tensor=False
+        )
         self.out = nn.Linear(width, 10)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -203,7 +207,9 @@ def main() -> None:
             half = 1.96 * spread / len(values) ** 0.5
             print(f"  {name:26s} {statistics.mean(values):7.3f} +- {half:.3f}", flush=True)
         if options.out:
-            options.out.write_text(json.dumps({"pairs": options.pairs, "barriers": results}, indent=1) + "\n")
+            options.out.write_text(
+                json.dumps({"pairs": options.pairs, "barriers": results}, indent=1) + "\n"
+            )
 
 
 if __name__ == "__main__":

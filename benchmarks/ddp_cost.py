@@ -1,10 +1,9 @@
 """What the data-dependent metric costs and how far its estimate is off: python benchmarks/ddp_cost.py.
 
-Two copies of one model are trained in one process and their whole steps (forward, backward, step) alternate, so that a
-busy machine slows both; the figure is the median of the ratios of neighbouring steps, in processor time of one thread,
-to `torch.optim.SGD`. The error
-is ||estimate - exact|| / ||exact|| of the data term over all parameters, at the start, on one batch. One JSON line a
-figure.
+Two copies of one model are trained in one process and their whole steps (forward, backward, step)
+alternate, so that a busy machine slows both; the figure is the median of the ratios of neighbouring
+steps, in processor time of one thread, to `torch.optim.SGD`. The error is ||estimate - exact|| /
+||exact|| of the data term over all parameters, at the start, on one batch. One JSON line a figure.
 """
 
 from __future__ import annotations
@@ -30,12 +29,20 @@ from pathspace.replay.replay import replay
 
 
 def mlp() -> nn.Module:
-    layers = [nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)]
+    layers = [
+        nn.Linear(784, 1024),
+        nn.ReLU(),
+        nn.Linear(1024, 1024),
+        nn.ReLU(),
+        nn.Linear(1024, 10),
+    ]
     return nn.Sequential(*layers)
 
 
 def small_mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 10))
+    return nn.Sequential(
+        nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 10)
+    )
 
 
 def cnn() -> nn.Module:
@@ -95,7 +102,9 @@ def cost(name: str, statistic: Statistic, method: str, rounds: int) -> dict[str,
     plain = copy.deepcopy(model)
     network = ps.trace(model, x)
     options = {"refresh_every": 1, "estimator": "signs", **METHODS[method]}
-    ours = ps.optim.DDPSGD(model.parameters(), network, lr=1e-3, momentum=0.9, statistic=statistic, **options)
+    ours = ps.optim.DDPSGD(
+        model.parameters(), network, lr=1e-3, momentum=0.9, statistic=statistic, **options
+    )
     theirs = torch.optim.SGD(plain.parameters(), lr=1e-3, momentum=0.9)
     group = options["refresh_every"]
     ours.metric.refresh_every = 1
@@ -157,7 +166,12 @@ def error(statistic: Statistic, draws: int = 40) -> dict[str, Any]:
             "average, decay 0.9": round(statistics.median(averaged), 3),
         }
 
-    found = {"figure": "error", "case": "MLP 20-30-30-10, B=128", "statistic": statistic, **errors()}
+    found = {
+        "figure": "error",
+        "case": "MLP 20-30-30-10, B=128",
+        "statistic": statistic,
+        **errors(),
+    }
     for part, count in (("half of the batch", 64), ("a quarter of the batch", 32)):
         found |= {f"{kind}, {part}": value for kind, value in errors(count).items()}
     return found | {f"{kind}, all products": value for kind, value in errors(part=False).items()}
@@ -167,7 +181,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=float, default=1.0, help="factor of the number of pairs")
     parser.add_argument("--out", type=Path, help="also append the lines to this file")
-    parser.add_argument("--error", action=argparse.BooleanOptionalAction, default=True, help="the errors too")
+    parser.add_argument(
+        "--error", action=argparse.BooleanOptionalAction, default=True, help="the errors too"
+    )
     parser.add_argument("--statistics", nargs="*", default=["second_moment", "covariance"])
     parser.add_argument("--cases", nargs="*", default=list(CASES))
     given = parser.parse_args()
@@ -181,10 +197,14 @@ def main() -> None:
     ]
     print(json.dumps(lines[0]), flush=True)
     for statistic in given.statistics:
-        found: list[Callable[[], dict[str, Any]]] = [partial(error, statistic)] if given.error else []
+        found: list[Callable[[], dict[str, Any]]] = (
+            [partial(error, statistic)] if given.error else []
+        )
         for name in given.cases:
             for method in METHODS:
-                rounds = max(3, int(CASES[name][2] * given.rounds / (4 if "every" in method else 1)))
+                rounds = max(
+                    3, int(CASES[name][2] * given.rounds / (4 if "every" in method else 1))
+                )
                 found.append(partial(cost, name, statistic, method, rounds))
         for compute in found:
             lines.append(compute())

@@ -1,8 +1,8 @@
 """Cost of a whole training step with DDP-Normalization relative to the same model with torch.nn.BatchNorm.
 
-Both models train with SGD in one process; their steps alternate, and the figure is the median of the ratios of
-neighbouring steps. The two have the same layers; BatchNorm has no affine parameters, as DDP-Normalization has none.
-Prints one JSON line per figure.
+Both models train with SGD in one process; their steps alternate, and the figure is the median of
+the ratios of neighbouring steps. The two have the same layers; BatchNorm has no affine parameters,
+as DDP-Normalization has none. Prints one JSON line per figure.
 
     python benchmarks/ddp_normalize.py
     python benchmarks/ddp_normalize.py --cases cnn --alphas 1 --statistics covariance --pairs 100
@@ -67,7 +67,9 @@ def step_function(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], float]
     return paired.timed(train, time.perf_counter, cuda=x.is_cuda)
 
 
-def measure(name: str, alpha: float, statistic: str, device: str, pairs: int | None) -> dict[str, object]:
+def measure(
+    name: str, alpha: float, statistic: str, device: str, pairs: int | None
+) -> dict[str, object]:
     """The median of paired ratios for one case."""
     case = CASES[name]
     torch.manual_seed(0)
@@ -77,7 +79,9 @@ def measure(name: str, alpha: float, statistic: str, device: str, pairs: int | N
     plain = case.model(False).to(device)
     ours = ps.nn.ddp_normalize(plain, ps.trace(plain, x), alpha=alpha, statistic=statistic)
     count = pairs or case.pairs
-    ratios, seconds = paired.alternate(step_function(ours, x, y), step_function(theirs, x, y), count)
+    ratios, seconds = paired.alternate(
+        step_function(ours, x, y), step_function(theirs, x, y), count
+    )
     return {
         "benchmark": "ddp_normalize",
         "case": name,

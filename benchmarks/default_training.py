@@ -1,14 +1,15 @@
 """Whether `pathspace train` comes through with its defaults: every task with every method that fits it, cut short.
 
-A run is what `pathspace train --task T --method M` does, for so many steps. It is lost where the loss or a step is not
-finite, or where the loss rose above ten times its beginning and ended no better (`RunResult.lost_at`). The exit status
-is 1 if any run was.
+A run is what `pathspace train --task T --method M` does, for so many steps. It is lost where the
+loss or a step is not finite, or where the loss rose above ten times its beginning and ended no
+better (`RunResult.lost_at`). The exit status is 1 if any run was.
 
     python benchmarks/default_training.py                          # goes on where it was stopped
     python benchmarks/default_training.py --tasks digits --methods path-sgd g-sgd --steps 740
     python benchmarks/default_training.py --table                  # of the runs that there are; trains nothing
 
-Runs are appended to a file, one JSON line each. MNIST and the texts are read from ``PATHSPACE_DATA``.
+Runs are appended to a file, one JSON line each. MNIST and the texts are read from
+``PATHSPACE_DATA``.
 """
 
 from __future__ import annotations
@@ -138,7 +139,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seeds", type=int, default=1, help="how many")
     parser.add_argument("--runs", type=Path, default=Path("runs/default-training.jsonl"))
-    parser.add_argument("--table", action="store_true", help="print the table of the runs that there are")
+    parser.add_argument(
+        "--table", action="store_true", help="print the table of the runs that there are"
+    )
     given = parser.parse_args()
     wanted = [(t, m, s) for s in range(given.seeds) for t in given.tasks for m in given.methods]
     if not given.table:

@@ -1,7 +1,8 @@
 """Which member of a rescaling class to measure a network in: the frames beside each other, on the zoo of ``safety``.
 
-Trains as ``safety.py`` does, in each frame (see ``ps.metrics.Frame``): PathSGD and PathAdam, and SGD on weights that
-``balance_`` brought to the member once. Four rates about each rule's usual one. Plain SGD and AdamW have no frame.
+Trains as ``safety.py`` does, in each frame (see ``ps.metrics.Frame``): PathSGD and PathAdam, and
+SGD on weights that ``balance_`` brought to the member once. Four rates about each rule's usual one.
+Plain SGD and AdamW have no frame.
 
     python benchmarks/frames.py                            # the folded networks and those whose form matters
     python benchmarks/frames.py --cases folded-vgg --factors 1 --seeds 2
@@ -52,11 +53,15 @@ RULES = {"SGD": ("SGD once", "PathSGD"), "AdamW": ("PathAdam",)}
 """The rules that have frames, by their plain rule."""
 
 
-def _once(model: nn.Module, x: Tensor, frame: ps.metrics.Frame, batch: int, rate: float) -> Optimizer:
+def _once(
+    model: nn.Module, x: Tensor, frame: ps.metrics.Frame, batch: int, rate: float
+) -> Optimizer:
     """SGD on the member of a frame."""
     network = ps.trace(model, x[:2])
     if frame.name == "measure":
-        ps.rescaling.balance_(network, criterion="measure", calibration=x[:batch], alpha=frame.alpha)
+        ps.rescaling.balance_(
+            network, criterion="measure", calibration=x[:batch], alpha=frame.alpha
+        )
     else:
         ps.rescaling.balance_(network, criterion="layers" if frame.name == "layers" else "path")
     return SGD(model.parameters(), lr=rate, momentum=MOMENTUM)
@@ -74,7 +79,9 @@ def maker(run: Run) -> Callable[[nn.Module, Tensor], Optimizer]:
     return lambda model, x: OPTIMIZERS[rule].make(model, x[:2], rate, {"frame": frame})
 
 
-def wanted(cases: Iterable[str], rules: Iterable[str], factors: Iterable[float], seed: int) -> list[Run]:
+def wanted(
+    cases: Iterable[str], rules: Iterable[str], factors: Iterable[float], seed: int
+) -> list[Run]:
     """The runs of a seed."""
     runs: list[Run] = []
     for case in cases:
@@ -82,7 +89,11 @@ def wanted(cases: Iterable[str], rules: Iterable[str], factors: Iterable[float],
             for plain in rules:
                 one = {"case": case, "plain": plain, "factor": factor, "seed": seed}
                 runs.append({**one, "rule": plain, "frame": PLAIN})
-                runs += [{**one, "rule": rule, "frame": frame} for rule in RULES[plain] for frame in FRAMES]
+                runs += [
+                    {**one, "rule": rule, "frame": frame}
+                    for rule in RULES[plain]
+                    for frame in FRAMES
+                ]
     return runs
 
 
@@ -94,7 +105,7 @@ def _loss_of(run: Run) -> float:
     return trained_loss(ZOO[run["case"]], run["seed"], maker(run))
 
 
-# -- the figures --------------------------------------------------------------------------------------------------
+# -- the figures -----------------------------------------------------------------------------------
 
 
 def figures(runs: Iterable[Run]) -> list[dict[str, Any]]:
@@ -125,16 +136,22 @@ def figures(runs: Iterable[Run]) -> list[dict[str, Any]]:
 def table(rows: list[dict[str, Any]], rule: str, plain: str, factor: float | None) -> str:
     """Median losses of a rule by frame in Markdown, at a factor of the usual rate, or at the best of them (None)."""
     frames = [PLAIN, *FRAMES]
-    lines = [f"| network | {plain} | " + " | ".join(FRAMES) + " |", "| --- " * (len(frames) + 1) + "|"]
+    lines = [
+        f"| network | {plain} | " + " | ".join(FRAMES) + " |",
+        "| --- " * (len(frames) + 1) + "|",
+    ]
     for case in ZOO:
         if not any(
-            row["case"] == case and row["rule"] == rule and factor in (None, row["factor"]) for row in rows
+            row["case"] == case and row["rule"] == rule and factor in (None, row["factor"])
+            for row in rows
         ):
             continue
         cells = []
         for frame in frames:
             name = plain if frame == PLAIN else rule
-            matching = [r for r in rows if (r["case"], r["rule"], r["frame"]) == (case, name, frame)]
+            matching = [
+                r for r in rows if (r["case"], r["rule"], r["frame"]) == (case, name, frame)
+            ]
             losses = [_cell(r) for r in matching if factor in (None, r["factor"])]
             cells.append(min(losses)[1] if losses else "")
         lines.append(f"| {case} | " + " | ".join(cells) + " |")
@@ -153,13 +170,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--cases", nargs="+", choices=list(ZOO), default=list(CASES), metavar="CASE")
-    parser.add_argument("--rules", nargs="+", choices=list(RULES), default=list(RULES), metavar="RULE")
-    parser.add_argument("--factors", nargs="+", type=float, default=list(FACTORS), help="of the usual rates")
+    parser.add_argument(
+        "--cases", nargs="+", choices=list(ZOO), default=list(CASES), metavar="CASE"
+    )
+    parser.add_argument(
+        "--rules", nargs="+", choices=list(RULES), default=list(RULES), metavar="RULE"
+    )
+    parser.add_argument(
+        "--factors", nargs="+", type=float, default=list(FACTORS), help="of the usual rates"
+    )
     parser.add_argument("--seeds", type=int, default=SEEDS, help="how many")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--runs", type=Path, default=Path("runs/frames.jsonl"), help="the file of the runs")
-    parser.add_argument("--table", action="store_true", help="print the tables of the runs that there are")
+    parser.add_argument(
+        "--runs", type=Path, default=Path("runs/frames.jsonl"), help="the file of the runs"
+    )
+    parser.add_argument(
+        "--table", action="store_true", help="print the tables of the runs that there are"
+    )
     parser.add_argument("--json", type=Path, help="write the figures there, too")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -175,7 +202,11 @@ def main() -> None:
     for plain in given.rules:
         for rule in RULES[plain]:
             for factor in (*sorted({row["factor"] for row in rows}), None):
-                rate = "the best rate of the grid" if factor is None else f"{factor:g} times the usual rate"
+                rate = (
+                    "the best rate of the grid"
+                    if factor is None
+                    else f"{factor:g} times the usual rate"
+                )
                 print(f"\n{rule}, {rate}\n\n{table(rows, rule, plain, factor)}")
     if given.json is not None:
         values = {"torch": torch.__version__, "pathspace": ps.__version__, "figures": rows}

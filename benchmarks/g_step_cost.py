@@ -1,8 +1,8 @@
 """Cost of a whole training step of G-SGD relative to torch.optim.SGD, and of G-Adam relative to torch.optim.AdamW.
 
-Both optimizers train copies of the same model in one process; their steps alternate, and the figure is the median
-of the ratios of neighbouring steps. With one thread the time is that of the thread, so that other programs count as
-little as possible. Prints one JSON line per figure.
+Both optimizers train copies of the same model in one process; their steps alternate, and the figure
+is the median of the ratios of neighbouring steps. With one thread the time is that of the thread,
+so that other programs count as little as possible. Prints one JSON line per figure.
 
     python benchmarks/g_step_cost.py
     python benchmarks/g_step_cost.py --cases mlp rnn-100x28 --pairs 400
@@ -75,7 +75,9 @@ def step_function(
     return paired.timed(train, clock, cuda=x.is_cuda)
 
 
-def measure(name: str, device: str, pairs: int | None, optimizer: str = "GSGD") -> dict[str, object]:
+def measure(
+    name: str, device: str, pairs: int | None, optimizer: str = "GSGD"
+) -> dict[str, object]:
     """The median of paired ratios for one case."""
     build, shape, usual = CASES[name]
     torch.manual_seed(0)

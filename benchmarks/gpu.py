@@ -6,16 +6,18 @@
 
 Sections:
 
-* ``steps``: a whole training step beside that of torch's plain rule, eager and with ``torch.compile`` for the model.
-* ``captured``: the same, where forward pass, backward pass and step are one CUDA graph, with a refresh before every
-  tenth replay.
+* ``steps``: a whole training step beside that of torch's plain rule, eager and with
+  ``torch.compile`` for the model.
+* ``captured``: the same, where forward pass, backward pass and step are one CUDA graph, with a
+  refresh before every tenth replay.
 * ``refresh``: a refresh of kappa, recorded and operation by operation, up to ResNet-50 and GPT-2.
-* ``equality``: how far weights on the GPU are from those on the processor after twelve steps in float64.
+* ``equality``: how far weights on the GPU are from those on the processor after twelve steps in
+  float64.
 * ``rnn``: ``ps.nn.RNN``, which is ``torch.nn.RNN`` on a GPU.
 
-Two optimizers take turns of ten steps in one process; the figure is the median of the ratios of neighbouring turns. A
-section that begins after ``--seconds`` is left out, and said to be. One JSON line per figure; besides torch it needs
-transformers for GPT-2 alone.
+Two optimizers take turns of ten steps in one process; the figure is the median of the ratios of
+neighbouring turns. A section that begins after ``--seconds`` is left out, and said to be. One JSON
+line per figure; besides torch it needs transformers for GPT-2 alone.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ class Pair:
     refreshes: bool = True  # whether it has a metric that is computed every tenth step
 
 
-def invariant(rule: type[torch.optim.Optimizer], **more: Any) -> Callable[..., torch.optim.Optimizer]:
+def invariant(
+    rule: type[torch.optim.Optimizer], **more: Any
+) -> Callable[..., torch.optim.Optimizer]:
     """A function that makes ``Invariant`` around a rule."""
 
     def make(params: Any, network: ps.Network, **options: Any) -> torch.optim.Optimizer:
@@ -89,13 +93,18 @@ def transformer_25m() -> nn.Module:
 
 
 CASES = {
-    **{name: step_cost.CASES[name] for name in ("rnn-100x28", "rnn-100x784", "mlp", "cnn", "transformer")},
+    **{
+        name: step_cost.CASES[name]
+        for name in ("rnn-100x28", "rnn-100x784", "mlp", "cnn", "transformer")
+    },
     "transformer-25m": step_cost.Case(transformer_25m, (32, 512, 64), 64, 4),
 }
 TINY = {
     "rnn-100x28": replace(CASES["rnn-100x28"], inputs=(4, 28, 28), turns=1),
     "mlp": replace(CASES["mlp"], inputs=(4, 784), turns=1),
-    "transformer-25m": step_cost.Case(lambda: step_cost.Transformer(8, 16, 8, 8, layers=2), (2, 8, 8), 8, 1),
+    "transformer-25m": step_cost.Case(
+        lambda: step_cost.Transformer(8, 16, 8, 8, layers=2), (2, 8, 8), 8, 1
+    ),
 }
 
 
@@ -158,9 +167,13 @@ class Training:
         if plain:
             self.rule = pair.plain(self.model.parameters(), lr=1e-6, **options)
         else:
-            self.rule = pair.ours(self.model.parameters(), ps.trace(self.model, self.x), lr=1e-6, **options)
+            self.rule = pair.ours(
+                self.model.parameters(), ps.trace(self.model, self.x), lr=1e-6, **options
+            )
         self.run: Any = torch.compile(self.model) if compiled else self.model
-        self._context = lambda: torch.autocast(self.x.device.type, torch.bfloat16) if half else nullcontext()
+        self._context = lambda: (
+            torch.autocast(self.x.device.type, torch.bfloat16) if half else nullcontext()
+        )
 
     def step(self) -> None:
         self.rule.zero_grad()
@@ -170,11 +183,19 @@ class Training:
         self.rule.step()
 
 
-def compared(ours: Callable[[], None], plain: Callable[[], None], turns: int, *, cuda: bool) -> Figure:
+def compared(
+    ours: Callable[[], None], plain: Callable[[], None], turns: int, *, cuda: bool
+) -> Figure:
     """The median ratio of turns of two trainings, and the milliseconds of a step of each."""
-    timed = [step_cost.turn(paired.timed(step, time.perf_counter, cuda=cuda)) for step in (ours, plain)]
+    timed = [
+        step_cost.turn(paired.timed(step, time.perf_counter, cuda=cuda)) for step in (ours, plain)
+    ]
     ratios, seconds = paired.alternate(timed[0], timed[1], turns, warmup=2)
-    return {"turns": turns, "plain_milliseconds": paired.milliseconds(seconds), **paired.summary(ratios)}
+    return {
+        "turns": turns,
+        "plain_milliseconds": paired.milliseconds(seconds),
+        **paired.summary(ratios),
+    }
 
 
 def measured(measure: Callable[[], Figure]) -> Figure:
@@ -194,7 +215,11 @@ def steps(setting: Setting) -> Iterator[Figure]:
             variants: list[dict[str, bool]] = [{}]
             if large:
                 variants.append({"half": True})
-            if setting.cuda and optimizer in ("PathSGD", "PathAdam") and name in ("mlp", "transformer-25m"):
+            if (
+                setting.cuda
+                and optimizer in ("PathSGD", "PathAdam")
+                and name in ("mlp", "transformer-25m")
+            ):
                 variants.append({"compiled": True, "half": large})
             for variant in variants:
                 yield {
@@ -238,7 +263,12 @@ def captured(setting: Setting) -> Iterator[Figure]:
         for optimizer in setting.of(rules):
             pair, of_ours, of_plain = rules[optimizer]
             make = partial(of_captured, case, pair, setting, name, of_ours, of_plain)
-            yield {"case": name, "optimizer": optimizer, "variant": "one CUDA graph", **measured(make)}
+            yield {
+                "case": name,
+                "optimizer": optimizer,
+                "variant": "one CUDA graph",
+                **measured(make),
+            }
 
 
 def of_captured(
@@ -324,7 +354,9 @@ def on(example: Any, device: str) -> Any:
 def equality(setting: Setting) -> Iterator[Figure]:
     """Weights on the device beside those on the processor."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 4))
+    model = nn.Sequential(
+        nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 4)
+    )
     model, x, y = model.double(), torch.randn(64, 20, dtype=torch.float64), torch.randint(4, (64,))
     for optimizer in setting.of(PAIRS):
         pair = PAIRS[optimizer]
@@ -363,7 +395,9 @@ def rnn(setting: Setting) -> Iterator[Figure]:
         def passes(layer: nn.Module, x: Tensor = x) -> Callable[[], None]:
             return lambda: layer(x)[0][:, -1].sum().backward()
 
-        figure = compared(passes(layers[0]), passes(layers[1]), setting.turns or 12, cuda=setting.cuda)
+        figure = compared(
+            passes(layers[0]), passes(layers[1]), setting.turns or 12, cuda=setting.cuda
+        )
         yield {"batch": batch, "hidden": hidden, "steps": length, **figure}
 
 
@@ -386,7 +420,9 @@ def main() -> None:
     parser.add_argument("--optimizers", nargs="+", choices=list(PAIRS), default=list(PAIRS))
     parser.add_argument("--turns", type=int, help="of ten steps each")
     parser.add_argument("--tiny", action="store_true", help="small models, one turn")
-    parser.add_argument("--seconds", type=float, default=600, help="no section begins after so many")
+    parser.add_argument(
+        "--seconds", type=float, default=600, help="no section begins after so many"
+    )
     parser.add_argument("--output", type=Path, help="also write the figures to this JSON file")
     parser.add_argument("--eager", action="store_true", help="record no refreshes")
     options = parser.parse_args()
@@ -394,14 +430,24 @@ def main() -> None:
     cases = TINY if options.tiny else CASES
     cases = {name: case for name, case in cases.items() if name in options.cases}
     setting = Setting(
-        options.device, cases, 1 if options.tiny else options.turns, options.tiny, options.optimizers
+        options.device,
+        cases,
+        1 if options.tiny else options.turns,
+        options.tiny,
+        options.optimizers,
     )
     card = torch.cuda.get_device_name() if setting.cuda else "none"
     figures: list[Figure] = []
     begin = time.monotonic()
     for section in options.sections:
         for figure in SECTIONS[section](setting):
-            line = {"benchmark": "gpu", "section": section, "card": card, **figure, **paired.versions()}
+            line = {
+                "benchmark": "gpu",
+                "section": section,
+                "card": card,
+                **figure,
+                **paired.versions(),
+            }
             figures.append(line)
             print(json.dumps(line), flush=True)
             paired.write(figures, options.output)

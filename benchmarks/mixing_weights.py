@@ -1,8 +1,9 @@
 """Bits per symbol of the last tenth of small texts, by how a mixture learns how far to trust its network.
 
-The network, of 16 units and 150 passes, learns the first nine tenths, and so do the contexts. Texts: "events", ids of
-sessions, some of which are drawn at random; "log", lines of a server; "music", bars of the task; "ptb", the first
-12,000 characters of Penn Treebank without its separators, in $PATHSPACE_DATA.
+The network, of 16 units and 150 passes, learns the first nine tenths, and so do the contexts.
+Texts: "events", ids of sessions, some of which are drawn at random; "log", lines of a server;
+"music", bars of the task; "ptb", the first 12,000 characters of Penn Treebank without its
+separators, in $PATHSPACE_DATA.
 
     python benchmarks/mixing_weights.py events log music ptb
 """
@@ -73,7 +74,9 @@ def main() -> None:
             "read": Mixed(network).read(before),
             "fit": Mixed(PCNN(units=16, passes=150)).fit(before, **how),
         }
-        told = ", ".join(f"{way} {model.bits(held) / len(held):.4f}" for way, model in models.items())
+        told = ", ".join(
+            f"{way} {model.bits(held) / len(held):.4f}" for way, model in models.items()
+        )
         print(f"{name} ({cut} symbols): {told}", flush=True)
 
 

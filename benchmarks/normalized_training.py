@@ -1,7 +1,8 @@
 """Training of a network with BatchNorm at every layer: invariant optimizers against their plain rules.
 
-Inverted residuals (18 layers with BatchNorm in its training form) on 4096 images of CIFAR-10, 160 steps on batches of
-64. Prints one JSON line per figure: the mean loss of the last 20 steps, for each optimizer, learning rate and seed.
+Inverted residuals (18 layers with BatchNorm in its training form) on 4096 images of CIFAR-10, 160
+steps on batches of 64. Prints one JSON line per figure: the mean loss of the last 20 steps, for
+each optimizer, learning rate and seed.
 
     python benchmarks/normalized_training.py
     python benchmarks/normalized_training.py --optimizers SGD PathSGD --seeds 1 --options '{"damping": 0.001}'
@@ -63,7 +64,12 @@ def network() -> nn.Sequential:
     """Two stages of two inverted residuals."""
     stages: list[nn.Module] = []
     for before, after in ((3, 16), (16, 32)):
-        stages += [*conv(before, after, 3, 2), nn.ReLU(), InvertedResidual(after), InvertedResidual(after)]
+        stages += [
+            *conv(before, after, 3, 2),
+            nn.ReLU(),
+            InvertedResidual(after),
+            InvertedResidual(after),
+        ]
     return nn.Sequential(*stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
 
 
@@ -127,7 +133,10 @@ def main() -> None:
     parser.add_argument("--rates", nargs="+", type=float, help="instead of those of the optimizer")
     parser.add_argument("--seeds", type=int, default=2, help="how many")
     parser.add_argument(
-        "--options", type=json.loads, default={}, help="more options of the invariant optimizers, JSON"
+        "--options",
+        type=json.loads,
+        default={},
+        help="more options of the invariant optimizers, JSON",
     )
     given = parser.parse_args()
     torch.set_num_threads(1)

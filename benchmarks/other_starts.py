@@ -1,21 +1,22 @@
 """Whether geometry by step beats balancing once elsewhere than in long memory: eight starts that promised it.
 
-Each start (``other_starts_scenes``) is trained by SGD, AdamW and Muon: on the weights as they are, balanced once
-(``ps.rescaling.balance_``), and with kappa in every step, at power 1 (``power 1/2`` is there, too; ``measure`` and
-``layers`` are other members that ``balance_`` leads to, measured on the first batch). Batches, clipping
-(norm 1, each in its own coordinates), the schedule (5 % warm-up, cosine) and the way to a rate are the same for all:
-four rates on two tuning seeds, the one of the least median test loss; then twelve other seeds at that rate. A figure is
-the test loss.
+Each start (``other_starts_scenes``) is trained by SGD, AdamW and Muon: on the weights as they are,
+balanced once (``ps.rescaling.balance_``), and with kappa in every step, at power 1 (``power 1/2``
+is there, too; ``measure`` and ``layers`` are other members that ``balance_`` leads to, measured on
+the first batch). Batches, clipping (norm 1, each in its own coordinates), the schedule (5 %
+warm-up, cosine) and the way to a rate are the same for all: four rates on two tuning seeds, the one
+of the least median test loss; then twelve other seeds at that rate. A figure is the test loss.
 
-A method is called better or worse than its rule balanced once where an exact sign test over the twelve pairs says so,
-adjusted by Holm's method for all comparisons of the table; a run that diverged loses to every other.
+A method is called better or worse than its rule balanced once where an exact sign test over the
+twelve pairs says so, adjusted by Holm's method for all comparisons of the table; a run that
+diverged loses to every other.
 
     python benchmarks/other_starts.py --json benchmarks/results/other-starts.json     # hours on one core; it goes on
     python benchmarks/other_starts.py --scenes fixup merged --rules Muon --seeds 4
     python benchmarks/other_starts.py --table                                # of the runs that there are
 
-Runs are appended to a file, one JSON line each, and those that are in it are not repeated. Images are read from
-``PATHSPACE_DATA``.
+Runs are appended to a file, one JSON line each, and those that are in it are not repeated. Images
+are read from ``PATHSPACE_DATA``.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ ONCE: dict[str, Criterion] = {"balanced": "path", "measure": "measure", "layers"
 TUNING_SEEDS, FIRST_TUNING_SEED, SEEDS = 2, 1000, 12
 CLIP, WARMUP, MOMENTUM, DAMPING = 1.0, 0.05, 0.9, 0.01
 
-Losses = dict[tuple[str, str, str, float], dict[int, float]]  # scene, rule, method, rate -> seed -> loss
+Losses = dict[
+    tuple[str, str, str, float], dict[int, float]
+]  # scene, rule, method, rate -> seed -> loss
 
 
 def _optimizer(
@@ -64,14 +67,20 @@ def _optimizer(
     if method in (*ONCE, "weights"):
         if rule == "SGD":
             return SGD(params, lr=rate, momentum=MOMENTUM)
-        return AdamW(params, lr=rate, weight_decay=0.0) if rule == "AdamW" else MuonAdamW(params, lr=rate)
+        return (
+            AdamW(params, lr=rate, weight_decay=0.0)
+            if rule == "AdamW"
+            else MuonAdamW(params, lr=rate)
+        )
     network = ps.trace(model, example)
     metric = ps.metrics.Path(power=0.5 if method == "power 1/2" else 1.0, damping=DAMPING)
     if rule == "Muon":
         return ps.optim.PathMuon(params, network, lr=rate, clip_norm=CLIP, metric=metric)
     if rule == "AdamW":
         return ps.optim.PathAdam(params, network, lr=rate, clip_norm=CLIP, metric=metric)
-    return ps.optim.PathSGD(params, network, lr=rate, momentum=MOMENTUM, clip_norm=CLIP, metric=metric)
+    return ps.optim.PathSGD(
+        params, network, lr=rate, momentum=MOMENTUM, clip_norm=CLIP, metric=metric
+    )
 
 
 def final_loss(scene: Scene, rule: str, method: str, rate: float, seed: int) -> float:
@@ -107,7 +116,7 @@ def final_loss(scene: Scene, rule: str, method: str, rate: float, seed: int) -> 
     return loss if math.isfinite(loss) else math.inf
 
 
-# -- the runs -----------------------------------------------------------------------------------------------------
+# -- the runs --------------------------------------------------------------------------------------
 
 
 def _key(run: Run) -> tuple[Any, ...]:
@@ -120,7 +129,9 @@ def train(wanted: list[Run], path: Path) -> None:
         wanted,
         path,
         _key,
-        lambda run: final_loss(SCENES[run["scene"]], run["rule"], run["method"], run["rate"], run["seed"]),
+        lambda run: final_loss(
+            SCENES[run["scene"]], run["rule"], run["method"], run["rate"], run["seed"]
+        ),
         digits=6,
     )
 
@@ -145,11 +156,16 @@ def chosen_rate(losses: Losses, scene: str, rule: str, method: str, tuning: rang
     return min(medians, key=medians.__getitem__)
 
 
-# -- the figures --------------------------------------------------------------------------------------------------
+# -- the figures -----------------------------------------------------------------------------------
 
 
 def figures(
-    losses: Losses, scenes: list[str], rules: list[str], methods: list[str], tuning: range, seeds: range
+    losses: Losses,
+    scenes: list[str],
+    rules: list[str],
+    methods: list[str],
+    tuning: range,
+    seeds: range,
 ) -> list[dict[str, Any]]:
     """Every method at its rate, tested against its rule balanced once."""
     rows = []
@@ -169,7 +185,9 @@ def figures(
     compared = [row for row in rows if "p" in row]
     for row, adjusted in zip(compared, holm([row["p"] for row in compared]), strict=True):
         row["adjusted"] = adjusted
-        row["verdict"] = "" if adjusted >= LEVEL else "better" if row["wins"] > row["defeats"] else "worse"
+        row["verdict"] = (
+            "" if adjusted >= LEVEL else "better" if row["wins"] > row["defeats"] else "worse"
+        )
     return rows
 
 
@@ -197,7 +215,9 @@ def table(rows: list[dict[str, Any]], methods: list[str]) -> str:
             text = f"**{text}, {row['verdict']}**" if row["verdict"] else text
         cells.setdefault((row["scene"], row["rule"]), {})[row["method"]] = text
     for (scene, rule), by_method in cells.items():
-        lines.append(f"| {scene} | {rule} | " + " | ".join(by_method.get(m, "") for m in methods) + " |")
+        lines.append(
+            f"| {scene} | {rule} | " + " | ".join(by_method.get(m, "") for m in methods) + " |"
+        )
     return "\n".join(lines)
 
 
@@ -218,22 +238,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--scenes", nargs="+", choices=list(SCENES), default=list(SCENES), metavar="SCENE")
-    parser.add_argument("--rules", nargs="+", choices=list(RATES), default=list(RATES), metavar="RULE")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS[:3], metavar="METHOD")
+    parser.add_argument(
+        "--scenes", nargs="+", choices=list(SCENES), default=list(SCENES), metavar="SCENE"
+    )
+    parser.add_argument(
+        "--rules", nargs="+", choices=list(RATES), default=list(RATES), metavar="RULE"
+    )
+    parser.add_argument(
+        "--methods", nargs="+", choices=METHODS, default=METHODS[:3], metavar="METHOD"
+    )
     parser.add_argument("--seeds", type=int, default=SEEDS, help="reported ones")
     parser.add_argument("--tuning-seeds", type=int, default=TUNING_SEEDS, help="of each rate")
     parser.add_argument(
         "--runs", type=Path, default=Path("runs/other-starts.jsonl"), help="the file of the runs"
     )
-    parser.add_argument("--table", action="store_true", help="print the table of the runs that there are")
+    parser.add_argument(
+        "--table", action="store_true", help="print the table of the runs that there are"
+    )
     parser.add_argument("--json", type=Path, help="write the figures there, too")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    tuning, seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + given.tuning_seeds), range(given.seeds)
+    tuning, seeds = (
+        range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + given.tuning_seeds),
+        range(given.seeds),
+    )
     if not given.table:
         for scene in given.scenes:
-            some = [{"scene": scene, "rule": r, "method": m} for r in given.rules for m in given.methods]
+            some = [
+                {"scene": scene, "rule": r, "method": m} for r in given.rules for m in given.methods
+            ]
             train(
                 [
                     {**one, "rate": rate, "seed": seed}

@@ -49,7 +49,7 @@ class Scene:
     kept: Callable[[nn.Module], Mapping[nn.Parameter, Tensor]] = _keeps_all
 
 
-# -- memory -------------------------------------------------------------------------------------------------------
+# -- memory ----------------------------------------------------------------------------------------
 
 
 class Recurrent(nn.Module):
@@ -78,7 +78,9 @@ def _sums(length: int, count: int, generator: torch.Generator) -> Batch:
     return x, marked.sum(1)
 
 
-def _copies(delay: int, count: int, generator: torch.Generator, symbols: int = 8, long: int = 5) -> Batch:
+def _copies(
+    delay: int, count: int, generator: torch.Generator, symbols: int = 8, long: int = 5
+) -> Batch:
     """Symbols to be remembered, a pause, a mark, and time to say them: S. Hochreiter and J. Schmidhuber, 1997."""
     asked = torch.randint(symbols, (count, long), generator=generator)
     pause = torch.full((count, delay), symbols)
@@ -117,7 +119,7 @@ def _symbols(scores: Tensor, y: Tensor) -> Tensor:
     return functional.cross_entropy(scores.flatten(0, -2), y.flatten())
 
 
-# -- depth and images ---------------------------------------------------------------------------------------------
+# -- depth and images ------------------------------------------------------------------------------
 
 
 def _images(generator: torch.Generator | None) -> Batch:
@@ -134,9 +136,9 @@ def _vectors(generator: torch.Generator | None) -> Batch:
 class Residual(nn.Module):
     """Residual blocks without normalization, started as Fixup has it.
 
-    H. Zhang, Y. Dauphin and T. Ma, 2019: the last layer of every block and the classifier start at zero, the first one
-    at He's start times L^-1/2 for L blocks. Their scalar shifts are the layers' biases here; their multipliers are left
-    out.
+    H. Zhang, Y. Dauphin and T. Ma, 2019: the last layer of every block and the classifier start at
+    zero, the first one at He's start times L^-1/2 for L blocks. Their scalar shifts are the layers'
+    biases here; their multipliers are left out.
     """
 
     def __init__(self, blocks: int, width: int = HIDDEN) -> None:
@@ -199,7 +201,9 @@ def _heavy(_: int) -> nn.Module:
     with torch.no_grad():
         for layer in model:
             if isinstance(layer, nn.Linear):
-                layer.weight.copy_(draw.sample(layer.weight.shape) * (0.5 * (2 / layer.in_features) ** 0.5))
+                layer.weight.copy_(
+                    draw.sample(layer.weight.shape) * (0.5 * (2 / layer.in_features) ** 0.5)
+                )
                 nn.init.zeros_(layer.bias)
     return model
 

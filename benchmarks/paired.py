@@ -13,7 +13,9 @@ import torch
 import pathspace as ps
 
 
-def timed(run: Callable[[], None], clock: Callable[[], float], *, cuda: bool) -> Callable[[], float]:
+def timed(
+    run: Callable[[], None], clock: Callable[[], float], *, cuda: bool
+) -> Callable[[], float]:
     """A function that runs something and returns its seconds; on a GPU it waits for the end of it."""
 
     def step() -> float:

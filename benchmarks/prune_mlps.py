@@ -1,7 +1,7 @@
 """How much of the outputs of small MLPs is lost by pruning: magnitude and importance, with and without data.
 
-Eight networks 8-32-32-1 learn a product by Adam. The smallest weights by each score are set to zero, as the network was
-trained and after a random rescaling. Prints the median loss of variance.
+Eight networks 8-32-32-1 learn a product by Adam. The smallest weights by each score are set to
+zero, as the network was trained and after a random rescaling. Prints the median loss of variance.
 
     python benchmarks/prune_mlps.py
 """
@@ -69,7 +69,9 @@ def main() -> None:
         for member, network in (("", model), (", rescaled", rescaled)):
             for name, scores in scores_of(ps.trace(network, x), x).items():
                 for amount in AMOUNTS:
-                    losses.setdefault((name + member, amount), []).append(lost(network, x, scores, amount))
+                    losses.setdefault((name + member, amount), []).append(
+                        lost(network, x, scores, amount)
+                    )
     for name in dict.fromkeys(name for name, _ in losses):
         shares = [f"{statistics.median(losses[name, amount]):7.1%}" for amount in AMOUNTS]
         print(f"{name:<34}{''.join(shares)}")

@@ -1,19 +1,19 @@
 """What rounding costs two trained networks, by the member of the rescaling class that is rounded.
 
-Trains a small CNN with residuals (CIFAR-10) and a character transformer (Penn Treebank), and rounds their weights to 8
-and 4 bits, with one step for a tensor or for every row, and what enters their layers to 8 or 6 bits, one step for a
-tensor. Rounded are the network as it was trained, after ``balance_`` by each criterion, and after what is done to known
-pairs of layers by hand; and all of it from a badly scaled member, every unit class times a power of two from 1/16 on
-to 16.
+Trains a small CNN with residuals (CIFAR-10) and a character transformer (Penn Treebank), and rounds
+their weights to 8 and 4 bits, with one step for a tensor or for every row, and what enters their
+layers to 8 or 6 bits, one step for a tensor. Rounded are the network as it was trained, after
+``balance_`` by each criterion, and after what is done to known pairs of layers by hand; and all of
+it from a badly scaled member, every unit class times a power of two from 1/16 on to 16.
 
     python benchmarks/quantisation.py                            # some minutes a seed; Ctrl-C, and it goes on
     python benchmarks/quantisation.py --cases cnn --seeds 1
     python benchmarks/quantisation.py --table                    # of the file that there is
     python benchmarks/quantisation.py --figure docs/images/quantisation.png
 
-Steps are the plain ones: the largest |w| over 2^(bits - 1) - 1, and for activations the range on 256 training examples.
-The strength alpha "chosen" is that of the least loss on these examples, for each rounding by itself. The data are read
-from ``PATHSPACE_DATA``.
+Steps are the plain ones: the largest |w| over 2^(bits - 1) - 1, and for activations the range on
+256 training examples. The strength alpha "chosen" is that of the least loss on these examples, for
+each rounding by itself. The data are read from ``PATHSPACE_DATA``.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ SCHEMES: dict[str, tuple[int, bool, int | None]] = {
 }
 
 
-# -- rounding ---------------------------------------------------------------------------------------------------
+# -- rounding --------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -77,7 +77,9 @@ def rounded(model: nn.Module, scheme: str, calibration: Tensor) -> nn.Module:
     return result
 
 
-def _cut(low: float, high: float, bits: int) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor]]:
+def _cut(
+    low: float, high: float, bits: int
+) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor]]:
     """What rounds the input of a layer to 2^bits values between two ends."""
     step = max(high - low, 1e-30) / (2**bits - 1)
     return lambda _, args: (((args[0].clamp(low, high) - low) / step).round() * step + low,)
@@ -108,20 +110,24 @@ def loss_of(model: nn.Module, task: Task, split: Split) -> float:
     return total / len(split)
 
 
-# -- members ----------------------------------------------------------------------------------------------------
+# -- members ---------------------------------------------------------------------------------------
 
 
 def balanced(model: nn.Module, examples: Tensor, **options: Any) -> nn.Module:
     """A copy, balanced by a criterion; the function is checked."""
     result = copy.deepcopy(model)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # factors beyond 100, from the badly scaled start
+        warnings.simplefilter(
+            "ignore", UserWarning
+        )  # factors beyond 100, from the badly scaled start
         ps.rescaling.balance_(ps.trace(result, examples[:2]), examples, **options)
     return result
 
 
 def by_activations(model: nn.Module, calibration: Tensor, alpha: float) -> nn.Module:
-    return balanced(model, calibration, criterion="activations", calibration=calibration, alpha=alpha)
+    return balanced(
+        model, calibration, criterion="activations", calibration=calibration, alpha=alpha
+    )
 
 
 def measured(model: nn.Module, case: Case, task: Task) -> dict[str, dict[str, float]]:
@@ -130,7 +136,10 @@ def measured(model: nn.Module, case: Case, task: Task) -> dict[str, dict[str, fl
     examples = chosen.inputs
 
     def losses(member: nn.Module) -> dict[str, float]:
-        found = {scheme: loss_of(rounded(member, scheme, examples), task, task.test) for scheme in SCHEMES}
+        found = {
+            scheme: loss_of(rounded(member, scheme, examples), task, task.test)
+            for scheme in SCHEMES
+        }
         return {"float": loss_of(member, task, task.test), **found}
 
     found = {"as it is": losses(model)}
@@ -157,7 +166,9 @@ def run(case: Case, seed: int, steps: int) -> dict[str, dict[str, dict[str, floa
     task = case.task(None)
     model = case.trained(task, seed, steps)
     print(
-        f"{case.title}: seed {seed} trained in {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True
+        f"{case.title}: seed {seed} trained in {time.monotonic() - begin:.0f} s",
+        file=sys.stderr,
+        flush=True,
     )
     found = {"trained": measured(model, case, task)}
     network = ps.trace(model, task.train.inputs[:2])
@@ -177,11 +188,13 @@ def measure(cases: list[str], seeds: int, steps: int | None, path: Path) -> None
             runs = results["runs"].setdefault(name, [])
             if len(runs) <= seed:
                 runs.append(run(CASES[name], seed, steps or CASES[name].steps))
-                short = json.loads(json.dumps(results), parse_float=lambda text: round(float(text), 5))
+                short = json.loads(
+                    json.dumps(results), parse_float=lambda text: round(float(text), 5)
+                )
                 path.write_text(json.dumps(short, indent=1) + "\n")
 
 
-# -- the figures ------------------------------------------------------------------------------------------------
+# -- the figures -----------------------------------------------------------------------------------
 
 
 def figures(results: dict[str, Any], case: str) -> dict[str, dict[str, dict[str, list[float]]]]:
@@ -203,7 +216,10 @@ def table(results: dict[str, Any], case: str) -> str:
     Members that are the same weights from both starts stand in it once.
     """
     found = figures(results, case)
-    lines = ["| start | member | " + " | ".join(SCHEMES) + " |", "| --- " * (2 + len(SCHEMES)) + "|"]
+    lines = [
+        "| start | member | " + " | ".join(SCHEMES) + " |",
+        "| --- " * (2 + len(SCHEMES)) + "|",
+    ]
     same = []
     for start, members in found.items():
         for member, losses in members.items():
@@ -232,19 +248,32 @@ def draw(results: dict[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
 
     cases = list(results["runs"])
-    figure = Figure(figsize=(3.0 + 1.9 * len(SCHEMES), 0.9 + 2.6 * len(cases)), layout="constrained")
+    figure = Figure(
+        figsize=(3.0 + 1.9 * len(SCHEMES), 0.9 + 2.6 * len(cases)), layout="constrained"
+    )
     FigureCanvasAgg(figure)
     grid = figure.subplots(len(cases), len(SCHEMES), squeeze=False)
     for row, (axes, case) in enumerate(zip(grid, cases, strict=True)):
         found = figures(results, case)
         members = list(found["trained"])
         for axis, scheme in zip(axes, SCHEMES, strict=True):
-            for start, colour, shift in (("trained", "#1f5f9e", 0.15), ("badly scaled", "#b3400e", -0.15)):
+            for start, colour, shift in (
+                ("trained", "#1f5f9e", 0.15),
+                ("badly scaled", "#b3400e", -0.15),
+            ):
                 for place, member in enumerate(reversed(members)):
                     losses = found[start][member]
-                    added = [max(a - b, 1e-4) for a, b in zip(losses[scheme], losses["float"], strict=True)]
+                    added = [
+                        max(a - b, 1e-4)
+                        for a, b in zip(losses[scheme], losses["float"], strict=True)
+                    ]
                     axis.plot(
-                        added, [place + shift] * len(added), ".", color=colour, markersize=5, label=start
+                        added,
+                        [place + shift] * len(added),
+                        ".",
+                        color=colour,
+                        markersize=5,
+                        label=start,
                     )
             axis.set_xscale("log")
             axis.set_xlim(7e-5, 30)
@@ -258,7 +287,9 @@ def draw(results: dict[str, Any], path: Path) -> None:
     handles, labels = grid[0][0].get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
     figure.legend(unique.values(), unique.keys(), loc="outside lower right", fontsize=8, ncols=2)
-    figure.supxlabel("what rounding adds to the test loss, nats; 0.0001 stands for less", fontsize=8)
+    figure.supxlabel(
+        "what rounding adds to the test loss, nats; 0.0001 stands for less", fontsize=8
+    )
     figure.savefig(path, dpi=130)
 
 
@@ -270,7 +301,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--steps", type=int, help="of training; as the case says by default")
     parser.add_argument("--output", type=Path, default=RESULTS)
-    parser.add_argument("--table", action="store_true", help="print the tables of a file, measure nothing")
+    parser.add_argument(
+        "--table", action="store_true", help="print the tables of a file, measure nothing"
+    )
     parser.add_argument("--figure", type=Path, help="draw the figures of a file, measure nothing")
     options = parser.parse_args()
     if not (options.table or options.figure):

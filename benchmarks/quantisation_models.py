@@ -1,8 +1,9 @@
 """The two models of ``quantisation``, their training, and what is done to known pairs of their layers by hand.
 
-The CNN has inverted residuals with depthwise convolutions, the kind of network that cross-layer equalization was made
-for; its BatchNorm is folded into the convolutions before anything is rounded, as deployment does. The transformer is
-the character GPT of ``pathspace reproduce transformer``, with RMSNorm, rotary attention and SwiGLU.
+The CNN has inverted residuals with depthwise convolutions, the kind of network that cross-layer
+equalization was made for; its BatchNorm is folded into the convolutions before anything is rounded,
+as deployment does. The transformer is the character GPT of ``pathspace reproduce transformer``,
+with RMSNorm, rotary attention and SwiGLU.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class Inverted(nn.Module):
             nn.Conv2d(inside, inside, 3, stride, 1, groups=inside, bias=False),
             nn.Conv2d(inside, leaves, 1, bias=False),
         )
-        self.norms = nn.ModuleList(nn.BatchNorm2d(channels) for channels in (inside, inside, leaves))
+        self.norms = nn.ModuleList(
+            nn.BatchNorm2d(channels) for channels in (inside, inside, leaves)
+        )
         self.skips = enters == leaves and stride == 1
 
     def forward(self, x: Tensor) -> Tensor:
@@ -86,7 +89,8 @@ class Case:
         batch: examples in a step.
         steps: how many.
         finish: what is done to the trained model before it is rounded.
-        by_hand: name -> a change of known pairs of layers that keeps the function, given calibration inputs.
+        by_hand: name -> a change of known pairs of layers that keeps the function, given
+            calibration inputs.
     """
 
     title: str
@@ -114,7 +118,7 @@ class Case:
         return self.finish(model).eval()
 
 
-# -- by hand ----------------------------------------------------------------------------------------------------
+# -- by hand ---------------------------------------------------------------------------------------
 
 
 def _rows(weight: Tensor) -> Tensor:
@@ -130,7 +134,11 @@ def _columns(layer: Layer) -> Tensor:
 
 def _divide_columns(layer: Layer, scales: Tensor) -> None:
     depthwise = isinstance(layer, nn.Conv2d) and layer.groups > 1
-    shape = (-1, *[1] * (layer.weight.dim() - 1)) if depthwise else (1, -1, *[1] * (layer.weight.dim() - 2))
+    shape = (
+        (-1, *[1] * (layer.weight.dim() - 1))
+        if depthwise
+        else (1, -1, *[1] * (layer.weight.dim() - 2))
+    )
     layer.weight.div_(scales.reshape(shape))
 
 
@@ -139,7 +147,9 @@ def equalize_by_hand(pairs: Sequence[tuple[Layer, Layer]], sweeps: int = 100) ->
     """Cross-layer equalization of pairs of layers: s = sqrt(r2 / r1) at every unit between them, again and again."""
     for _ in range(sweeps):
         for first, second in pairs:
-            scales = (_columns(second) / _rows(first.weight).clamp_min(1e-12)).sqrt().clamp(1e-6, 1e6)
+            scales = (
+                (_columns(second) / _rows(first.weight).clamp_min(1e-12)).sqrt().clamp(1e-6, 1e6)
+            )
             first.weight.mul_(scales.reshape(-1, *[1] * (first.weight.dim() - 1)))
             if first.bias is not None:
                 first.bias.mul_(scales)
@@ -163,7 +173,9 @@ def smooth_by_hand(model: Any, calibration: Tensor, alpha: float = 0.5) -> None:
     pairs: list[tuple[nn.RMSNorm, list[nn.Linear]]] = [(model.norm, [model.readout])]
     for block in model.blocks:
         attention, mlp = block.attention, block.mlp
-        pairs.append((block.before_attention, [attention.queries, attention.keys, attention.values]))
+        pairs.append(
+            (block.before_attention, [attention.queries, attention.keys, attention.values])
+        )
         pairs.append((block.before_mlp, [mlp.gate, mlp.up]))
     ranges = input_ranges(model, calibration, [layers[0] for _, layers in pairs])
     for (norm, layers), values in zip(pairs, ranges, strict=True):
@@ -194,7 +206,13 @@ CASES = {
         "CNN with inverted residuals, CIFAR-10 at 16 x 16: test loss",
         lambda folder: build_task(
             "images",
-            {"data": "cifar10", "pool": 2, "train_size": 18_000, "validation_size": 1_000, "test_size": 500},
+            {
+                "data": "cifar10",
+                "pool": 2,
+                "train_size": 18_000,
+                "validation_size": 1_000,
+                "test_size": 500,
+            },
             data_dir=folder,
         ),
         lambda _: InvertedCNN(),

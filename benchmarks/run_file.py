@@ -35,7 +35,8 @@ def make_missing(
     """Make the runs that are not in the file, and say how long it will take.
 
     Args:
-        wanted: settings of each run, to which ``loss`` (None if it is not finite) and ``seconds`` are added.
+        wanted: settings of each run, to which ``loss`` (None if it is not finite) and ``seconds``
+            are added.
         path: the file, which is appended to.
         key: what tells one run from another.
         loss_of: trains.
@@ -51,10 +52,13 @@ def make_missing(
         kept = round(loss, digits) if math.isfinite(loss) else None
         with path.open("a") as file:
             file.write(
-                json.dumps({**run, "loss": kept, "seconds": round(time.monotonic() - start, 2)}) + "\n"
+                json.dumps({**run, "loss": kept, "seconds": round(time.monotonic() - start, 2)})
+                + "\n"
             )
         left = (time.monotonic() - begin) / i * (len(missing) - i)
         told = ", ".join(f"{name} {value}" for name, value in run.items())
         print(
-            f"{i}/{len(missing)}, {left / 60:.0f} min left: {told}: {loss:.4f}", file=sys.stderr, flush=True
+            f"{i}/{len(missing)}, {left / 60:.0f} min left: {told}: {loss:.4f}",
+            file=sys.stderr,
+            flush=True,
         )

@@ -1,12 +1,14 @@
 """Whether the defaults are safe: twenty networks, each optimizer beside its plain rule, at that rule's usual rate.
 
-Trains every network of the zoo (``safety_zoo``) for 200 steps with the plain rules and with the optimizers of
-pathspace, the defaults of all but the rate and the momentum, on the same batches from the same start. A figure is the
-mean loss of the last 20 steps; ten seeds, compared in pairs. What should hold:
+Trains every network of the zoo (``safety_zoo``) for 200 steps with the plain rules and with the
+optimizers of pathspace, the defaults of all but the rate and the momentum, on the same batches from
+the same start. A figure is the mean loss of the last 20 steps; ten seeds, compared in pairs. What
+should hold:
 
 * no optimizer of ours ends not finite where its plain rule is finite;
-* the median over the seeds of PathSGD, PathAdam, PathSOAP, PathMuon, Invariant and the DDP optimizers is at most 5 %
-  or 0.02 above the plain rule's; the same for SGD after ``balance_`` (Balanced) beside SGD.
+* the median over the seeds of PathSGD, PathAdam, PathSOAP, PathMuon, Invariant and the DDP
+  optimizers is at most 5 % or 0.02 above the plain rule's; the same for SGD after ``balance_``
+  (Balanced) beside SGD.
 
     python benchmarks/safety.py                                   # some hours on one core; Ctrl-C, and it goes on
     python benchmarks/safety.py --optimizers SGD PathSGD --cases mnasnet rnn-28 --seeds 2
@@ -14,8 +16,8 @@ mean loss of the last 20 steps; ten seeds, compared in pairs. What should hold:
     python benchmarks/safety.py --optimizers PathSGD --options '{"damping": 0.1}'
     python benchmarks/safety.py --table                           # of the runs that there are; trains nothing
 
-Runs are appended to a file, one JSON line each, and those that are in it are not repeated: after a change of the
-defaults give another file. The networks' data are read from ``PATHSPACE_DATA``.
+Runs are appended to a file, one JSON line each, and those that are in it are not repeated: after a
+change of the defaults give another file. The networks' data are read from ``PATHSPACE_DATA``.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ MOMENTUM = 0.9
 ADAM, MUON, SOAPS = 1e-3, 1e-3, 3e-3  # the defaults of torch.optim, and that of SOAP's authors
 SHARE, AMOUNT = 0.05, 0.02  # by which a loss may be above the plain rule's
 
-Losses = dict[tuple[str, str], dict[int, float]]  # case, optimizer -> seed -> loss, NaN if training diverged
+Losses = dict[
+    tuple[str, str], dict[int, float]
+]  # case, optimizer -> seed -> loss, NaN if training diverged
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,8 @@ class Muon(MuonAdamW):
 
 def _plain(name: str, rule: Callable[..., Optimizer], **fixed: Any) -> Entry:
     return Entry(
-        name, lambda model, _, lr, options: rule(list(model.parameters()), lr=lr, **fixed, **options)
+        name,
+        lambda model, _, lr, options: rule(list(model.parameters()), lr=lr, **fixed, **options),
     )
 
 
@@ -128,7 +133,9 @@ def usual_rate(case: Case, name: str) -> float:
 def final_loss(case: Case, name: str, seed: int, factor: float = 1.0, options: Any = None) -> float:
     """The mean loss of the last steps; NaN if training diverged."""
     rate = factor * usual_rate(case, name)
-    return trained_loss(case, seed, lambda model, x: OPTIMIZERS[name].make(model, x[:2], rate, options or {}))
+    return trained_loss(
+        case, seed, lambda model, x: OPTIMIZERS[name].make(model, x[:2], rate, options or {})
+    )
 
 
 def trained_loss(case: Case, seed: int, make: Callable[[nn.Module, Tensor], Optimizer]) -> float:
@@ -155,7 +162,7 @@ def trained_loss(case: Case, seed: int, make: Callable[[nn.Module, Tensor], Opti
     return statistics.mean(losses[-LAST:])
 
 
-# -- the runs -----------------------------------------------------------------------------------------------------
+# -- the runs --------------------------------------------------------------------------------------
 
 
 def key_of(run: dict[str, Any]) -> tuple[Any, ...]:
@@ -176,7 +183,7 @@ def train(wanted: list[dict[str, Any]], path: Path) -> None:
     )
 
 
-# -- the figures --------------------------------------------------------------------------------------------------
+# -- the figures -----------------------------------------------------------------------------------
 
 
 def losses_of(runs: Iterable[dict[str, Any]]) -> Losses:
@@ -236,7 +243,9 @@ def table(losses: Losses, cases: list[str], names: list[str]) -> str:
             cell = "not finite" if found["loss"] is None else f"{found['loss']:.3f}"
             if found["not_finite"]:
                 cell += f" ({found['not_finite']} of {found['seeds']} not finite)"
-            cells.append(cell if found["level"] and not found["not_finite_where_plain_is"] else f"**{cell}**")
+            cells.append(
+                cell if found["level"] and not found["not_finite_where_plain_is"] else f"**{cell}**"
+            )
         lines.append(f"| {case} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -248,7 +257,11 @@ def main() -> None:
     )
     parser.add_argument("--cases", nargs="+", choices=list(ZOO), default=list(ZOO), metavar="CASE")
     parser.add_argument(
-        "--optimizers", nargs="+", choices=list(OPTIMIZERS), default=list(OPTIMIZERS), metavar="OPTIMIZER"
+        "--optimizers",
+        nargs="+",
+        choices=list(OPTIMIZERS),
+        default=list(OPTIMIZERS),
+        metavar="OPTIMIZER",
     )
     parser.add_argument("--seeds", type=int, default=SEEDS, help="how many")
     parser.add_argument(
@@ -259,10 +272,17 @@ def main() -> None:
     )
     parser.add_argument("--factor", type=float, default=1.0, help="of the usual rates")
     parser.add_argument(
-        "--options", type=json.loads, default={}, help="more options of the optimizers of ours, JSON"
+        "--options",
+        type=json.loads,
+        default={},
+        help="more options of the optimizers of ours, JSON",
     )
-    parser.add_argument("--runs", type=Path, default=Path("runs/safety.jsonl"), help="the file of the runs")
-    parser.add_argument("--table", action="store_true", help="print the table of the runs that there are")
+    parser.add_argument(
+        "--runs", type=Path, default=Path("runs/safety.jsonl"), help="the file of the runs"
+    )
+    parser.add_argument(
+        "--table", action="store_true", help="print the table of the runs that there are"
+    )
     parser.add_argument("--json", type=Path, help="write the figures there, too")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -272,7 +292,9 @@ def main() -> None:
             "optimizer": name,
             "seed": seed,
             "factor": given.factor,
-            "options": {} if OPTIMIZERS[name].plain == name or name == "Balanced" else given.options,
+            "options": {}
+            if OPTIMIZERS[name].plain == name or name == "Balanced"
+            else given.options,
         }
         for seed in range(given.first, given.first + given.seeds)
         for case in given.cases
@@ -297,7 +319,8 @@ def main() -> None:
         temporary = given.json.with_suffix(".tmp")
         temporary.write_text(
             json.dumps(
-                {"torch": torch.__version__, "pathspace": ps.__version__, "figures": figures}, indent=1
+                {"torch": torch.__version__, "pathspace": ps.__version__, "figures": figures},
+                indent=1,
             )
             + "\n"
         )

@@ -1,10 +1,11 @@
 """Twenty small networks of every common kind, as they are started, with data and the usual rate of SGD.
 
-Four more were trained with BatchNorm, which was then folded into the convolutions, and are to be trained on.
+Four more were trained with BatchNorm, which was then folded into the convolutions, and are to be
+trained on.
 
-Real data from ``PATHSPACE_DATA``: digits at 14 x 14, photographs at 16 x 16, characters. Sizes are such that a step
-takes a few milliseconds. Those that are called after a network of torchvision have its blocks, its start and its
-order of layers, at a few channels.
+Real data from ``PATHSPACE_DATA``: digits at 14 x 14, photographs at 16 x 16, characters. Sizes are
+such that a step takes a few milliseconds. Those that are called after a network of torchvision have
+its blocks, its start and its order of layers, at a few channels.
 
 Letters: B batch, T time, H hidden, C channels, V vocabulary.
 """
@@ -32,8 +33,9 @@ EXAMPLES = 4096
 CHARACTERS = 100_000
 NORMALIZED, PLAIN, IDENTITY = 0.1, 0.01, 1e-8
 """SGD's rates with momentum 0.9: torchvision's recipes have 0.1 for networks with BatchNorm and 0.01 for AlexNet, VGG
-and SqueezeNet, which have none, and for VGG with it; Le, Jaitly and Hinton, 2015, have 1e-8 for pixels one by one from
-the identity. (At 1e-4 SGD's first step closes all units for good, at a loss of 1e5 to 1e17.)"""
+and SqueezeNet, which have none, and for VGG with it; Le, Jaitly and Hinton, 2015, have 1e-8 for
+pixels one by one from the identity. (At 1e-4 SGD's first step closes all units for good, at a loss
+of 1e5 to 1e17.)"""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Case:
     batch: int = 32
 
 
-# -- data ---------------------------------------------------------------------------------------------------------
+# -- data ------------------------------------------------------------------------------------------
 
 
 def folder() -> Path:
@@ -114,7 +116,7 @@ def characters() -> tuple[Tensor, Tensor]:
     return stream[: 25 * n].view(n, 25), stream[1 : 25 * n + 1].view(n, 25)
 
 
-# -- feedforward networks -----------------------------------------------------------------------------------------
+# -- feedforward networks --------------------------------------------------------------------------
 
 
 def mlp(depth: int, width: int = 64, *, he: bool = False) -> nn.Sequential:
@@ -174,7 +176,7 @@ class ResidualMLP(nn.Module):
         return self.leave(x)
 
 
-# -- convolutions ---------------------------------------------------------------------------------------------------
+# -- convolutions ----------------------------------------------------------------------------------
 
 
 def conv(
@@ -211,17 +213,30 @@ def vgg(*, norm: bool) -> nn.Sequential:
     """Pairs of convolutions with max-pooling after each, from He's start."""
     layers: list[nn.Module] = []
     for before, after in ((3, 8), (8, 16), (16, 32)):
-        layers += [*conv(before, after, norm=norm), nn.ReLU(), *conv(after, after, norm=norm), nn.ReLU()]
+        layers += [
+            *conv(before, after, norm=norm),
+            nn.ReLU(),
+            *conv(after, after, norm=norm),
+            nn.ReLU(),
+        ]
         layers.append(nn.MaxPool2d(2))
-    return he_start(nn.Sequential(*layers, nn.Flatten(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10)))
+    return he_start(
+        nn.Sequential(*layers, nn.Flatten(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
+    )
 
 
 class Residual(nn.Module):
     """relu(x + f(x)), or x + f(x), with a convolution beside f where the shape changes."""
 
-    def __init__(self, *layers: nn.Module, beside: list[nn.Module] | None = None, relu: bool = True) -> None:
+    def __init__(
+        self, *layers: nn.Module, beside: list[nn.Module] | None = None, relu: bool = True
+    ) -> None:
         super().__init__()
-        self.layers, self.beside, self.relu = nn.Sequential(*layers), nn.Sequential(*(beside or [])), relu
+        self.layers, self.beside, self.relu = (
+            nn.Sequential(*layers),
+            nn.Sequential(*(beside or [])),
+            relu,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.beside(x) + self.layers(x)
@@ -268,7 +283,11 @@ class Shuffle(nn.Module):
         super().__init__()
         half = channels // 2
         self.layers = nn.Sequential(
-            *conv(half, half, 1), nn.ReLU(), *conv(half, half, 3, 1, half), *conv(half, half, 1), nn.ReLU()
+            *conv(half, half, 1),
+            nn.ReLU(),
+            *conv(half, half, 3, 1, half),
+            *conv(half, half, 1),
+            nn.ReLU(),
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -314,9 +333,13 @@ def inception() -> nn.Sequential:
 
         pooled = [nn.AvgPool2d(3, 1, 1), *layer(before, 6, 1)]
         double = [*layer(before, 6, 1), *layer(6, 6), *layer(6, 6)]
-        return Branches(layer(before, 6, 1), [*layer(before, 4, 1), *layer(4, 6, 5)], double, pooled)
+        return Branches(
+            layer(before, 6, 1), [*layer(before, 4, 1), *layer(4, 6, 5)], double, pooled
+        )
 
-    model = nn.Sequential(*conv(3, 12, 3, 2), nn.ReLU(), block(12), nn.MaxPool2d(2), block(24), *head(24))
+    model = nn.Sequential(
+        *conv(3, 12, 3, 2), nn.ReLU(), block(12), nn.MaxPool2d(2), block(24), *head(24)
+    )
     for module in model.modules():  # as in torchvision
         if isinstance(module, (nn.Conv2d, nn.Linear)):
             nn.init.trunc_normal_(module.weight, std=0.1, a=-2, b=2)
@@ -328,7 +351,8 @@ def squeezenet() -> nn.Sequential:
 
     def fire(before: int, narrow: int, wide: int) -> list[nn.Module]:
         branches = Branches(
-            [nn.Conv2d(narrow, wide, 1), nn.ReLU()], [nn.Conv2d(narrow, wide, 3, padding=1), nn.ReLU()]
+            [nn.Conv2d(narrow, wide, 1), nn.ReLU()],
+            [nn.Conv2d(narrow, wide, 3, padding=1), nn.ReLU()],
         )
         return [nn.Conv2d(before, narrow, 1), nn.ReLU(), branches]
 
@@ -356,7 +380,7 @@ def squeezenet() -> nn.Sequential:
     return model
 
 
-# -- folded networks --------------------------------------------------------------------------------------------------
+# -- folded networks -------------------------------------------------------------------------------
 
 
 def small_resnet(width: int = 12) -> nn.Sequential:
@@ -406,7 +430,7 @@ def fold_(model: nn.Module) -> None:
                 module[i + 1] = nn.Identity()
 
 
-# -- recurrent networks -----------------------------------------------------------------------------------------------
+# -- recurrent networks ----------------------------------------------------------------------------
 
 
 class LastStep(nn.Module):

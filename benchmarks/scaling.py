@@ -1,10 +1,12 @@
 """What a step of every optimizer costs beyond the model's own passes, by counting: work, memory traffic, messages.
 
-Every operation that PyTorch dispatches during ten steps (one refresh of kappa and nine others, by default) is counted:
-the bytes of the tensors that it reads and writes, and its arithmetic, 2 m n k for a product of matrices and one for
-each element otherwise (twelve in fused Adam). The passes of the model itself are counted apart and taken off. Messages
-are those that the processes of DistributedDataParallel really exchange, over gloo on this machine. All figures are per
-weight, of an MLP with square matrices. ``--refresh`` sets the time of a refresh beside that of sending its result.
+Every operation that PyTorch dispatches during ten steps (one refresh of kappa and nine others, by
+default) is counted: the bytes of the tensors that it reads and writes, and its arithmetic, 2 m n k
+for a product of matrices and one for each element otherwise (twelve in fused Adam). The passes of
+the model itself are counted apart and taken off. Messages are those that the processes of
+DistributedDataParallel really exchange, over gloo on this machine. All figures are per weight, of
+an MLP with square matrices. ``--refresh`` sets the time of a refresh beside that of sending its
+result.
 
     python benchmarks/scaling.py
     python benchmarks/scaling.py --processes 1 --widths 2048 --optimizers PathSGD PathAdam DDPAdam
@@ -85,7 +87,9 @@ class Count(TorchDispatchMode):
         super().__init__()
         self.total: Counter[str] = Counter()
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         result = function(*args, **(kwargs or {}))
         name = function._schema.name
         if name.startswith("c10d::"):
@@ -95,7 +99,9 @@ class Count(TorchDispatchMode):
             read = tensors((args, {k: v for k, v in (kwargs or {}).items() if k != "out"}))
             written = tensors((result, [args[i] for i in changed(function) if i < len(args)]))
             self.total["bytes"] += sum(map(bytes_of, read)) + sum(map(bytes_of, written))
-            self.total["operations"] += arithmetic(function, name, args, kwargs or {}, result, read, written)
+            self.total["operations"] += arithmetic(
+                function, name, args, kwargs or {}, result, read, written
+            )
         return result
 
 
@@ -117,7 +123,13 @@ def bytes_of(t: Tensor) -> int:
 
 
 def arithmetic(
-    function: Any, name: str, args: Any, kwargs: Any, result: Any, read: list[Tensor], written: list[Tensor]
+    function: Any,
+    name: str,
+    args: Any,
+    kwargs: Any,
+    result: Any,
+    read: list[Tensor],
+    written: list[Tensor],
 ) -> int:
     packet = function.overloadpacket
     if packet in flop_registry:
@@ -211,7 +223,9 @@ def refresh(width: int) -> dict[str, Any]:
         "weights": weights,
         "processes": distributed.get_world_size(),
         "refresh_seconds": round(min(seconds[0::2]) - min(seconds[1::2]), 5),
-        "broadcast_seconds": round(min(timed(lambda: distributed.broadcast(values, 0)) for _ in range(5)), 5),
+        "broadcast_seconds": round(
+            min(timed(lambda: distributed.broadcast(values, 0)) for _ in range(5)), 5
+        ),
     }
 
 
@@ -268,7 +282,9 @@ def table(figures: Iterable[dict[str, Any]]) -> str:
     rows = list(figures)
     keys = list(rows[0])
     lines = [f"| {' | '.join(keys)} |", f"|{' --- |' * len(keys)}"]
-    return "\n".join([*lines, *(f"| {' | '.join(str(row[key]) for key in keys)} |" for row in rows)])
+    return "\n".join(
+        [*lines, *(f"| {' | '.join(str(row[key]) for key in keys)} |" for row in rows)]
+    )
 
 
 def main() -> None:
@@ -279,7 +295,9 @@ def main() -> None:
     parser.add_argument("--optimizers", nargs="+", choices=names, default=names)
     parser.add_argument("--processes", nargs="+", type=int, default=[1, 2, 4])
     parser.add_argument("--widths", nargs="+", type=int, default=[256])
-    parser.add_argument("--refresh-every", type=int, help="of optimizers that take it; default theirs, 10")
+    parser.add_argument(
+        "--refresh-every", type=int, help="of optimizers that take it; default theirs, 10"
+    )
     parser.add_argument("--refresh", action="store_true")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--member", action="store_true", help=argparse.SUPPRESS)
@@ -292,7 +310,9 @@ def main() -> None:
         arguments += ["--refresh-every", str(options.refresh_every)]
     figures = []
     for processes in options.processes:
-        figures += shown(spawn(processes, [*arguments, *(["--refresh"] if options.refresh else [])]))
+        figures += shown(
+            spawn(processes, [*arguments, *(["--refresh"] if options.refresh else [])])
+        )
     print(table(figures))
     if options.output:
         options.output.write_text("".join(f"{json.dumps(figure)}\n" for figure in figures))

@@ -1,9 +1,10 @@
 """Bits per symbol of the last tenth of a text after the rest: compressors, context trees, networks, contexts, mixtures.
 
-Prints a table for each text: bits per symbol, and the seconds of processor time that learning the nine tenths and
-scoring the last took. Texts: "log" is drawn by server_log.py (2 MB); "text8" and "wikitext" are the first megabyte of
-those data sets, in $PATHSPACE_DATA; any other name is a file. Each network has --seconds: the first learns all of the
-text from the start, the second 1/64 of it first, which doubles six times, each part for the same time.
+Prints a table for each text: bits per symbol, and the seconds of processor time that learning the
+nine tenths and scoring the last took. Texts: "log" is drawn by server_log.py (2 MB); "text8" and
+"wikitext" are the first megabyte of those data sets, in $PATHSPACE_DATA; any other name is a file.
+Each network has --seconds: the first learns all of the text from the start, the second 1/64 of it
+first, which doubles six times, each part for the same time.
 
     python benchmarks/sequence_mixing.py log text8 --seconds 60
     python benchmarks/sequence_mixing.py /var/log/dpkg.log --seconds 20 --json
@@ -108,7 +109,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("texts", nargs="+", help="log, text8, wikitext, or files")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each network; 0: no network")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="of each network; 0: no network"
+    )
     parser.add_argument("--units", type=int, default=32)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -125,7 +128,11 @@ def main() -> None:
                     "bits_per_symbol": round(bits, 4),
                     "cpu_seconds": round(seconds, 1),
                 }
-                line = json.dumps(figure) if arguments.json else f"  {model:36} {bits:8.4f} {seconds:8.1f} s"
+                line = (
+                    json.dumps(figure)
+                    if arguments.json
+                    else f"  {model:36} {bits:8.4f} {seconds:8.1f} s"
+                )
                 print(line, flush=True)
 
 

@@ -1,9 +1,10 @@
 """Bits beyond the true code length on a fresh text, after training within a budget of passes or time.
 
-Three texts are drawn with the data seed: one to train on, one to stop on and to weight the ensemble by, one to test.
-With --folds 2 the first two take turns: half of the networks learn the one and stop on the other, half the other way
-round. Prints one JSON line: the regrets on the three texts, and the time. Without --folds, --exchange trains on the
-second text and stops on the first, and saved networks of both kinds are put together with --members and --exchanged.
+Three texts are drawn with the data seed: one to train on, one to stop on and to weight the ensemble
+by, one to test. With --folds 2 the first two take turns: half of the networks learn the one and
+stop on the other, half the other way round. Prints one JSON line: the regrets on the three texts,
+and the time. Without --folds, --exchange trains on the second text and stops on the first, and
+saved networks of both kinds are put together with --members and --exchanged.
 
     python benchmarks/sequence_quality.py music --units 16 --restarts 16 --ensemble 12 --seconds 600 --jobs 2
     python benchmarks/sequence_quality.py music --units 16 --restarts 16 --ensemble 16 --folds 2 --patience 80
@@ -39,7 +40,9 @@ def music_slips(model: SequenceModel, bars: int, texts: int) -> list[int]:
     for seed in range(texts):
         drawn = model.sample(12 * bars, seed=seed)
         assert isinstance(drawn, str)
-        counts.append(sum(bool(slips_of(bar, number)) for number, bar in enumerate(drawn.split("\n")[:bars])))
+        counts.append(
+            sum(bool(slips_of(bar, number)) for number, bar in enumerate(drawn.split("\n")[:bars]))
+        )
     return sorted(counts)
 
 
@@ -63,7 +66,9 @@ def merged(groups: list[list[SequenceModel]], text: str, held: str) -> SequenceM
         for group, corpus in zip(groups, reversed(corpora), strict=False):
             networks = [member.parameters_ for member in group]
             blend = fit_blend(networks, corpus)
-            held_bits += code_length(merge_parameters(networks, blend.weights, blend.offsets), corpus)
+            held_bits += code_length(
+                merge_parameters(networks, blend.weights, blend.offsets), corpus
+            )
             weights += [*(blend.weights / len(groups))]
             offsets.append(blend.offsets / len(groups))
         model = merge(members, weights, np.sum(offsets, axis=0))
@@ -88,7 +93,9 @@ def main() -> None:
     parser.add_argument("--units", type=int, default=16)
     parser.add_argument("--connectivity", type=int, default=3, help="0: full")
     parser.add_argument("--metric", default="rbp")
-    parser.add_argument("--reach", type=float, help="most that a step changes what a symbol adds to a unit")
+    parser.add_argument(
+        "--reach", type=float, help="most that a step changes what a symbol adds to a unit"
+    )
     parser.add_argument("--prior-writing", type=float, default=0.0)
     parser.add_argument("--prior-transition", type=float, default=0.0)
     parser.add_argument("--passes", type=int, default=10**6)
@@ -97,7 +104,9 @@ def main() -> None:
     parser.add_argument("--heat", type=int, default=0)
     parser.add_argument("--ensemble", type=int, default=1)
     parser.add_argument("--folds", type=int, choices=(1, 2), default=1)
-    parser.add_argument("--exchange", action="store_true", help="learn the second text, stop on the first")
+    parser.add_argument(
+        "--exchange", action="store_true", help="learn the second text, stop on the first"
+    )
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1000)
@@ -105,11 +114,15 @@ def main() -> None:
     parser.add_argument(
         "--members", type=Path, nargs="+", help="merge these saved models instead of training"
     )
-    parser.add_argument("--exchanged", type=Path, nargs="+", help="merge these too, trained with --exchange")
+    parser.add_argument(
+        "--exchanged", type=Path, nargs="+", help="merge these too, trained with --exchange"
+    )
     parser.add_argument("--save", type=Path)
     arguments = parser.parse_args()
     task = TASKS[arguments.task]
-    text, held, test = (task.generate(np.random.default_rng([arguments.data_seed, k])) for k in (1, 2, 3))
+    text, held, test = (
+        task.generate(np.random.default_rng([arguments.data_seed, k])) for k in (1, 2, 3)
+    )
     if arguments.exchange:
         text, held = held, text
     masks = [None if task.mask is None else task.mask(part) for part in (text, held, test)]
@@ -138,7 +151,9 @@ def main() -> None:
         ]
         model = merged(groups, text, held)
     elif arguments.folds > 1:
-        model.fit([text, held], mask=None if masks[0] is None else masks[:2], seconds=arguments.seconds)
+        model.fit(
+            [text, held], mask=None if masks[0] is None else masks[:2], seconds=arguments.seconds
+        )
     else:
         model.fit(text, held, mask=masks[0], validation_mask=masks[1], seconds=arguments.seconds)
     wall = time.perf_counter() - began
@@ -148,7 +163,9 @@ def main() -> None:
         "task": arguments.task,
         "test_regret_bits": round(regret(arguments.task, test, model.bits(test, masks[2])), 1),
         "validation_regret_bits": round(training.result_bits - true[0] * both - true[1], 1),
-        "training_regret_bits": round(-training.log_likelihood / math.log(2) - true[0] - true[1] * both, 1),
+        "training_regret_bits": round(
+            -training.log_likelihood / math.log(2) - true[0] - true[1] * both, 1
+        ),
         "units": model.parameters_.units,
         "passes": training.passes,
         "tries": training.tries,

@@ -1,9 +1,10 @@
 """What a transition step along an invariant metric costs beside one of frequency-adjusted backpropagation.
 
-A step is all that one pass over the text takes: states, output, backpropagation of what the step needs, the sums over
-time and the direction. The steps of the two metrics alternate in one process, on one thread, in seconds of processor
-time; the figure is the median of the ratios of neighbouring steps, with quartiles. O13 says that in a sparse network
-the steps cost about what backpropagation does. An RNN takes the quasi-diagonal form of its metrics.
+A step is all that one pass over the text takes: states, output, backpropagation of what the step
+needs, the sums over time and the direction. The steps of the two metrics alternate in one process,
+on one thread, in seconds of processor time; the figure is the median of the ratios of neighbouring
+steps, with quartiles. O13 says that in a sparse network the steps cost about what backpropagation
+does. An RNN takes the quasi-diagonal form of its metrics.
 
     python benchmarks/sequence_step_cost.py
     python benchmarks/sequence_step_cost.py --texts music --units 64 --degrees 3 --networks pcnn --pairs 40
@@ -57,7 +58,13 @@ def measure(network: Kind, text: str, units: int, degree: int, pairs: int) -> li
         if network == "rnn" and not metric.endswith("-qd"):
             continue
         ratios, seconds = paired.alternate(step_of(metric, model, corpus), plain, pairs, warmup=1)
-        case = {"network": network, "text": text, "units": units, "degree": degree, "metric": metric}
+        case = {
+            "network": network,
+            "text": text,
+            "units": units,
+            "degree": degree,
+            "metric": metric,
+        }
         figures.append({**case, **paired.summary(ratios), "fb_ms": paired.milliseconds(seconds)})
     return figures
 
@@ -70,10 +77,15 @@ def main() -> None:
         "--networks", nargs="+", choices=("rnn", "cnn", "pcnn"), default=["pcnn", "cnn", "rnn"]
     )
     parser.add_argument(
-        "--texts", nargs="+", choices=("alphabet", "music", "anbn"), default=["alphabet", "music", "anbn"]
+        "--texts",
+        nargs="+",
+        choices=("alphabet", "music", "anbn"),
+        default=["alphabet", "music", "anbn"],
     )
     parser.add_argument("--units", nargs="+", type=int, default=[16, 64, 256])
-    parser.add_argument("--degrees", nargs="+", type=int, default=[3, 10], help="edges that leave a unit")
+    parser.add_argument(
+        "--degrees", nargs="+", type=int, default=[3, 10], help="edges that leave a unit"
+    )
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()

@@ -1,10 +1,11 @@
 """Symbols per second of the passes over the four synthetic texts, and the ratio to a torch loop of the same passes.
 
-A writing pass is states, output and the writing step; a transition pass is states, output, backpropagation of
-gradient and modulus, the sums for the whole metric and its solution. The figure is two texts over the time of one
-pass of each kind, on one thread, in float64, best of the repetitions, in seconds of processor time, so that other
-users of the machine count as little as possible. (Training is a little faster than that: a writing pass needs no
-new states.) The torch loop does the same symbol by symbol, over a part of the text.
+A writing pass is states, output and the writing step; a transition pass is states, output,
+backpropagation of gradient and modulus, the sums for the whole metric and its solution. The figure
+is two texts over the time of one pass of each kind, on one thread, in float64, best of the
+repetitions, in seconds of processor time, so that other users of the machine count as little as
+possible. (Training is a little faster than that: a writing pass needs no new states.) The torch
+loop does the same symbol by symbol, over a part of the text.
 
     python benchmarks/sequences.py
     python benchmarks/sequences.py --tasks xor --repetitions 9 --no-torch
@@ -195,7 +196,9 @@ def together(name: str, processes: int, seconds: float) -> float:
     """Return the symbols per second of several processes at the same time, added up."""
     context = multiprocessing.get_context("spawn")
     ready, counts = context.Barrier(processes), context.Queue()
-    workers = [context.Process(target=_work, args=(name, seconds, ready, counts)) for _ in range(processes)]
+    workers = [
+        context.Process(target=_work, args=(name, seconds, ready, counts)) for _ in range(processes)
+    ]
     for worker in workers:
         worker.start()
     total = sum(counts.get() for _ in workers)
@@ -212,7 +215,9 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=15)
     parser.add_argument("--torch-symbols", type=int, default=2000, help="symbols of the torch loop")
     parser.add_argument("--no-torch", action="store_true")
-    parser.add_argument("--processes", type=int, default=1, help="measure so many processes against one")
+    parser.add_argument(
+        "--processes", type=int, default=1, help="measure so many processes against one"
+    )
     parser.add_argument("--seconds", type=float, default=5.0, help="for --processes")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()

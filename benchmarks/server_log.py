@@ -1,7 +1,8 @@
 """A synthetic log of a web server: lines in Apache's combined format, from sessions of visitors.
 
-Visitors come with an address and a browser, both drawn by Zipf's law, read a page with what belongs to it, and go on to
-another. Dates rise, sizes belong to paths, one request in fifty fails. Real logs have more kinds of noise.
+Visitors come with an address and a browser, both drawn by Zipf's law, read a page with what belongs
+to it, and go on to another. Dates rise, sizes belong to paths, one request in fifty fails. Real
+logs have more kinds of noise.
 
     python benchmarks/server_log.py --megabytes 2 > access.log
 """
@@ -106,7 +107,9 @@ def generate(rng: np.random.Generator, size: int) -> bytes:
         depth = 1 + rng.integers(3)
         path = "/" + "/".join(WORDS[zipf(rng, len(WORDS), 0.5)] for _ in range(depth))
         paths.append(
-            path + (f"/{rng.integers(1000)}" if rng.random() < 0.3 else "") + ("" if depth > 1 else ".html")
+            path
+            + (f"/{rng.integers(1000)}" if rng.random() < 0.3 else "")
+            + ("" if depth > 1 else ".html")
         )
         sizes.append(int(np.exp(rng.normal(8.5, 1.2))))
     belongings = [
@@ -118,14 +121,18 @@ def generate(rng: np.random.Generator, size: int) -> bytes:
     ]
     agents = []
     for _ in range(300):
-        n, m, v, b = (int(rng.integers(*ends)) for ends in ((5, 10), (30, 37), (20, 36), (1500, 1800)))
+        n, m, v, b = (
+            int(rng.integers(*ends)) for ends in ((5, 10), (30, 37), (20, 36), (1500, 1800))
+        )
         agents.append(AGENTS[zipf(rng, len(AGENTS))].format(n=n, m=m, v=v, b=b))
     visitors = [
         (".".join(str(part) for part in rng.integers(1, 255, 4)), agents[zipf(rng, len(agents))])
         for _ in range(2500)
     ]
     now, lines, written = datetime(2026, 3, 2, tzinfo=UTC), [], 0
-    open_sessions: list[list[int]] = []  # visitor, page before, page that is being read, requests left of it
+    open_sessions: list[
+        list[int]
+    ] = []  # visitor, page before, page that is being read, requests left of it
     while written < size:
         now += timedelta(seconds=float(rng.exponential(2.0)))
         if len(open_sessions) < 20 or rng.random() < 0.05:
@@ -135,7 +142,10 @@ def generate(rng: np.random.Generator, size: int) -> bytes:
         address, agent = visitors[visitor]
         if left:
             path = belongings[page % len(belongings)][left - 1]
-            length, came = 300 + 37 * (len(path) * 101 % 997), f"http://www.example.com{paths[page]}"
+            length, came = (
+                300 + 37 * (len(path) * 101 % 997),
+                f"http://www.example.com{paths[page]}",
+            )
         else:
             path, length = paths[page], sizes[page]
             if rng.random() < 0.3:
@@ -168,7 +178,9 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=2.0)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    sys.stdout.buffer.write(generate(np.random.default_rng(arguments.seed), int(arguments.megabytes * 1e6)))
+    sys.stdout.buffer.write(
+        generate(np.random.default_rng(arguments.seed), int(arguments.megabytes * 1e6))
+    )
 
 
 if __name__ == "__main__":

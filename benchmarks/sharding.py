@@ -2,10 +2,11 @@
 
     python benchmarks/sharding.py --processes 1 2 4
 
-trains an MLP for some steps with each optimizer, in so many processes, and prints one JSON line for each: bytes of the
-optimizer's state, the largest amount of memory that tensors took at once during a step that computes kappa and during
-one that does not, beyond what lay there before, and the bytes that were gathered in each of them. All are of one
-process, the first, and counted at every operation of torch, not measured at the operating system.
+trains an MLP for some steps with each optimizer, in so many processes, and prints one JSON line for
+each: bytes of the optimizer's state, the largest amount of memory that tensors took at once during
+a step that computes kappa and during one that does not, beyond what lay there before, and the bytes
+that were gathered in each of them. All are of one process, the first, and counted at every
+operation of torch, not measured at the operating system.
 """
 
 from __future__ import annotations
@@ -31,9 +32,15 @@ OPTIMIZERS = {
     "PathSGD": lambda params, network: ps.optim.PathSGD(
         params, network, lr=0.1, momentum=0.9, refresh_every=2
     ),
-    "PathAdam": lambda params, network: ps.optim.PathAdam(params, network, lr=1e-3, refresh_every=2),
-    "PathMuon": lambda params, network: ps.optim.PathMuon(params, network, lr=1e-3, refresh_every=2),
-    "PathSOAP": lambda params, network: ps.optim.PathSOAP(params, network, lr=1e-3, refresh_every=2),
+    "PathAdam": lambda params, network: ps.optim.PathAdam(
+        params, network, lr=1e-3, refresh_every=2
+    ),
+    "PathMuon": lambda params, network: ps.optim.PathMuon(
+        params, network, lr=1e-3, refresh_every=2
+    ),
+    "PathSOAP": lambda params, network: ps.optim.PathSOAP(
+        params, network, lr=1e-3, refresh_every=2
+    ),
 }
 
 
@@ -135,13 +142,17 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--optimizers", nargs="+", choices=list(OPTIMIZERS), default=list(OPTIMIZERS))
+    parser.add_argument(
+        "--optimizers", nargs="+", choices=list(OPTIMIZERS), default=list(OPTIMIZERS)
+    )
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--depth", type=int, default=8)
     args = parser.parse_args()
     for processes in args.processes:
         with tempfile.TemporaryDirectory() as folder:
-            spawn(run, (processes, folder, args.optimizers, args.width, args.depth), nprocs=processes)
+            spawn(
+                run, (processes, folder, args.optimizers, args.width, args.depth), nprocs=processes
+            )
 
 
 if __name__ == "__main__":

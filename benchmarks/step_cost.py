@@ -1,15 +1,16 @@
 """Cost of a whole training step relative to torch.optim: time, and peak memory.
 
-Both optimizers train copies of the same model in one process and take turns of ten steps, so that a step finds in the
-caches what one of its own kind left there; the time is the median of the ratios of neighbouring turns. With
-``--clock cpu`` the time is the process's own, which others on the machine do not count in. Memory is what all
-tensors of a step together take at its peak, above SGD's, in units of the parameters. Prints one JSON line per figure.
+Both optimizers train copies of the same model in one process and take turns of ten steps, so that a
+step finds in the caches what one of its own kind left there; the time is the median of the ratios
+of neighbouring turns. With ``--clock cpu`` the time is the process's own, which others on the
+machine do not count in. Memory is what all tensors of a step together take at its peak, above
+SGD's, in units of the parameters. Prints one JSON line per figure.
 
-    python benchmarks/step_cost.py
-    python benchmarks/step_cost.py --cases mlp rnn-100x28 --turns 40 --refresh-every 1 10
-    python benchmarks/step_cost.py --cases mlp rnn-100x28 --optimizers Invariant-NAdam Invariant-Adafactor
-    python benchmarks/step_cost.py --cases rnn-100x28 rnn-64x100 --optimizers PathSGD --fast-rnn
-    python benchmarks/step_cost.py --optimizers PathSGD PathAdam --device cuda --variants eager compile graphs \
+    python benchmarks/step_cost.py python benchmarks/step_cost.py --cases mlp rnn-100x28 --turns 40
+    --refresh-every 1 10 python benchmarks/step_cost.py --cases mlp rnn-100x28 --optimizers
+    Invariant-NAdam Invariant-Adafactor python benchmarks/step_cost.py --cases rnn-100x28 rnn-64x100
+    --optimizers PathSGD --fast-rnn python benchmarks/step_cost.py --optimizers PathSGD PathAdam
+    --device cuda --variants eager compile graphs \
         --refresh-every 1 10 --output benchmarks/results/step_cost-cuda.json
 """
 
@@ -100,7 +101,9 @@ def resnet18() -> nn.Module:
     """ResNet-18 as it is used at 32x32."""
     stages = [(64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)]
     blocks = [
-        b for before, after, stride in stages for b in (Block(before, after, stride), Block(after, after, 1))
+        b
+        for before, after, stride in stages
+        for b in (Block(before, after, stride), Block(after, after, 1))
     ]
     return nn.Sequential(
         nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU(), *blocks,
@@ -117,7 +120,9 @@ class Transformer(nn.Module):
             width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True
         )
         self.inside = nn.Linear(inputs, width)
-        self.layers = nn.TransformerEncoder(layer, layers, nn.LayerNorm(width), enable_nested_tensor=False)
+        self.layers = nn.TransformerEncoder(
+            layer, layers, nn.LayerNorm(width), enable_nested_tensor=False
+        )
         self.out = nn.Linear(width, classes)
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(steps))
 
@@ -145,8 +150,12 @@ class MuonBesideAdamW:
         self.params = list(params)
         self.matrices = {p: nn.Parameter(p.detach().flatten(1)) for p in self.params if p.dim() > 1}
         self.rules = [
-            torch.optim.Muon(self.matrices.values(), lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW([p for p in self.params if p.dim() < 2], lr, weight_decay=0.0, fused=fused),
+            torch.optim.Muon(
+                self.matrices.values(), lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"
+            ),
+            torch.optim.AdamW(
+                [p for p in self.params if p.dim() < 2], lr, weight_decay=0.0, fused=fused
+            ),
         ]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -235,7 +244,9 @@ def trial(
         network = ps.trace(model, x)
         if optimizer.startswith("Invariant-"):
             metric = ps.metrics.Path(**options)
-            rule = ps.optim.Invariant(model.parameters(), network, PLAIN[optimizer], metric=metric, lr=1e-6)
+            rule = ps.optim.Invariant(
+                model.parameters(), network, PLAIN[optimizer], metric=metric, lr=1e-6
+            )
         else:
             rule = getattr(ps.optim, optimizer)(model.parameters(), network, lr=1e-6, **options)
     run: Any = model  # or what compiles or captures it
@@ -350,12 +361,20 @@ def main() -> None:
         choices=sorted(PLAIN),
         default=["PathSGD", "PathAdam", "PathRMSprop", "PathMuon"],
     )
-    parser.add_argument("--variants", nargs="+", choices=["eager", "compile", "graphs"], default=["eager"])
     parser.add_argument(
-        "--refresh-every", nargs="+", type=int, default=[10], help="divisors of ten, the steps of a turn"
+        "--variants", nargs="+", choices=["eager", "compile", "graphs"], default=["eager"]
+    )
+    parser.add_argument(
+        "--refresh-every",
+        nargs="+",
+        type=int,
+        default=[10],
+        help="divisors of ten, the steps of a turn",
     )
     parser.add_argument("--clock", choices=sorted(CLOCKS), default="wall")
-    parser.add_argument("--turns", type=int, help="of ten steps each; each case has its own default")
+    parser.add_argument(
+        "--turns", type=int, help="of ten steps each; each case has its own default"
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument(

@@ -1,12 +1,13 @@
 """How many odd lines put into real logs are found by their bits, and by how rare a template of drain3 is.
 
-The first 1,000 lines of each log are learned. Into the others 20 lines are put: ten messages of other programs behind
-the header of a line of the log, and ten lines in which a word is another word of the log. BGL has alarms of its
-own; the first field of a line, which names them, is left out. Prints, for each way to rank lines, the share of odd ones
-among the first 20 and the average precision, over two seeds.
+The first 1,000 lines of each log are learned. Into the others 20 lines are put: ten messages of
+other programs behind the header of a line of the log, and ten lines in which a word is another word
+of the log. BGL has alarms of its own; the first field of a line, which names them, is left out.
+Prints, for each way to rank lines, the share of odd ones among the first 20 and the average
+precision, over two seeds.
 
-The logs are NAME/NAME_2k.log of github.com/logpai/loghub, in one folder. Without drain3 (`pip install drain3`) its rows
-are left out.
+The logs are NAME/NAME_2k.log of github.com/logpai/loghub, in one folder. Without drain3 (`pip
+install drain3`) its rows are left out.
 
     python benchmarks/surprising_lines.py FOLDER
 """
@@ -120,7 +121,9 @@ def rarity(train: list[bytes], test: list[bytes]) -> Scores:
 
     going_on, fixed = learned(), learned()
     return {
-        "drain3": [-going_on.add_log_message(line.decode("latin-1"))["cluster_size"] for line in test],
+        "drain3": [
+            -going_on.add_log_message(line.decode("latin-1"))["cluster_size"] for line in test
+        ],
         "drain3, frozen": [frozen(fixed, line.decode("latin-1")) for line in test],
     }
 
@@ -132,7 +135,9 @@ def precisions(scores: list[float], odd: list[bool]) -> tuple[float, float]:
     return float(ranked[:FIRST].mean()), float(share[ranked].mean())
 
 
-def put_into(lines: list[bytes], odd: Iterator[bytes], rng: random.Random) -> tuple[list[bytes], list[bool]]:
+def put_into(
+    lines: list[bytes], odd: Iterator[bytes], rng: random.Random
+) -> tuple[list[bytes], list[bool]]:
     """Return lines with odd ones at random places, and which these are."""
     found, is_odd = list(lines), [False] * len(lines)
     for line in odd:

@@ -29,7 +29,11 @@ class Bottleneck(nn.Module):
         super().__init__()
         out = 4 * width
         self.branch = nn.Sequential(
-            *(nn.Conv2d(channels_in, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)),
+            *(
+                nn.Conv2d(channels_in, width, 1, bias=False),
+                nn.BatchNorm2d(width),
+                nn.ReLU(inplace=True),
+            ),
             *(
                 nn.Conv2d(width, width, 3, stride, 1, bias=False),
                 nn.BatchNorm2d(width),
@@ -39,7 +43,9 @@ class Bottleneck(nn.Module):
         )
         self.skip = nn.Identity()
         if stride != 1 or channels_in != out:
-            self.skip = nn.Sequential(nn.Conv2d(channels_in, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+            self.skip = nn.Sequential(
+                nn.Conv2d(channels_in, out, 1, stride, bias=False), nn.BatchNorm2d(out)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(self.branch(x) + self.skip(x))
@@ -73,7 +79,13 @@ class Loop(nn.Module):
 
 
 def mlp() -> tuple[nn.Module, Tensor]:
-    layers = (nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10))
+    layers = (
+        nn.Linear(784, 1024),
+        nn.ReLU(),
+        nn.Linear(1024, 1024),
+        nn.ReLU(),
+        nn.Linear(1024, 10),
+    )
     return nn.Sequential(*layers), torch.zeros(2, 784)
 
 
@@ -113,7 +125,9 @@ def measure(name: str) -> dict[str, object]:
 
 def peak() -> float:
     """Most memory that the process has had, in megabytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
+        2**20 if sys.platform == "darwin" else 2**10
+    )
 
 
 def print_each(
@@ -121,7 +135,9 @@ def print_each(
 ) -> None:
     """The command line of such a program: a JSON line for each case, measured in a process of its own."""
     names = list(cases)
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cases", nargs="+", choices=sorted(names), default=names)
     parser.add_argument("--here", action="store_true", help="in this process, for a single case")
     options = parser.parse_args()

@@ -1,9 +1,10 @@
 """What remains of the symmetry in models as they are in use, and what tracing them costs.
 
-The models are those of `transformers`, `peft`, `torch_geometric` and `stable_baselines3` (`pip install -e '.[tools]'`)
-at the sizes that they were published in, with random weights, the Llamas without any (on the meta device); nothing is
-downloaded. Every one is traced in a process of its own: CPU time of one thread, and how far memory rises above the
-model. A weight has a free scale if a unit class stands at either of its ends.
+The models are those of `transformers`, `peft`, `torch_geometric` and `stable_baselines3` (`pip
+install -e '.[tools]'`) at the sizes that they were published in, with random weights, the Llamas
+without any (on the meta device); nothing is downloaded. Every one is traced in a process of its
+own: CPU time of one thread, and how far memory rises above the model. A weight has a free scale if
+a unit class stands at either of its ends.
 
     python benchmarks/trace_models.py
     python benchmarks/trace_models.py --cases gpt2 llama-1b
@@ -52,7 +53,11 @@ def detr() -> Made:
 
     options: dict[str, Any] = {"out_features": ["stage4"]}
     backbone = ResNetConfig(**options)
-    options = {"use_timm_backbone": False, "use_pretrained_backbone": False, "backbone_config": backbone}
+    options = {
+        "use_timm_backbone": False,
+        "use_pretrained_backbone": False,
+        "backbone_config": backbone,
+    }
     config = DetrConfig(**options)
     return DetrForObjectDetection(config).eval(), images()
 
@@ -89,7 +94,9 @@ def policy() -> Made:
     from stable_baselines3.common.policies import ActorCriticPolicy
 
     box, actions = spaces.Box(-1, 1, (17,)), spaces.Box(-1, 1, (6,))
-    model = ActorCriticPolicy(box, actions, lambda _: 3e-4, activation_fn=nn.ReLU, net_arch=[256, 256])
+    model = ActorCriticPolicy(
+        box, actions, lambda _: 3e-4, activation_fn=nn.ReLU, net_arch=[256, 256]
+    )
     return model, torch.zeros(2, 17)
 
 
@@ -138,7 +145,9 @@ def measure(name: str) -> dict[str, object]:
     seconds, megabytes = time.process_time() - start, peak() - before
     free = 0
     for key, edges in network.edges.items():
-        free += int(((edges.target != 0) | (edges.source != 0)).expand(network.parameters[key].shape).sum())
+        free += int(
+            ((edges.target != 0) | (edges.source != 0)).expand(network.parameters[key].shape).sum()
+        )
     size = sum(p.numel() for p in model.parameters())
     return {
         "model": name,

@@ -21,14 +21,22 @@ PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 @contextmanager
 def chromium() -> Iterator[Browser]:
     """Start Chromium; skips the test, with the reason, where there is none."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs the extra tools: playwright")
-    program = os.environ.get("PATHSPACE_CHROMIUM") or next(filter(None, map(shutil.which, PROGRAMS)), None)
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="needs the extra tools: playwright"
+    )
+    program = os.environ.get("PATHSPACE_CHROMIUM") or next(
+        filter(None, map(shutil.which, PROGRAMS)), None
+    )
     if program is None:
         pytest.skip(
             "needs Chromium on the PATH, or its place in PATHSPACE_CHROMIUM: apt-get install chromium"
         )
     # no name is resolved, so that nothing leaves the machine, whatever a page asks for
-    options = ["--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
+    options = [
+        "--no-sandbox",
+        "--disable-gpu",
+        "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+    ]
     with playwright.sync_playwright() as driver:
         program = driver.chromium.launch(executable_path=program, args=options)
         yield Browser(program)
@@ -39,7 +47,8 @@ class Browser:
     """Opens pages, and remembers what went wrong on them.
 
     Attributes:
-        complaints: what pages wrote to the console, errors of their scripts, and answers that say there is nothing.
+        complaints: what pages wrote to the console, errors of their scripts, and answers that say
+            there is nothing.
         requests: addresses that pages asked for.
     """
 
@@ -69,7 +78,9 @@ class Browser:
 
 def overflow(page: Any) -> int:
     """How many pixels the page as a whole is wider than the screen."""
-    return page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    return page.evaluate(
+        "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    )
 
 
 @contextmanager

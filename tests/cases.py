@@ -1,7 +1,7 @@
 """A zoo of tiny networks, one for each thing that the tracer must know.
 
-Every case has a model, an input of any batch size, a loss, and what is known about it by hand: how many
-unit classes it has. `oracle(case)` gives its path norm and kappa by brute force.
+Every case has a model, an input of any batch size, a loss, and what is known about it by hand: how
+many unit classes it has. `oracle(case)` gives its path norm and kappa by brute force.
 """
 
 from __future__ import annotations
@@ -127,7 +127,11 @@ def in_turn(
 def half(*factors: Iterable[Any]) -> list[tuple[Any, ...]]:
     """Half of a product of three factors or more, in which any two values of two of them still meet."""
     chosen = itertools.product(*(enumerate(factor) for factor in factors))
-    return [tuple(value for _, value in one) for one in chosen if sum(number for number, _ in one) % 2 == 0]
+    return [
+        tuple(value for _, value in one)
+        for one in chosen
+        if sum(number for number, _ in one) % 2 == 0
+    ]
 
 
 def slow_besides(kept: Iterable[Any], possible: Iterable[Any]) -> list[Any]:
@@ -138,7 +142,8 @@ def slow_besides(kept: Iterable[Any], possible: Iterable[Any]) -> list[Any]:
     here = {_named(one): one for one in kept}
     others = [one for one in possible if _named(one) not in here]
     slow = [
-        pytest.param(*(one if isinstance(one, tuple) else [one]), marks=pytest.mark.slow) for one in others
+        pytest.param(*(one if isinstance(one, tuple) else [one]), marks=pytest.mark.slow)
+        for one in others
     ]
     return [*here.values(), *slow]
 
@@ -173,7 +178,9 @@ def _shake(model: nn.Module) -> None:
 # --- fully connected ------------------------------------------------------------------------------
 
 
-def mlp(*widths: int, bias: bool = True, activation: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:
+def mlp(
+    *widths: int, bias: bool = True, activation: Callable[[], nn.Module] = nn.ReLU
+) -> nn.Sequential:
     layers: list[nn.Module] = []
     for width_in, width_out in itertools.pairwise(widths):
         layers += [nn.Linear(width_in, width_out, bias=bias), activation()]
@@ -593,7 +600,9 @@ class CellLoop(nn.Module):
 class HandLoop(nn.Module):
     """The loop that people write: two shared linear layers and a start of zeros."""
 
-    def __init__(self, inputs: int = 2, hidden: int = 3, outputs: int = 2, *, emit: str = "last") -> None:
+    def __init__(
+        self, inputs: int = 2, hidden: int = 3, outputs: int = 2, *, emit: str = "last"
+    ) -> None:
         super().__init__()
         self.read, self.step = nn.Linear(inputs, hidden), nn.Linear(hidden, hidden, bias=False)
         self.out = nn.Linear(hidden, outputs)
@@ -717,7 +726,12 @@ ZOO: list[Case] = [
     Case("scaled residual", ScaledResidual, _normal(3), 4 + 4),
     Case("in place", InPlace, _normal(3), 4),
     Case("siamese", Siamese, lambda n: (torch.randn(n, 3), torch.randn(n, 3)), 8),
-    Case("siamese by keyword", Siamese, lambda n: {"left": torch.randn(n, 3), "right": torch.randn(n, 3)}, 8),
+    Case(
+        "siamese by keyword",
+        Siamese,
+        lambda n: {"left": torch.randn(n, 3), "right": torch.randn(n, 3)},
+        8,
+    ),
     Case(
         "siamese sum of a dictionary",
         SiameseSum,
@@ -731,7 +745,9 @@ ZOO: list[Case] = [
     Case("tied autoencoder", TiedAutoencoder, _normal(4), 0),
     Case(
         "cnn 1d",
-        lambda: _cnn(nn.Conv1d(2, 3, 3, stride=2, padding=1), nn.ReLU(), nn.MaxPool1d(3, 2, 1), flat=6),
+        lambda: _cnn(
+            nn.Conv1d(2, 3, 3, stride=2, padding=1), nn.ReLU(), nn.MaxPool1d(3, 2, 1), flat=6
+        ),
         _normal(2, 7),
         3,
     ),
@@ -871,14 +887,24 @@ ZOO: list[Case] = [
     Case("rnn without bias", lambda: Recurrent(batch_first=True, bias=False), _normal(4, 2), 3),
     Case("rnn time first", Recurrent, _time_first(4, 2), 3, batch_dim=1),
     Case("rnn every step", lambda: Recurrent(emit="all"), _time_first(4, 2), 3, batch_dim=1),
-    Case("stacked rnn", lambda: Recurrent(num_layers=3, batch_first=True, emit="all"), _normal(4, 2), 9),
+    Case(
+        "stacked rnn",
+        lambda: Recurrent(num_layers=3, batch_first=True, emit="all"),
+        _normal(4, 2),
+        9,
+    ),
     Case(
         "stacked rnn with dropout",
         lambda: Recurrent(num_layers=2, batch_first=True, dropout=0.5),
         _normal(4, 2),
         6,
     ),
-    Case("bidirectional rnn", lambda: Recurrent(bidirectional=True, batch_first=True), _normal(4, 2), 6),
+    Case(
+        "bidirectional rnn",
+        lambda: Recurrent(bidirectional=True, batch_first=True),
+        _normal(4, 2),
+        6,
+    ),
     Case(
         "stacked bidirectional rnn",
         lambda: Recurrent(num_layers=2, bidirectional=True, batch_first=True, emit="all"),
@@ -921,8 +947,9 @@ PRODUCTS: list[Case] = [
 BY_NAME = {case.name: case for case in [*ZOO, *PRODUCTS]}
 INVARIANCE = [case for case in ZOO if "invariance" in case.tags]
 
-# Another layout or another way in to the operations of the case beside it. What shows a mistake first has all cases:
-# the classes, the path norm, kappa and rescaling against brute force. Longer tests have these in `make test-all`.
+# Another layout or another way in to the operations of the case beside it. What shows a mistake
+# first has all cases: the classes, the path norm, kappa and rescaling against brute force. Longer
+# tests have these in `make test-all`.
 NEAR_ANOTHER = {
     "mlp without bias": "mlp",
     "mlp on sequences": "mlp",
@@ -945,4 +972,6 @@ assert BY_NAME.keys() >= {*NEAR_ANOTHER, *NEAR_ANOTHER.values()}
 def of_each_kind(cases: Iterable[Case], *more: Any) -> list[Any]:
     """Parameters of a longer test: cases near another one are slow."""
     slow = [pytest.mark.slow]
-    return [pytest.param(case, *more, marks=slow if case.name in NEAR_ANOTHER else []) for case in cases]
+    return [
+        pytest.param(case, *more, marks=slow if case.name in NEAR_ANOTHER else []) for case in cases
+    ]

@@ -1,7 +1,7 @@
 """What every optimizer of the library must pass, whatever its rule.
 
-An optimizer enters by one line in `REGISTRY`: a name, a factory and its claims. optim/test_conformance.py
-runs the checks on every entry, and on controls that must fail them.
+An optimizer enters by one line in `REGISTRY`: a name, a factory and its claims.
+optim/test_conformance.py runs the checks on every entry, and on controls that must fail them.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ class Entry:
     name: str
     make: Callable[..., torch.optim.Optimizer]  # (parameters, network, **options)
     invariant: bool = True
-    # the rule of the same family for parameters outside the network; None where it is checked elsewhere
+    # the rule of the same family for parameters outside the network; None where it is checked
+    # elsewhere
     plain_rule: Callable[[list[Tensor]], torch.optim.Optimizer] | None = None
     # the same update whether the parameters come in one group or in several
     separable: bool = True
-    # length of the runs that show invariance: two refreshes of the metric at their usual distance, and a few steps more
+    # length of the runs that show invariance: two refreshes of the metric at their usual distance,
+    # and a few steps more
     steps: int = 24
     # whether invariance is checked on every network, or only on the small ones
     thorough: bool = True
@@ -130,7 +132,9 @@ def _adam_like(
         return getattr(ps.optim, optimizer)(parameters, network, **{**fixed, **options})
 
     def plain_rule(parameters: list[Tensor]) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameters, **{"lr": fixed["lr"], "weight_decay": 0.0, **(plain or {})})
+        return torch.optim.AdamW(
+            parameters, **{"lr": fixed["lr"], "weight_decay": 0.0, **(plain or {})}
+        )
 
     return Entry(
         f"{optimizer} {name}".strip(),
@@ -160,7 +164,9 @@ def _g_sgd(
         return torch.optim.SGD(parameters, lr=fixed["lr"], **(plain or {}))
 
     rule = None if plain is None else plain_rule
-    return Entry(f"GSGD {name}".strip(), make, plain_rule=rule, thorough=thorough, steps=steps, rounding=1e-9)
+    return Entry(
+        f"GSGD {name}".strip(), make, plain_rule=rule, thorough=thorough, steps=steps, rounding=1e-9
+    )
 
 
 def _invariant(rule: str, name: str = "", *, thorough: bool = False, **fixed: Any) -> Entry:
@@ -174,14 +180,18 @@ def _invariant(rule: str, name: str = "", *, thorough: bool = False, **fixed: An
     def make(parameters: Parameters, network: Any, **options: Any) -> torch.optim.Optimizer:
         changed = {key: options.pop(key) for key in options.keys() & ours}
         kind, geometry = getattr(torch.optim, rule), ps.metrics.Path(**{**metric, **changed})
-        return ps.optim.Invariant(parameters, network, kind, metric=geometry, **clip, **{**rules, **options})
+        return ps.optim.Invariant(
+            parameters, network, kind, metric=geometry, **clip, **{**rules, **options}
+        )
 
     def plain_rule(parameters: list[Tensor]) -> torch.optim.Optimizer:
         return getattr(torch.optim, rule)(parameters, **rules)
 
     plain = None if clip else plain_rule
     title = f"Invariant {rule} {name}".strip()
-    return Entry(title, make, plain_rule=plain, thorough=thorough, steps=_steps(metric), rounding=1e-6)
+    return Entry(
+        title, make, plain_rule=plain, thorough=thorough, steps=_steps(metric), rounding=1e-6
+    )
 
 
 REGISTRY = [
@@ -190,7 +200,9 @@ REGISTRY = [
     _path_sgd("frozen", normalization="frozen", plain={}),
     _path_sgd("one mean", normalization="network", plain={}),
     _path_sgd("momentum", momentum=0.9, lr=0.02, plain={"momentum": 0.9}),
-    _path_sgd("nesterov", momentum=0.9, nesterov=True, lr=0.02, plain={"momentum": 0.9, "nesterov": True}),
+    _path_sgd(
+        "nesterov", momentum=0.9, nesterov=True, lr=0.02, plain={"momentum": 0.9, "nesterov": True}
+    ),
     _path_sgd("weight decay", weight_decay=0.1),
     _path_sgd("path decay", path_decay=1e-3),
     _path_sgd("clipped", clip_norm=0.05),
@@ -232,7 +244,13 @@ REGISTRY = [
         clip_norm=0.5,
     ),
     _adam_like(
-        "PathRMSprop", "everything", momentum=0.5, eps=1e-6, power=0.5, refresh_every=3, clip_norm=0.5
+        "PathRMSprop",
+        "everything",
+        momentum=0.5,
+        eps=1e-6,
+        power=0.5,
+        refresh_every=3,
+        clip_norm=0.5,
     ),
     _invariant("AdamW", thorough=True, lr=0.01, weight_decay=0.1),
     _invariant(
@@ -271,8 +289,8 @@ REGISTRY = [
         clip_norm=0.5,
     ),
     _adam_like("PathGradientAdam", "scaled", invariant=False, plain={}, scale="gradient"),
-    # SOAP looks at differences of gradients in their eigenbasis, where entries that are nothing but rounding take
-    # steps as large as the others
+    # SOAP looks at differences of gradients in their eigenbasis, where entries that are nothing but
+    # rounding take steps as large as the others
     _adam_like(
         "PathSOAP",
         plain={"betas": (0.95, 0.95), "eps": 1e-6},
@@ -329,7 +347,9 @@ REGISTRY = [
         lr=0.01,
         steps=12,
     ),
-    _g_sgd("nesterov", momentum=0.9, nesterov=True, lr=0.005, plain={"momentum": 0.9, "nesterov": True}),
+    _g_sgd(
+        "nesterov", momentum=0.9, nesterov=True, lr=0.005, plain={"momentum": 0.9, "nesterov": True}
+    ),
     _g_sgd(
         "everything",
         lr=0.005,
@@ -343,7 +363,9 @@ REGISTRY = [
     ),
     _adam_like("GAdam", plain={}, steps=25),
     _adam_like("GAdam", "raw", units="none", plain={}, lr=0.001, steps=12),
-    _adam_like("GAdam", "cyclic clipped", skeleton="cyclic", clamp=None, clip_norm=0.05, lr=0.002, steps=12),
+    _adam_like(
+        "GAdam", "cyclic clipped", skeleton="cyclic", clamp=None, clip_norm=0.05, lr=0.002, steps=12
+    ),
     _adam_like(
         "GAdam",
         "everything",
@@ -413,7 +435,7 @@ REGISTRY = [
 ]
 
 
-# --- running -------------------------------------------------------------------------------------------
+# --- running --------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -473,7 +495,7 @@ def start(
     return Run(case, model, network, optimizer, [])
 
 
-# --- invariance ----------------------------------------------------------------------------------------
+# --- invariance -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -519,7 +541,8 @@ def difference(
         outputs=_relative(ours, theirs),
         weights=max(_relative(p, q) for p, q in weights),
         states=max((_relative(a, b) for a, b in _states(plain, rescaled, factors)), default=0.0),
-        finite=bool(torch.isfinite(ours).all()) and all(bool(torch.isfinite(p).all()) for p, _ in weights),
+        finite=bool(torch.isfinite(ours).all())
+        and all(bool(torch.isfinite(p).all()) for p, _ in weights),
     )
 
 
@@ -527,14 +550,20 @@ def _states(plain: Run, rescaled: Run, factors: Tensor) -> list[tuple[Tensor, Te
     """What two optimizers keep of gradients: velocities follow the weights, moments in coordinates stay."""
     found = []
     pairs = zip(plain.optimizer.param_groups, rescaled.optimizer.param_groups, strict=True)
-    for p, q in (pair for one, other in pairs for pair in zip(one["params"], other["params"], strict=True)):
+    for p, q in (
+        pair for one, other in pairs for pair in zip(one["params"], other["params"], strict=True)
+    ):
         name = plain.network.names_by_id.get(id(p))
         if rule := getattr(plain.optimizer, "rule", None):
             ours, theirs = (
                 rule.state[plain.optimizer._shadows[p]],
                 rescaled.optimizer.rule.state[rescaled.optimizer._shadows[q]],
             )
-            found += [(ours[k], theirs[k]) for k in ours if isinstance(ours[k], Tensor) and ours[k].numel()]
+            found += [
+                (ours[k], theirs[k])
+                for k in ours
+                if isinstance(ours[k], Tensor) and ours[k].numel()
+            ]
         elif (
             name
             and isinstance(plain.optimizer, ps.optim.PathSGD)
@@ -558,14 +587,16 @@ def steps_cosine(entry: Entry, case: Case) -> float:
     run = start(entry, case, torch.float64)
     before = run.weights()
     run.advance()
-    step = torch.cat([(p.detach() - before[name]).flatten() for name, p in run.model.named_parameters()])
+    step = torch.cat(
+        [(p.detach() - before[name]).flatten() for name, p in run.model.named_parameters()]
+    )
     gradient = torch.cat([p.grad.flatten() for p in run.model.parameters()])
     if not step.any():
         return 1.0  # a step that never happens is no step of its own
     return -torch.nn.functional.cosine_similarity(step, gradient, dim=0).item()
 
 
-# --- resuming ------------------------------------------------------------------------------------------
+# --- resuming -------------------------------------------------------------------------------------
 
 
 def resumed(run: Run, entry: Entry, *, through_file: bool, **options: Any) -> Run:

@@ -12,14 +12,16 @@ from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
 
-# What is imported and collected stays to the end. Looking for garbage in it took a third of the time of collection.
+# What is imported and collected stays to the end. Looking for garbage in it took a third of the
+# time of collection.
 gc.disable()
 
 # torch's own formats a stack for every kind of device that there might be
 if not torch.accelerator.is_available():
     torch.manual_seed = torch.default_generator.manual_seed
 
-# The command line is called hundreds of times, and made of the annotations of all its commands at each of them.
+# The command line is called hundreds of times, and made of the annotations of all its commands at
+# each of them.
 typer.main.get_command = functools.cache(typer.main.get_command)
 
 # Both go by the clock on the wall, which a busy machine moves too.
@@ -31,9 +33,9 @@ settings.load_profile("no clock")
 def pytest_collection_modifyitems(config, items):
     """Of a test marked `sample(n)`, all but n cases are slow, unless one of them is asked for by its name.
 
-    They are those whose names come first in an order that has nothing to do with what they say, so that each test has
-    others, and a new case moves none but the last. `each` is a function of a case's parameters: one of each value at
-    least.
+    They are those whose names come first in an order that has nothing to do with what they say, so
+    that each test has others, and a new case moves none but the last. `each` is a function of a
+    case's parameters: one of each value at least.
     """
     if any("[" in argument for argument in config.args):
         return
@@ -45,7 +47,9 @@ def pytest_collection_modifyitems(config, items):
         marker = possible[0].get_closest_marker("sample")
         possible.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
         if "each" in marker.kwargs:
-            first = {marker.kwargs["each"](**item.callspec.params): item for item in reversed(possible)}
+            first = {
+                marker.kwargs["each"](**item.callspec.params): item for item in reversed(possible)
+            }
             possible.sort(key=lambda item: item not in first.values())
             count = max(len(first), *marker.args)
         else:
@@ -69,4 +73,6 @@ def _fixed_seed():
 @pytest.fixture
 def no_pictures(monkeypatch):
     """Pictures take a second each; the tests of the reports draw them."""
-    monkeypatch.setattr("pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>"))
+    monkeypatch.setattr(
+        "pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>")
+    )

@@ -103,7 +103,9 @@ class FixtureNet:
     @property
     def graph(self) -> Graph:
         net = self.net
-        return Graph(net["inputs"], net["outputs"], [tuple(edge) for edge in net["edges"]], net["nodes"])
+        return Graph(
+            net["inputs"], net["outputs"], [tuple(edge) for edge in net["edges"]], net["nodes"]
+        )
 
     @property
     def x(self) -> Tensor:
@@ -129,13 +131,17 @@ class FixtureNet:
         """Class of the fixture -> the model's parameter entries that enter it, as "name[index]"."""
         entering: dict[str, list[str]] = {}
         for number, (_, target) in self.net["red"].items():
-            matrix, index = re.fullmatch(r"(\w+)(\[.*\])", self.net["param_names"][int(number)]).groups()
+            matrix, index = re.fullmatch(
+                r"(\w+)(\[.*\])", self.net["param_names"][int(number)]
+            ).groups()
             entering.setdefault(target, []).append(self.names[matrix] + index)
         return entering
 
 
 def _linear(*pairs: tuple[str, str, str]) -> dict[str, str]:
-    return {key: name for weight, bias, module in pairs for key, name in _both(weight, bias, module)}
+    return {
+        key: name for weight, bias, module in pairs for key, name in _both(weight, bias, module)
+    }
 
 
 def _both(weight: str, bias: str, module: str):
@@ -177,7 +183,10 @@ _BUILD = {
             ("Wout", "bout", "out"),
         ),
     ),
-    "conv1d": (Convolutions, _linear(("W0", "b0", "first"), ("W1", "b1", "second"), ("Wout", "bout", "out"))),
+    "conv1d": (
+        Convolutions,
+        _linear(("W0", "b0", "first"), ("W1", "b1", "second"), ("Wout", "bout", "out")),
+    ),
 }
 
 

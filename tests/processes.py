@@ -49,7 +49,8 @@ def in_processes(count, function, folder, *args):
         pytest.skip("this PyTorch has no gloo")
     codes = _group_codes(count, function, folder, args)
     if any(code in CRASHES for code in codes):
-        # gloo aborts now and then in PyTorch's own threads ("double free or corruption"); a crash of ours comes again
+        # gloo aborts now and then in PyTorch's own threads ("double free or corruption"); a crash
+        # of ours comes again
         codes = _group_codes(count, function, folder, args)
     assert codes == [0] * count
     return [torch.load(folder / f"result-{rank}.pt", weights_only=False) for rank in range(count)]

@@ -1,7 +1,8 @@
 """A second device, for tests on machines that have none: its tensors compute on the CPU, but mix with no others.
 
-It stands where a GPU would: tensors say that they are on ``DEVICE``, factories make them there, ``.to`` and ``.cpu()``
-copy, and an operation on tensors of two devices raises, but for numbers of no dimension, as on a GPU.
+It stands where a GPU would: tensors say that they are on ``DEVICE``, factories make them there,
+``.to`` and ``.cpu()`` copy, and an operation on tensors of two devices raises, but for numbers of
+no dimension, as on a GPU.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ class _Module(backend_registration._DummyBackendModule):
 
 
 _MODULE = _Module()
-_HOOK, _GUARD = backend_registration._DummyPrivateUse1Hook(), backend_registration._DummyDeviceGuard()
+_HOOK, _GUARD = (
+    backend_registration._DummyPrivateUse1Hook(),
+    backend_registration._DummyDeviceGuard(),
+)
 backend_registration._setup_privateuseone_for_python_backend(
     rename="elsewhere", backend_module=_MODULE, hook=_HOOK, device_guard=_GUARD
 )
@@ -77,7 +81,9 @@ class OnDevice(Tensor):
             copied: Tensor = OnDevice(self.values.clone())
             own = isinstance(self, nn.Parameter)
             memo[id(self)] = (
-                nn.Parameter(copied, self.requires_grad) if own else copied.requires_grad_(self.requires_grad)
+                nn.Parameter(copied, self.requires_grad)
+                if own
+                else copied.requires_grad_(self.requires_grad)
             )
         return memo[id(self)]
 
@@ -128,7 +134,11 @@ def _from_data(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def made(data: Any, *, device: Any = None, **options: Any) -> Tensor:
         if device is None or torch.device(device).type != DEVICE.type:
             return make(data, device=device, **options)
-        return data.to(device, **options) if isinstance(data, Tensor) else make(data, **options).to(device)
+        return (
+            data.to(device, **options)
+            if isinstance(data, Tensor)
+            else make(data, **options).to(device)
+        )
 
     return made
 
@@ -164,7 +174,9 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs)
     name = str(func).rsplit(".", 1)[0]
     if name not in _COPIES and not all(there):
-        alien = next((t for t, own in zip(tensors, there, strict=True) if not own and t.dim()), None)
+        alien = next(
+            (t for t, own in zip(tensors, there, strict=True) if not own and t.dim()), None
+        )
         if alien is not None and any(there):
             raise RuntimeError(
                 f"{func} mixes a tensor on {alien.device} of shape {tuple(alien.shape)} with {DEVICE}"

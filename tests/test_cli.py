@@ -25,7 +25,15 @@ COMPARE = [
 def test_version_and_help() -> None:
     assert call("--version").stdout.strip() == f"pathspace {pathspace.__version__}"
     listed = call("--help").stdout
-    for command in ("compare", "train", "reproduce", "sweep", "check-invariance", "check-scale", "paths"):
+    for command in (
+        "compare",
+        "train",
+        "reproduce",
+        "sweep",
+        "check-invariance",
+        "check-scale",
+        "paths",
+    ):
         assert command in listed
         text = call(command, "--help").stdout
         assert "Examples:" in text
@@ -84,7 +92,9 @@ def test_all_methods_are_listed_by_groups_with_a_line_for_each(command: str) -> 
     names = [line.split()[0] for line in lines if line.startswith("  ")]
     assert names == list(METHODS)
     assert all(len(line.split()) > 2 for line in lines if line.startswith("  "))
-    assert [line for line in lines if line and not line.startswith(" ")] == [f"{title}:" for title in GROUPS]
+    assert [line for line in lines if line and not line.startswith(" ")] == [
+        f"{title}:" for title in GROUPS
+    ]
     assert max(map(len, lines)) <= 110
 
 
@@ -95,7 +105,9 @@ def test_optimizers_and_networks_of_check_invariance_are_listed() -> None:
     lines = call("check-invariance", "--list").stdout.splitlines()
     names = [line.split()[0] for line in lines if line.startswith("  ")]
     assert sorted(names) == sorted([*CANDIDATES, *NETWORKS])
-    assert ["path-sgd-momentum", "PathSGD(lr=0.02,", "momentum=0.9)"] in [line.split() for line in lines]
+    assert ["path-sgd-momentum", "PathSGD(lr=0.02,", "momentum=0.9)"] in [
+        line.split() for line in lines
+    ]
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -134,7 +146,10 @@ def test_json_is_all_that_stands_on_standard_output(tmp_path: Path) -> None:
             "Unknown method 'lion' in --methods: choose from sgd, adam, adamw",
         ),
         (["compare", "--methods", ","], "The option --methods is empty"),
-        (["compare", "--task", "chess"], "Unknown task 'chess' in --task: choose from digits, mnist, adding"),
+        (
+            ["compare", "--task", "chess"],
+            "Unknown task 'chess' in --task: choose from digits, mnist, adding",
+        ),
         (["compare", "--seeds", "0"], "The option --seeds is 0: give 1 or more"),
         (["compare", "--set", "seeds=0"], "The setting 'seeds' is 0: give 1 or more"),
         (["compare", "--batch-size", "0"], "The option --batch-size is 0"),
@@ -159,7 +174,10 @@ def test_json_is_all_that_stands_on_standard_output(tmp_path: Path) -> None:
         (["compare", "--set", "epoch=3"], "Unknown setting 'epoch' in the command line"),
         (["compare", "--set", "epochs"], "write --set NAME=VALUE"),
         (["compare", "--workers", "0"], "--workers is 0"),
-        (["compare", "--batch-size", "5000"], "batch size 5000 exceeds the 1197 training sequences"),
+        (
+            ["compare", "--batch-size", "5000"],
+            "batch size 5000 exceeds the 1197 training sequences",
+        ),
         (["compare", "--set", "model_options.hidden=0"], "'hidden' of the model 'relu-rnn' is 0"),
         (["compare", "--set", "schedule=[1]"], "'schedule' is [1]: give a name"),
         (["compare", "--set", "methods=[[1]]"], "'methods' is [[1]]: give a name each"),
@@ -180,7 +198,12 @@ def test_json_is_all_that_stands_on_standard_output(tmp_path: Path) -> None:
                 ["train", "--set", given],
                 f"A single run has no setting '{given.partition('=')[0]}': leave it out",
             )
-            for given in ("target_error=0.1", 'tuning="in turn"', "verified_seeds=1", "tuning_epochs=2")
+            for given in (
+                "target_error=0.1",
+                'tuning="in turn"',
+                "verified_seeds=1",
+                "tuning_epochs=2",
+            )
         ),
         (
             ["sweep", "digits", "--set", "tuning_seeds=2"],
@@ -190,7 +213,10 @@ def test_json_is_all_that_stands_on_standard_output(tmp_path: Path) -> None:
             ["sweep", "digits", "--set", 'baselines=["sgd"]'],
             "A sweep has no setting 'baselines': leave it out",
         ),
-        (["train", "--set", "weight_decays=[0.1, 0.2]"], "A single run has one weight decay: give one"),
+        (
+            ["train", "--set", "weight_decays=[0.1, 0.2]"],
+            "A single run has one weight decay: give one",
+        ),
         (["train", "--method", "lion"], "Unknown method 'lion' in --method: "),
         (["train", "--method", "path-sdg"], "Did you mean 'path-sgd'?"),
         (
@@ -227,7 +253,10 @@ def test_json_is_all_that_stands_on_standard_output(tmp_path: Path) -> None:
             "The option --input is '1e9,1e9,1e9': give a shape that fits into memory",
         ),
         (["paths", "rnn", "--input", "8,inf"], "The option --input is '8,inf': give whole numbers"),
-        (["check-invariance", "--networks", "gpt"], "Unknown network 'gpt' in --networks: choose from mlp"),
+        (
+            ["check-invariance", "--networks", "gpt"],
+            "Unknown network 'gpt' in --networks: choose from mlp",
+        ),
     ],
 )
 def test_mistakes_get_one_sentence_and_exit_code_2(
@@ -292,7 +321,9 @@ def test_a_full_disk_keeps_the_runs_and_the_way_to_go_on_is_named(
     assert call("train", "--resume", "--output", str(tmp_path)).exit_code == 0
 
 
-def test_mnist_without_data_names_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mnist_without_data_names_both_ways(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("PATHSPACE_DATA", raising=False)
     monkeypatch.setitem(sys.modules, "datasets", None)
     result = call("compare", "--task", "mnist", "--output", str(tmp_path))
@@ -335,7 +366,11 @@ def test_the_list_of_recipes_keeps_names_and_sizes_whole(monkeypatch: pytest.Mon
 def test_the_list_of_recipes_is_there_for_machines() -> None:
     listed = json.loads(call("reproduce", "--list", "--json").stdout)
     assert json.loads(call("reproduce", "--json").stdout) == listed
-    assert listed["adding"]["sizes"]["paper-100"] == {"core_hours": 2, "page": "adding.md", "part": ""}
+    assert listed["adding"]["sizes"]["paper-100"] == {
+        "core_hours": 2,
+        "page": "adding.md",
+        "part": "",
+    }
     assert listed["winner"]["parts"] == ["winner-mnist", "winner-characters", "winner-adding"]
     assert "default" in listed["digits"]["sizes"]
 
@@ -384,7 +419,18 @@ def curves(folder: Path) -> str:
 
 @pytest.mark.usefixtures("no_pictures")
 def test_train_reports_one_run(tmp_path: Path) -> None:
-    arguments = ["train", *TINY, "--method", "path-sgd", "--start", "rescaled", "--lr", "0.05", "--seed", "3"]
+    arguments = [
+        "train",
+        *TINY,
+        "--method",
+        "path-sgd",
+        "--start",
+        "rescaled",
+        "--lr",
+        "0.05",
+        "--seed",
+        "3",
+    ]
     result = call(*arguments, "--output", str(tmp_path))
     assert result.exit_code == 0, result.output
     assert "Path-SGD" in result.stdout
@@ -395,7 +441,17 @@ def test_train_reports_one_run(tmp_path: Path) -> None:
 
 
 def test_a_run_that_diverges_names_the_step_and_exits_with_1(tmp_path: Path) -> None:
-    arguments = ["train", *TINY, "--method", "sgd", "--lr", "1e20", "--set", "clip_norm=0", "--json"]
+    arguments = [
+        "train",
+        *TINY,
+        "--method",
+        "sgd",
+        "--lr",
+        "1e20",
+        "--set",
+        "clip_norm=0",
+        "--json",
+    ]
     arguments += ["--output", str(tmp_path)]
     results = [call(*arguments), call("train", "--resume", "--output", str(tmp_path))]
     (row,) = (tmp_path / "runs.csv").read_text().splitlines()[1:]
@@ -432,7 +488,17 @@ def test_no_bound_is_proposed_for_a_rule_that_takes_none(
 @pytest.mark.parametrize("command", [["compare", *TINY[:2]], ["reproduce", "adding"]])
 def test_when_every_run_diverged_the_exit_code_is_1(command: list[str], tmp_path: Path) -> None:
     few = [*TINY[2:4], "--set", "batch_size=16", *TINY[6:]]
-    few += ["--methods", "sgd", "--seeds", "1", "--set", "starts=['default']", "--workers", "1", "--quiet"]
+    few += [
+        "--methods",
+        "sgd",
+        "--seeds",
+        "1",
+        "--set",
+        "starts=['default']",
+        "--workers",
+        "1",
+        "--quiet",
+    ]
     arguments = [*command, *few]
     lost = call(*arguments, "--learning-rates", "1e20", "--output", str(tmp_path / "one"))
     assert lost.exit_code == 1, lost.output
@@ -448,7 +514,9 @@ def test_when_every_run_diverged_the_exit_code_is_1(command: list[str], tmp_path
 def test_a_run_that_is_lost_with_finite_numbers_exits_with_1_too(tmp_path: Path) -> None:
     arguments = ["train", *TINY, "--method", "sgd", "--lr", "3", "--quiet"]
     result = call(*arguments, "--output", str(tmp_path))
-    losses = [float(line.split(",")[6]) for line in (tmp_path / "curves.csv").read_text().splitlines()[1:]]
+    losses = [
+        float(line.split(",")[6]) for line in (tmp_path / "curves.csv").read_text().splitlines()[1:]
+    ]
     (row,) = (tmp_path / "runs.csv").read_text().splitlines()[1:]
     assert row.split(",")[9] == ""  # it did not diverge
     step = next(step for step, loss in enumerate(losses) if loss > 10 * losses[0])
@@ -463,7 +531,17 @@ def test_a_run_that_is_lost_with_finite_numbers_exits_with_1_too(tmp_path: Path)
 def test_a_bound_on_the_step_mends_a_rate_that_diverges_and_is_what_the_error_proposes(
     tmp_path: Path,
 ) -> None:
-    arguments = ["train", *TINY, "--method", "path-sgd", "--lr", "1e8", "--set", "clip_norm=0", "--quiet"]
+    arguments = [
+        "train",
+        *TINY,
+        "--method",
+        "path-sgd",
+        "--lr",
+        "1e8",
+        "--set",
+        "clip_norm=0",
+        "--quiet",
+    ]
     diverged = call(*arguments, "--output", str(tmp_path / "one"))
     assert diverged.exit_code == 1
     (said,) = diverged.stderr.splitlines()
@@ -474,13 +552,21 @@ def test_a_bound_on_the_step_mends_a_rate_that_diverges_and_is_what_the_error_pr
 
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("name", ["path-sgd-short", "diagonal-natural"])
-def test_a_bound_on_the_step_stands_in_the_place_of_the_clipping_norm(name: str, tmp_path: Path) -> None:
+def test_a_bound_on_the_step_stands_in_the_place_of_the_clipping_norm(
+    name: str, tmp_path: Path
+) -> None:
     """Of methods whose steps the clipping norm bounds."""
     arguments = ["train", *TINY, "--method", name, "--quiet"]
-    for where, more in {"plain": [], "long": ["--clip-step", "1"], "short": ["--clip-step", "1e-9"]}.items():
+    for where, more in {
+        "plain": [],
+        "long": ["--clip-step", "1"],
+        "short": ["--clip-step", "1e-9"],
+    }.items():
         result = call(*arguments, *more, "--output", str(tmp_path / where))
         assert (result.exit_code, result.stderr) == (0, "")
-    plain, long, short = ((tmp_path / w / "curves.csv").read_text() for w in ("plain", "long", "short"))
+    plain, long, short = (
+        (tmp_path / w / "curves.csv").read_text() for w in ("plain", "long", "short")
+    )
     assert plain == long != short  # the task's clipping norm is 1
 
 
@@ -499,11 +585,14 @@ def test_quiet_commands_print_results_alone(tmp_path: Path) -> None:
     result = call("train", *TINY, "--quiet", "--output", str(tmp_path))
     assert (result.exit_code, result.stderr) == (0, "")
     assert "Report: " in result.stdout
-    checked = call("check-invariance", "--optimizers", "sgd", "--networks", "mlp", "--steps", "1", "--quiet")
+    checked = call(
+        "check-invariance", "--optimizers", "sgd", "--networks", "mlp", "--steps", "1", "--quiet"
+    )
     assert (checked.exit_code, checked.stderr) == (0, "")
 
 
-# Three epochs of four steps with a checkpoint every third: the second one falls due in the middle of an epoch.
+# Three epochs of four steps with a checkpoint every third: the second one falls due in the middle
+# of an epoch.
 STOPPED = [
     *TINY, "--method", "path-sgd", "--epochs", "3", "--set", "checkpoint_every=3", "--set", "momentum=0.9",
 ]  # fmt: skip
@@ -518,7 +607,9 @@ def resumes_to_the_same_curves(folder: Path, whole: Path) -> bool:
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_a_stopped_run_resumes_to_the_same_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_run_resumes_to_the_same_curves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from pathspace.experiments import checkpoint
 
     save, steps = checkpoint.save, []
@@ -534,7 +625,9 @@ def test_a_stopped_run_resumes_to_the_same_curves(tmp_path: Path, monkeypatch: p
         patch.setattr(checkpoint, "save", save_and_stop)
         stopped = call("train", *STOPPED, "--output", str(folder), "--data-dir", str(tmp_path))
     assert stopped.exit_code == 130
-    again = f"pathspace train --resume --output {folder} --data-dir {tmp_path}"  # which no folder keeps
+    again = (
+        f"pathspace train --resume --output {folder} --data-dir {tmp_path}"  # which no folder keeps
+    )
     assert stopped.stderr.endswith(f"Stopped. Continue with: {again}\n")
     assert "Traceback" not in stopped.output
     assert steps[-1] < 12
@@ -621,7 +714,15 @@ def test_runs_of_other_versions_are_not_mixed_in(tmp_path: Path) -> None:
 
 
 def test_check_invariance_prints_a_table_and_json() -> None:
-    arguments = ["check-invariance", "--optimizers", "sgd,path-sgd", "--networks", "mlp,rnn", "--steps", "3"]
+    arguments = [
+        "check-invariance",
+        "--optimizers",
+        "sgd,path-sgd",
+        "--networks",
+        "mlp,rnn",
+        "--steps",
+        "3",
+    ]
     result = call(*arguments)
     assert result.exit_code == 0, result.output
     assert "Every optimizer that claims invariance kept it, bitwise." in result.stdout
@@ -634,7 +735,9 @@ def test_check_invariance_prints_a_table_and_json() -> None:
 def test_a_broken_claim_of_invariance_has_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
     from pathspace.experiments import invariance
 
-    claim = invariance.Candidate(lambda model, _: optim.SGD(model.parameters(), lr=0.01), invariant=True)
+    claim = invariance.Candidate(
+        lambda model, _: optim.SGD(model.parameters(), lr=0.01), invariant=True
+    )
     monkeypatch.setitem(invariance.CANDIDATES, "sgd", claim)
     result = call("check-invariance", "--optimizers", "sgd", "--networks", "mlp", "--steps", "2")
     assert result.exit_code == 1

@@ -63,7 +63,9 @@ RULES: dict[str, tuple[str, dict[str, Any]]] = {
     "Invariant": ("Invariant", {"rule": torch.optim.NAdam}),
     "PathSGD, momentum": ("PathSGD", {"momentum": 0.9, "second_term": True}),
 }
-TOLERANCE = {"PathMuon": 0.1}  # of how far the steps led: its orthogonalisation computes in bfloat16
+TOLERANCE = {
+    "PathMuon": 0.1
+}  # of how far the steps led: its orthogonalisation computes in bfloat16
 
 
 def trained(
@@ -99,7 +101,9 @@ def test_steps_are_those_of_the_processor(case: str, name: str) -> None:
         torch.testing.assert_close(found, wanted, rtol=0, atol=TOLERANCE.get(rule, 1e-6) * moved)
 
 
-@pytest.mark.parametrize("case", ["perceptron", "normalized CNN", "nn.RNN", "ps.nn.RNN", "recurrent CNN"])
+@pytest.mark.parametrize(
+    "case", ["perceptron", "normalized CNN", "nn.RNN", "ps.nn.RNN", "recurrent CNN"]
+)
 def test_quantities_are_those_of_the_processor(case: str) -> None:
     make, shape = MODELS[case]
     torch.manual_seed(0)
@@ -107,9 +111,13 @@ def test_quantities_are_those_of_the_processor(case: str) -> None:
     there = copy.deepcopy(model).cuda()
     x = torch.randn(shape, dtype=torch.float64)
     here, on_gpu = ps.trace(model, x), ps.trace(there, x.cuda())
-    for one, other in zip(ps.paths.kappa(here).values(), ps.paths.kappa(on_gpu).values(), strict=True):
+    for one, other in zip(
+        ps.paths.kappa(here).values(), ps.paths.kappa(on_gpu).values(), strict=True
+    ):
         torch.testing.assert_close(other.cpu(), one)
-    torch.testing.assert_close(ps.paths.squared_path_norm(on_gpu).cpu(), ps.paths.squared_path_norm(here))
+    torch.testing.assert_close(
+        ps.paths.squared_path_norm(on_gpu).cpu(), ps.paths.squared_path_norm(here)
+    )
     ps.rescaling.random_rescale_(on_gpu, generator=torch.Generator("cuda").manual_seed(1))
     torch.testing.assert_close(there(x.cuda()).cpu(), model(x))
     ps.rescaling.balance_(on_gpu)
@@ -135,7 +143,9 @@ class Training:
         self.model = make().cuda()
         self.x, self.y = torch.randn(shape).cuda(), torch.randint(4, shape[:1]).cuda()
         network = ps.trace(self.model, self.x)
-        self.optimizer = getattr(ps.optim, rule)(self.model.parameters(), network, lr=1e-2, **options)
+        self.optimizer = getattr(ps.optim, rule)(
+            self.model.parameters(), network, lr=1e-2, **options
+        )
 
     def step(self) -> None:
         self.optimizer.zero_grad()
@@ -218,5 +228,8 @@ def test_a_captured_step_trains_as_others_do(
 def test_a_step_is_not_captured_before_there_is_a_metric() -> None:
     training = Training("perceptron", "PathSGD", {})
     nn.functional.cross_entropy(training.model(training.x), training.y).backward()
-    with pytest.raises(RuntimeError, match="take some steps"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+    with (
+        pytest.raises(RuntimeError, match="take some steps"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
         training.optimizer.step()

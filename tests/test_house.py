@@ -14,8 +14,22 @@ import pathspace as ps
 
 ROOT = Path(ps.__file__).parent
 OUTSIDE = tuple(f"pathspace.{part}" for part in ("tools", "sequences", "experiments", "cli"))
-FLOORS = ["squared", "graph", "network", "ops", "replay", "paths", "rescaling", "metrics", "nn", "optim"]
-FILES = {".".join(("pathspace", *p.relative_to(ROOT).with_suffix("").parts)): p for p in ROOT.rglob("*.py")}
+FLOORS = [
+    "squared",
+    "graph",
+    "network",
+    "ops",
+    "replay",
+    "paths",
+    "rescaling",
+    "metrics",
+    "nn",
+    "optim",
+]
+FILES = {
+    ".".join(("pathspace", *p.relative_to(ROOT).with_suffix("").parts)): p
+    for p in ROOT.rglob("*.py")
+}
 MODULES = {name.removesuffix(".__init__"): path for name, path in FILES.items()}
 
 
@@ -24,7 +38,10 @@ def imported(path: Path) -> set[str]:
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module:
-            found |= {m if (m := f"{node.module}.{a.name}") in MODULES else node.module for a in node.names}
+            found |= {
+                m if (m := f"{node.module}.{a.name}") in MODULES else node.module
+                for a in node.names
+            }
         elif isinstance(node, ast.Import):
             found |= {a.name for a in node.names}
     return found
@@ -56,7 +73,9 @@ def test_imports_go_one_way():
 
 
 def test_there_are_no_circles():
-    left = {name: {b for b in others if b in MODULES and b != name} for name, others in arrows().items()}
+    left = {
+        name: {b for b in others if b in MODULES and b != name} for name, others in arrows().items()
+    }
     while free := [name for name, others in left.items() if not others & left.keys()]:
         for name in free:
             del left[name]
@@ -71,7 +90,9 @@ def test_files_of_optim_are_its_public_classes():
 @pytest.mark.parametrize("package", ["numba", "numpy"])
 def test_the_core_needs_torch_alone(package: str):
     allowed = ("pathspace.nn.kernels", "pathspace.sequences", "pathspace.experiments")
-    users = [name for name, others in arrows().items() if package in {b.split(".")[0] for b in others}]
+    users = [
+        name for name, others in arrows().items() if package in {b.split(".")[0] for b in others}
+    ]
     assert [name for name in users if not name.startswith(allowed)] == []
 
 
@@ -89,7 +110,9 @@ class LastStep(torch.nn.Module):
 def test_a_step_passes_few_files(name, between, refresh):
     """Whoever reads what becomes of a gradient opens these files: with every check, of a step and of a refresh."""
     model, entered = LastStep(), set()
-    optimizer = getattr(ps.optim, name)(model.parameters(), ps.trace(model, torch.zeros(1, 5, 3)), lr=0.01)
+    optimizer = getattr(ps.optim, name)(
+        model.parameters(), ps.trace(model, torch.zeros(1, 5, 3)), lr=0.01
+    )
 
     def look(frame, event, _):
         if event == "call" and frame.f_code.co_filename.startswith(str(ROOT)):

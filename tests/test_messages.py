@@ -152,7 +152,10 @@ MISTAKES = {
         lambda: ps.trace(nn.GRU(4, 4), torch.zeros(2, 1, 4), strict=True),
         "put that part into a module of its own and leave it to the plain rule with outside=",
     ),
-    "a shape": (lambda: ps.trace(model(), (1, 4)), "give what the model is called with, not its shape"),
+    "a shape": (
+        lambda: ps.trace(model(), (1, 4)),
+        "give what the model is called with, not its shape",
+    ),
     "a branch on data": (lambda: ps.trace(Branch(), X), "depends on the data"),
     "weight normalization": (
         lambda: ps.trace(weight_normed(), X, strict=True),
@@ -211,9 +214,18 @@ MISTAKES = {
         lambda: ps.rescaling.balance_(traced()[1], X[:0]),
         "hold no number to compare: give one example at least",
     ),
-    "balancing a model": (lambda: ps.rescaling.balance_(model()), "needs a traced network, got Sequential"),
-    "a skeleton of a model": (lambda: ps.paths.skeleton(model()), "needs a traced network, got Sequential"),
-    "paths of a model": (lambda: ps.paths.enumerate_paths(model()), "needs a traced network, got Sequential"),
+    "balancing a model": (
+        lambda: ps.rescaling.balance_(model()),
+        "needs a traced network, got Sequential",
+    ),
+    "a skeleton of a model": (
+        lambda: ps.paths.skeleton(model()),
+        "needs a traced network, got Sequential",
+    ),
+    "paths of a model": (
+        lambda: ps.paths.enumerate_paths(model()),
+        "needs a traced network, got Sequential",
+    ),
     "an example without a time step": (
         lambda: ps.trace(nn.RNN(4, 3, nonlinearity="relu", batch_first=True), torch.zeros(2, 0, 4)),
         "the example has no time step. Give one with as many as the data",
@@ -222,7 +234,10 @@ MISTAKES = {
         lambda: ps.paths.path_rank(traced()[1]),
         "needs the matrix of path_jacobian.*got Network",
     ),
-    "activity of a model": (lambda: ps.paths.activity(model(), X), "needs a traced network, got Sequential"),
+    "activity of a model": (
+        lambda: ps.paths.activity(model(), X),
+        "needs a traced network, got Sequential",
+    ),
     "dead units of a list": (
         lambda: ps.paths.dead_units([traced()[1]], X),
         "needs a traced network, got list",
@@ -232,10 +247,15 @@ MISTAKES = {
         "needs a traced network, got Sequential",
     ),
     "paths in the place of a skeleton": (
-        lambda: ps.paths.express(*[n := traced()[1], ps.paths.enumerate_paths(n), ps.paths.skeleton(n)]),
+        lambda: ps.paths.express(
+            *[n := traced()[1], ps.paths.enumerate_paths(n), ps.paths.skeleton(n)]
+        ),
         r"skeleton must be one, from ps\.paths\.skeleton\(network\), got Paths",
     ),
-    "dead units on no data": (lambda: ps.paths.dead_units(traced()[1], X[:0]), "the batch is empty"),
+    "dead units on no data": (
+        lambda: ps.paths.dead_units(traced()[1], X[:0]),
+        "the batch is empty",
+    ),
     "degrees of freedom on no data": (
         lambda: ps.paths.degrees_of_freedom(traced()[1], X[:0]),
         "the batch is empty: give one example at least",
@@ -263,7 +283,10 @@ MISTAKES = {
         ),
         r"'2\.weight' has shape \(3,\), the network's \(2, 8\)",
     ),
-    "weights that are no numbers": (lambda: ps.rescaling.balance_(with_nan()), r"'0\.weight' is not finite"),
+    "weights that are no numbers": (
+        lambda: ps.rescaling.balance_(with_nan()),
+        r"'0\.weight' is not finite",
+    ),
     "weights without values": (
         lambda: ps.paths.kappa(ps.trace(model().to("meta"), X)),
         "on the meta device.*to_empty.*trace",
@@ -311,13 +334,19 @@ MISTAKES = {
         "rule must be a class of plain optimizers, like torch.optim.AdamW, not PathSGD",
     ),
     "a rate in quotes": (lambda: optimizer(lr="0.1"), "lr must be a number, got '0.1'"),
-    "a rate of RMSprop in quotes": (lambda: optimizer("PathRMSprop", lr="1"), "lr must be a number, got '1'"),
+    "a rate of RMSprop in quotes": (
+        lambda: optimizer("PathRMSprop", lr="1"),
+        "lr must be a number, got '1'",
+    ),
     "a momentum of Muon in quotes": (
         lambda: optimizer("PathMuon", momentum="1"),
         "momentum must be a number, got '1'",
     ),
     "a bound in quotes": (lambda: optimizer(clip_norm="1"), "clip_norm must be a number, got '1'"),
-    "a bound of steps in quotes": (lambda: optimizer(clip_step="1"), "clip_step must be a number, got '1'"),
+    "a bound of steps in quotes": (
+        lambda: optimizer(clip_step="1"),
+        "clip_step must be a number, got '1'",
+    ),
     "a bound on path values in quotes": (
         lambda: optimizer("GSGD", clip_norm="1"),
         "clip_norm must be a number, got '1'",
@@ -327,7 +356,10 @@ MISTAKES = {
         lambda: optimizer("GAdam", skeleton_rate="1"),
         "skeleton_rate must be a number, got '1'",
     ),
-    "a seed of skeletons in quotes": (lambda: optimizer("GSGD", seed="1"), "seed must be a number, got '1'"),
+    "a seed of skeletons in quotes": (
+        lambda: optimizer("GSGD", seed="1"),
+        "seed must be a number, got '1'",
+    ),
     "no share of the data": (
         lambda: optimizer("QuasiDiagonal", alpha=None),
         r"alpha must be in \(0, 1\], got None",
@@ -354,7 +386,10 @@ MISTAKES = {
         lambda: optimizer("PathSOAP", precondition_frequency=0),
         "precondition_frequency must be a whole number, at least 1, got 0",
     ),
-    "half an iteration": (lambda: optimizer("PathMuon", ns_steps=HALF), "ns_steps must be a whole number"),
+    "half an iteration": (
+        lambda: optimizer("PathMuon", ns_steps=HALF),
+        "ns_steps must be a whole number",
+    ),
     "sizes of a stack as a number": (
         lambda: ps.nn.StackedReLURNN(4, 8),
         r"hidden_sizes must be a sequence, one size per layer, got 8",
@@ -371,7 +406,10 @@ MISTAKES = {
         lambda: optimizer("GSGD", skeletn="random"),
         "^GSGD has no option 'skeletn'; did you mean 'skeleton'",
     ),
-    "an option of another optimizer": (lambda: optimizer(alpha=0.5), "^PathSGD has no option 'alpha'$"),
+    "an option of another optimizer": (
+        lambda: optimizer(alpha=0.5),
+        "^PathSGD has no option 'alpha'$",
+    ),
     "a mistyped option of one's own optimizer": (
         lambda: optimizer_of_ones_own(refresh_evry=10),
         "^Own has no option 'refresh_evry'; did you mean 'refresh_every'",
@@ -398,11 +436,15 @@ MISTAKES = {
         "not the state of Invariant: .*has no gauge.*what Adafactor keeps has no known transformation: start",
     ),
     "a state of another plain rule": (
-        lambda: loading("PathRMSprop", with_options_of(torch.optim.RMSprop, plain_state(torch.optim.Adam))),
+        lambda: loading(
+            "PathRMSprop", with_options_of(torch.optim.RMSprop, plain_state(torch.optim.Adam))
+        ),
         "not the state of PathRMSprop: .*has no gauge, and RMSprop keeps no 'exp_avg', 'exp_avg_sq': load a state of",
     ),
     "our state in a plain rule": (
-        lambda: torch.optim.AdamW(model().parameters()).load_state_dict(stepped("PathAdam").state_dict()),
+        lambda: torch.optim.AdamW(model().parameters()).load_state_dict(
+            stepped("PathAdam").state_dict()
+        ),
         "state of an optimizer of pathspace, whose moments are in coordinates.*plain_state_dict",
     ),
     "a saved state in a plain rule": (
@@ -428,7 +470,9 @@ MISTAKES = {
     ),
     # --- checking invariance
     "no optimizer": (
-        lambda: ps.rescaling.check_invariance(model(), torch.randn(3, 4), torch.sum, lambda *_: None),
+        lambda: ps.rescaling.check_invariance(
+            model(), torch.randn(3, 4), torch.sum, lambda *_: None
+        ),
         "make_optimizer must return an optimizer, got NoneType",
     ),
     "an optimizer in the place of a function": (
@@ -465,7 +509,10 @@ MISTAKES = {
     ),
     "a loss for each example": (
         lambda: ps.rescaling.check_invariance(
-            model(), torch.randn(3, 4), lambda out: out, lambda m, n: ps.optim.PathSGD(m.parameters(), n)
+            model(),
+            torch.randn(3, 4),
+            lambda out: out,
+            lambda m, n: ps.optim.PathSGD(m.parameters(), n),
         ),
         r"loss must return a tensor of one number, got one of shape \(3, 2\)",
     ),
@@ -491,7 +538,9 @@ def plain_state(rule):
 
 
 def with_options_of(rule, state):
-    options = {key: value for key, value in plain_state(rule)["param_groups"][0].items() if key != "params"}
+    options = {
+        key: value for key, value in plain_state(rule)["param_groups"][0].items() if key != "params"
+    }
     return {**state, "param_groups": [{**group, **options} for group in state["param_groups"]]}
 
 
@@ -517,7 +566,10 @@ def test_says_what_is_wrong_and_what_to_do(mistake):
 def test_a_refused_state_changes_nothing():
     found = stepped(momentum=0.9)
     before = copy.deepcopy(found.state_dict())
-    for state in (torch.optim.SGD(model().parameters(), 0.1).state_dict(), plain_state(torch.optim.Adam)):
+    for state in (
+        torch.optim.SGD(model().parameters(), 0.1).state_dict(),
+        plain_state(torch.optim.Adam),
+    ):
         with pytest.raises(ValueError, match="not the state of PathSGD"):
             found.load_state_dict(state)
     torch.testing.assert_close(found.state_dict(), before, rtol=0, atol=0)
@@ -542,9 +594,13 @@ def test_errors_say_the_same_in_another_process(name):
         written = inspect.isfunction(kind.__init__)
         asked = list(inspect.signature(kind).parameters.values()) if written else []
         named = {p.name: False for p in asked if p.kind is p.KEYWORD_ONLY}
-        error = kind(*([p.name for p in asked if p.name not in named] or ["what is wrong"]), **named)
+        error = kind(
+            *([p.name for p in asked if p.name not in named] or ["what is wrong"]), **named
+        )
         error.add_note("a note")
         there = pickle.loads(pickle.dumps(error))
         assert type(there) is kind
         assert (str(there), there.args) == (str(error), error.args)
-        assert {n: str(v) for n, v in vars(there).items()} == {n: str(v) for n, v in vars(error).items()}
+        assert {n: str(v) for n, v in vars(there).items()} == {
+            n: str(v) for n, v in vars(error).items()
+        }

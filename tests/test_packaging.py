@@ -80,7 +80,10 @@ def test_what_contributors_are_told_to_open_is_there(page: str) -> None:
         assert (ROOT / target).exists(), target
         if anchor:
             headings = re.findall(r"^#+ (.*)$", (ROOT / target).read_text(), re.M)
-            slugs = ["#" + re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings]
+            slugs = [
+                "#" + re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-")
+                for heading in headings
+            ]
             assert anchor in slugs
     for path in re.findall(r"`((?:src|tests)/[\w/.]+)`", text):
         assert (ROOT / path).exists() or path.endswith("path_name.py"), path
@@ -142,7 +145,15 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build = "import sys; from hatchling import build; build.build_sdist(sys.argv[1]); build.build_wheel(sys.argv[1])"
     subprocess.run([python, "-c", build, str(folder / "dist")], cwd=ROOT, check=True)
     (sdist,) = (folder / "dist").glob("*.tar.gz")
-    _pip(python, "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder / "again"), str(sdist))
+    _pip(
+        python,
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        str(folder / "again"),
+        str(sdist),
+    )
     return folder
 
 
@@ -178,7 +189,8 @@ def test_the_sdist_holds_all_that_the_wheel_does(built: Path) -> None:
     (ours,), (again,) = (list((built / part).glob("*.whl")) for part in ("dist", "again"))
     assert _names(ours) == _names(again)
     source = {
-        f"pathspace/{p.relative_to(ROOT / 'src/pathspace')}" for p in (ROOT / "src/pathspace").rglob("*.*")
+        f"pathspace/{p.relative_to(ROOT / 'src/pathspace')}"
+        for p in (ROOT / "src/pathspace").rglob("*.*")
     }
     assert {name for name in source if "__pycache__" not in name} <= set(_names(ours))
 
@@ -195,7 +207,9 @@ def test_every_extra_works_in_a_clean_environment(built: Path, tmp_path: Path, e
     _pip(python, "install", f"{wheel}[{extra}]" if extra else str(wheel), _torch())
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     code = textwrap.dedent(SMOKE[extra])
-    done = subprocess.run([python, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [python, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -231,7 +245,10 @@ def test_no_message_tells_to_install_what_is_in_no_registry() -> None:
         if re.search(r"pathspace\[|pip install (?!-e '\.\[)", line) and path.name != "extras.py"
     ]
     assert found == []
-    assert install("experiments", "ray") == "pip install -e '.[experiments,ray]' in a clone of pathspace"
+    assert (
+        install("experiments", "ray")
+        == "pip install -e '.[experiments,ray]' in a clone of pathspace"
+    )
 
 
 def test_every_extra_that_a_message_names_is_one() -> None:
@@ -273,7 +290,8 @@ def test_a_hidden_markov_model_without_its_package_says_what_to_install(
 
     monkeypatch.setitem(sys.modules, "hmmlearn.hmm", None)
     with pytest.raises(
-        ModuleNotFoundError, match=r"HiddenMarkov needs the package .* pip install -e '.\[sequences\]'"
+        ModuleNotFoundError,
+        match=r"HiddenMarkov needs the package .* pip install -e '.\[sequences\]'",
     ):
         HiddenMarkov(2).fit([0, 1, 0], 2)
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-PROGRAM: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "readability.py"))
+PROGRAM: dict[str, Any] = runpy.run_path(
+    str(Path(__file__).parents[1] / "benchmarks" / "readability.py")
+)
 
 
 @pytest.mark.parametrize(

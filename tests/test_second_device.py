@@ -11,7 +11,16 @@ import pathspace as ps
 from cases import BY_NAME, call
 from second_device import DEVICE, SecondDevice
 
-NAMES = ["mlp", "skip", "cnn 2d", "depthwise", "batch norm", "rnn", "bidirectional rnn", "characters"]
+NAMES = [
+    "mlp",
+    "skip",
+    "cnn 2d",
+    "depthwise",
+    "batch norm",
+    "rnn",
+    "bidirectional rnn",
+    "characters",
+]
 PATHS = {
     "gradient of the path norm": lambda network, _: torch.autograd.grad(
         ps.paths.squared_path_norm(network), list(network.parameters.values())
@@ -22,7 +31,10 @@ PATHS = {
     "degrees of freedom": lambda network, x: ps.paths.degrees_of_freedom(network, x),
     "data-dependent norm": ps.paths.data_dependent_norm,
     "data-dependent kappa": ps.paths.data_dependent_kappa,
-    "balanced weights": lambda network, x: (ps.rescaling.balance_(network, x), network.model.state_dict()),
+    "balanced weights": lambda network, x: (
+        ps.rescaling.balance_(network, x),
+        network.model.state_dict(),
+    ),
     "rescaled weights": lambda network, _: (
         ps.rescaling.random_rescale_(network, generator=torch.Generator().manual_seed(0)),
         network.model.state_dict(),
@@ -30,7 +42,12 @@ PATHS = {
 }
 RULES = {
     "PathSGD": {"momentum": 0.9, "clip_norm": 1.0, "second_term": True},
-    "PathSGD with a short step": {"refresh_every": 3, "clip_step": 1.0, "damping": 0.01, "path_decay": 0.01},
+    "PathSGD with a short step": {
+        "refresh_every": 3,
+        "clip_step": 1.0,
+        "damping": 0.01,
+        "path_decay": 0.01,
+    },
     "PathAdam": {"power": 0.5, "amsgrad": True},
     "PathGradientAdam": {},
     "PathSOAP": {},
@@ -95,13 +112,20 @@ def test_path_geometry_on_another_device(name):
     here, there = both(compute)
     for what in PATHS:
         assert_close(
-            there[what], here[what], rtol=1e-5, atol=1e-7, equal_nan=True, msg=lambda m, w=what: f"{w}: {m}"
+            there[what],
+            here[what],
+            rtol=1e-5,
+            atol=1e-7,
+            equal_nan=True,
+            msg=lambda m, w=what: f"{w}: {m}",
         )
 
 
 def trained(rule, name, device):
     case, model, x, network = built(name, device)
-    optimizer = getattr(ps.optim, rule.split()[0])(model.parameters(), network, lr=1e-2, **RULES[rule])
+    optimizer = getattr(ps.optim, rule.split()[0])(
+        model.parameters(), network, lr=1e-2, **RULES[rule]
+    )
     for _ in range(3):
         optimizer.zero_grad()
         case.picked(call(model, x)).square().mean().backward()
@@ -133,7 +157,12 @@ def test_training_on_another_device(name, rule):
 
 @pytest.mark.parametrize(
     ("kind", "bound"),
-    [("PathSGD", "clip_norm"), ("PathSGD", "clip_step"), ("Invariant", "clip_norm"), ("GSGD", "clip_norm")],
+    [
+        ("PathSGD", "clip_norm"),
+        ("PathSGD", "clip_step"),
+        ("Invariant", "clip_norm"),
+        ("GSGD", "clip_norm"),
+    ],
 )
 def test_a_norm_is_that_of_parameters_on_both_devices(kind, bound, monkeypatch):
     """Of numbers, which the device lets mix, but a stack does not."""
@@ -148,7 +177,9 @@ def test_a_norm_is_that_of_parameters_on_both_devices(kind, bound, monkeypatch):
         _, model, x, network = built("mlp", DEVICE)
         outside = torch.nn.Parameter(torch.ones(3))
         options = {bound: 1e-3} | ({"rule": torch.optim.SGD} if kind == "Invariant" else {})
-        optimizer = getattr(ps.optim, kind)([*model.parameters(), outside], network, lr=1.0, **options)
+        optimizer = getattr(ps.optim, kind)(
+            [*model.parameters(), outside], network, lr=1.0, **options
+        )
         (model(x).square().mean().cpu() + outside.square().sum()).backward()
         optimizer.step()
     assert 0 < float((outside.detach() - 1).norm()) <= 1.001e-3
@@ -172,7 +203,9 @@ def test_a_model_is_checked_and_trained_further_where_it_was_moved():
     """The state follows with load_state_dict, as the error says."""
     with on(DEVICE):
         _, model, x, network = built("mlp", torch.device("cpu"))
-        optimizer = ps.optim.PathSGD(model.parameters(), network, lr=0.01, momentum=0.9, refresh_every=2)
+        optimizer = ps.optim.PathSGD(
+            model.parameters(), network, lr=0.01, momentum=0.9, refresh_every=2
+        )
         for device in ("cpu", DEVICE):
             model.to(device)
             optimizer = _again(optimizer, model, network) if device == DEVICE else optimizer

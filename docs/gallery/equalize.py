@@ -13,7 +13,11 @@ class Residual(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b, self.c = torch.nn.Linear(8, 16), torch.nn.Linear(16, 16), torch.nn.Linear(16, 4)
+        self.a, self.b, self.c = (
+            torch.nn.Linear(8, 16),
+            torch.nn.Linear(16, 16),
+            torch.nn.Linear(16, 4),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = torch.relu(self.a(x))

@@ -24,5 +24,8 @@ model = Recurrence(2, 6, 1)
 network = ps.trace(model, torch.zeros(1, 20, 2))
 print(network)
 print("gamma_net^2 =", round(ps.paths.squared_path_norm(network).item(), 4))
-second, first = ps.paths.second_term(network)["again.weight"], ps.paths.kappa(network)["again.weight"]
+second, first = (
+    ps.paths.second_term(network)["again.weight"],
+    ps.paths.kappa(network)["again.weight"],
+)
 print("kappa2 / kappa1 of the recurrent weights, largest:", round((second / first).max().item(), 4))

@@ -1,7 +1,8 @@
 """G-SGD on the digits of scikit-learn: what skeletons and units have to do with whether it trains.
 
-Every run starts from the same weights and sees the same batches. "multipliers" are 1 / (A_u B_v)^2, by which the raw
-rule multiplies the gradients of the balanced network; loss and error are those after five epochs.
+Every run starts from the same weights and sees the same batches. "multipliers" are 1 / (A_u B_v)^2,
+by which the raw rule multiplies the gradients of the balanced network; loss and error are those
+after five epochs.
 """
 
 from typing import Literal
@@ -48,7 +49,9 @@ def multipliers(model, network, rule: Literal["largest", "cyclic", "random"]) ->
 def best(make, rates: tuple[float, ...]) -> str:
     """The smallest training loss over a grid of rates."""
     runs = [(*train(lambda m, n, lr=lr: make(m, n, lr))[1:], lr) for lr in rates]
-    loss, wrong, lr = min((r for r in runs if r[0] == r[0]), default=(float("nan"), float("nan"), 0))
+    loss, wrong, lr = min(
+        (r for r in runs if r[0] == r[0]), default=(float("nan"), float("nan"), 0)
+    )
     return f"rate {lr:<6g} loss {loss:5.2f}  error {wrong:4.1f} %"
 
 
@@ -71,7 +74,9 @@ def main() -> None:
     print("G-SGD, full skeleton rate     ", best(g_sgd(skeleton_rate=1.0), usual))
     print("G-SGD, no units               ", best(g_sgd(units="none"), small))
     print("G-SGD, no units, clipped      ", best(g_sgd(units="none", clip_norm=1.0), (1e-3, 1e-2)))
-    print("G-SGD, no units, cyclic       ", best(g_sgd(units="none", skeleton="cyclic"), (1e-9, 1e-7)))
+    print(
+        "G-SGD, no units, cyclic       ", best(g_sgd(units="none", skeleton="cyclic"), (1e-9, 1e-7))
+    )
     adam = best(lambda m, _, lr: torch.optim.Adam(m.parameters(), lr=lr), (0.003, 0.01))
     print("Adam, balanced once           ", adam)
 

@@ -28,10 +28,14 @@ skeleton = ps.paths.skeleton(network)
 basis = ps.paths.express(network, skeleton, paths)
 longest = int((paths.weights >= 0).sum(1).argmax())
 print("a longest path:", " . ".join(f"{name}{list(index)}" for name, index in paths.edges[longest]))
-powers = {int(basis.edges[n]): int(basis.exponents[longest, n]) for n in basis.exponents[longest].nonzero()}
+powers = {
+    int(basis.edges[n]): int(basis.exponents[longest, n])
+    for n in basis.exponents[longest].nonzero()
+}
 graph = paths.reduction
 print(
-    "its value is", " ".join(f"v({graph.edge(e)[0]}{list(graph.edge(e)[1])})^{k}" for e, k in powers.items())
+    "its value is",
+    " ".join(f"v({graph.edge(e)[0]}{list(graph.edge(e)[1])})^{k}" for e, k in powers.items()),
 )
 
 print(f"{graph.num_edges} weights, {network.num_classes} classes, {len(basis.edges)} basis paths")

@@ -1,6 +1,7 @@
 """Draws the pictures of the gallery, or of some programs: python docs/gallery/pictures.py [FOLDER [PROGRAM ...]].
 
-Each program is run as it stands, and its picture shows what it has printed or computed. Needs Matplotlib.
+Each program is run as it stands, and its picture shows what it has printed or computed. Needs
+Matplotlib.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def panels(count: int, height: float = 2.6) -> tuple[Figure, list[Axes]]:
     return figure, axes
 
 
-def bars(axes: Axes, names: list[str], values: list[float], title: str, *, form: str = "{:g}") -> None:
+def bars(
+    axes: Axes, names: list[str], values: list[float], title: str, *, form: str = "{:g}"
+) -> None:
     """Horizontal bars with their values behind them."""
     axes.barh(range(len(names)), values, color=[BLUE, RED, GREEN, GREY][: len(names)])
     axes.set_yticks(range(len(names)), names)
@@ -66,7 +69,10 @@ def badly_scaled(namespace: Namespace, _: str) -> Figure:
                 optimizer.step()
                 losses.append(loss.item())
             one.semilogy(
-                [loss for loss in losses if loss < 1e6], color=colour, lw=width, label=f"{start} start"
+                [loss for loss in losses if loss < 1e6],
+                color=colour,
+                lw=width,
+                label=f"{start} start",
             )
         one.set_title(name, fontsize=10)
         one.set_xlabel("step")
@@ -86,7 +92,11 @@ def equalize(namespace: Namespace, printed: str) -> Figure:
         with torch.no_grad():
             one.scatter(expected, model(x).flatten(), s=8, color=BLUE)
         one.plot(
-            [expected.min(), expected.max()], [expected.min(), expected.max()], color=GREY, lw=1, zorder=0
+            [expected.min(), expected.max()],
+            [expected.min(), expected.max()],
+            color=GREY,
+            lw=1,
+            zorder=0,
         )
         one.set_title(f"{name}: moved by {share}", fontsize=10)
         one.set_xlabel("output before")
@@ -166,14 +176,18 @@ def paths_of_a_network(namespace: Namespace, _: str) -> Figure:
     axes.set_ylim(-1.9, units - 0.6)
     axes.set_axis_off()
     axes.set_title(
-        f"{len(namespace['paths'])} paths, {len(namespace['basis'].edges)} of them independent", fontsize=10
+        f"{len(namespace['paths'])} paths, {len(namespace['basis'].edges)} of them independent",
+        fontsize=10,
     )
     return figure
 
 
 def _line(axes: Axes, start: tuple[float, float], end: tuple[float, float], *, on: bool) -> None:
     axes.plot(
-        *zip(start, end, strict=True), color=RED if on else GREY, lw=2.4 if on else 0.8, zorder=2 if on else 1
+        *zip(start, end, strict=True),
+        color=RED if on else GREY,
+        lw=2.4 if on else 0.8,
+        zorder=2 if on else 1,
     )
 
 
@@ -182,7 +196,12 @@ def published_defects(_: Namespace, printed: str) -> Figure:
     figure, axes = panels(2, 2.2)
     figure.set_figwidth(9.5)
     steps = re.findall(r"^   (\S.*?) +([\d.]+) %$", printed, re.M)
-    bars(axes[0], [n for n, _ in steps], [float(v) for _, v in steps], "step in path space: off by, %")
+    bars(
+        axes[0],
+        [n for n, _ in steps],
+        [float(v) for _, v in steps],
+        "step in path space: off by, %",
+    )
     adams = re.findall(r"^   (Adam .*?) +(\S+)$", printed, re.M)
     names = [name.replace(" in the", "\nin the").replace(" fed", "\nfed") for name, _ in adams]
     bars(axes[1], names, [float(v) for _, v in adams], "outputs of two members differ by")

@@ -7,7 +7,7 @@ import torch
 
 import pathspace as ps
 
-# 1. A generator that was read once: Path-SGD that is SGD ---------------------------------------------------
+# 1. A generator that was read once: Path-SGD that is SGD ------------------------------------------
 
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 3))
@@ -47,12 +47,14 @@ for p in squared.parameters():
     p.data.square_()
 sizes = []
 for _ in range(3):
-    squared(torch.ones(1, 8)).sum().backward()  # kappa, if the gradient of the last step was cleared
+    squared(
+        torch.ones(1, 8)
+    ).sum().backward()  # kappa, if the gradient of the last step was cleared
     sizes.append(squared[0].weight.grad.mean().item())
 print("   kappa of the same weights at steps 1, 2, 3, gradients never cleared:", end=" ")
 print(", ".join(f"{size / sizes[0]:.0f}" for size in sizes))
 
-# 2. Skeleton weights set to one: another network -----------------------------------------------------------
+# 2. Skeleton weights set to one: another network --------------------------------------------------
 
 print("2. outputs after setting skeleton weights to one, relative to what they were")
 for widths in ((784, 100, 100, 10), (784, 64, 64, 64, 64, 10)):
@@ -64,10 +66,13 @@ for widths in ((784, 100, 100, 10), (784, 64, 64, 64, 64, 10)):
     for layer in layers:
         ones = torch.eye(*layer.weight.shape)
         layer.weight.data = layer.weight.data * (1 - ones) + ones
-    change, size = (deep(images) - before).norm() / before.norm(), deep(images).norm() / before.norm()
+    change, size = (
+        (deep(images) - before).norm() / before.norm(),
+        deep(images).norm() / before.norm(),
+    )
     print(f"   {'-'.join(map(str, widths)):22s} size {size:.1f} times, change {change:.1f} times")
 
-# 3. A step in path space that is none ---------------------------------------------------------------------
+# 3. A step in path space that is none -------------------------------------------------------------
 
 D = torch.float64
 torch.manual_seed(0)
@@ -77,10 +82,17 @@ W = {
     "out": torch.randn(2, 4, dtype=D),
 }
 inputs, targets = torch.randn(16, 6, 3, dtype=D), torch.randn(16, 2, dtype=D)
-incoming, outgoing = W["in"].abs().argmax(1), W["out"].abs().argmax(0)  # the skeleton: largest weights
+incoming, outgoing = (
+    W["in"].abs().argmax(1),
+    W["out"].abs().argmax(0),
+)  # the skeleton: largest weights
 units, eta = torch.arange(4), 1e-4
-in_mask = torch.zeros_like(W["in"], dtype=torch.bool).index_put((units, incoming), torch.tensor(True))
-out_mask = torch.zeros_like(W["out"], dtype=torch.bool).index_put((outgoing, units), torch.tensor(True))
+in_mask = torch.zeros_like(W["in"], dtype=torch.bool).index_put(
+    (units, incoming), torch.tensor(True)
+)
+out_mask = torch.zeros_like(W["out"], dtype=torch.bool).index_put(
+    (outgoing, units), torch.tensor(True)
+)
 
 
 def loss(w):
@@ -93,7 +105,9 @@ def loss(w):
 def path_values(w):
     s, o = w["in"][units, incoming], w["out"][outgoing, units]
     recurrent = w["rec"] * o.unsqueeze(1) * s
-    return torch.cat([(w["in"] * o.unsqueeze(1)).flatten(), recurrent.flatten(), (w["out"] * s)[~out_mask]])
+    return torch.cat(
+        [(w["in"] * o.unsqueeze(1)).flatten(), recurrent.flatten(), (w["out"] * s)[~out_mask]]
+    )
 
 
 def step(w, g, slip=None):
@@ -117,26 +131,37 @@ def step(w, g, slip=None):
 def distance(w, slip):
     leaves = {name: weight.clone().requires_grad_() for name, weight in w.items()}
     g = dict(zip(leaves, torch.autograd.grad(loss(leaves), list(leaves.values())), strict=True))
-    # the gradient in path space, by brute force: dL/dw = J^T dL/dv with J the derivative of the path values
+    # the gradient in path space, by brute force: dL/dw = J^T dL/dv with J the derivative of the
+    # path values
     J = torch.autograd.functional.jacobian(
         lambda *weights: path_values(dict(zip(w, weights, strict=True))), tuple(w.values())
     )
     J = torch.cat([j.flatten(1) for j in J], 1)
-    wanted = -eta * torch.linalg.lstsq(J.T, torch.cat([part.flatten() for part in g.values()])).solution
+    wanted = (
+        -eta * torch.linalg.lstsq(J.T, torch.cat([part.flatten() for part in g.values()])).solution
+    )
     taken = path_values(step(w, g, slip)) - path_values(w)
     return 100 * (taken - wanted).norm() / wanted.norm()
 
 
 print("3. a step of the path values of a recurrent layer, its distance from -eta dL/dv")
-for slip in (None, "no mask in the sum", "sum over the wrong axis", "skeleton outputs taken to be 1"):
+for slip in (
+    None,
+    "no mask in the sum",
+    "sum over the wrong axis",
+    "skeleton outputs taken to be 1",
+):
     print(f"   {slip or 'as it should be':31s} {distance(W, slip):8.1f} %")
 ones = {**W, "out": W["out"].masked_fill(out_mask, 1.0)}
 print(f"   {'... and they are 1':31s} {distance(ones, 'skeleton outputs taken to be 1'):8.1f} %")
 
-# 4. Adam fed with g / kappa -------------------------------------------------------------------------------
+# 4. Adam fed with g / kappa -----------------------------------------------------------------------
 
 print("4. outputs of two members of a rescaling class in 100 steps, largest relative difference")
-rules = {"PathGradientAdam": "Adam fed with g / kappa", "PathAdam": "Adam in the coordinates w sqrt(kappa)"}
+rules = {
+    "PathGradientAdam": "Adam fed with g / kappa",
+    "PathAdam": "Adam in the coordinates w sqrt(kappa)",
+}
 for name, rule in rules.items():
     report = ps.rescaling.check_invariance(
         model,

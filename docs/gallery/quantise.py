@@ -15,7 +15,10 @@ class Reader(torch.nn.Module):
         super().__init__()
         self.rnn = torch.nn.RNN(8, 48, 2, nonlinearity="relu", batch_first=True)
         self.block = torch.nn.Sequential(
-            torch.nn.Linear(48, 64), torch.nn.BatchNorm1d(64), torch.nn.ReLU(), torch.nn.Linear(64, 48)
+            torch.nn.Linear(48, 64),
+            torch.nn.BatchNorm1d(64),
+            torch.nn.ReLU(),
+            torch.nn.Linear(64, 48),
         )
         self.scores = torch.nn.Linear(48, 10)
 
@@ -60,7 +63,10 @@ for title in ("as trained", "badly scaled", "path", "range"):
         )
     elif title != "as trained":
         ps.rescaling.balance_(network, x_test, criterion=title)  # raises if a score moves
-    members = [model(x_test).detach(), *(quantized(model, bits)(x_test).detach() for bits in (8, 4))]
+    members = [
+        model(x_test).detach(),
+        *(quantized(model, bits)(x_test).detach() for bits in (8, 4)),
+    ]
     wrong = [int((s.argmax(1) != y_test).sum()) for s in members]
     change = [100 * float((s - scores).norm() / scores.norm()) for s in members]
     print(f"{title:22s} {wrong[0]:7d}{wrong[1]:7d}{wrong[2]:7d}{change[1]:14.1f}{change[2]:10.1f}")

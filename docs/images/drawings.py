@@ -42,12 +42,16 @@ def edge(
     x, y = (a + at * (b - a) for a, b in zip(start, end, strict=True))
     box = {"boxstyle": "round,pad=0.12", "fc": "white", "ec": "none"}
     if text:
-        axes.text(x, y, text, ha="center", va="center", fontsize=9, color=colour, bbox=box, zorder=5)
+        axes.text(
+            x, y, text, ha="center", va="center", fontsize=9, color=colour, bbox=box, zorder=5
+        )
 
 
 def rescaling() -> Figure:
     """One unit before and after its scale is multiplied by 4."""
-    figure, axes = panels(2, ["f(x) = 6 relu(x1 + 2 x2)", "s = 4:  f(x) = 1.5 relu(4 x1 + 8 x2), the same"])
+    figure, axes = panels(
+        2, ["f(x) = 6 relu(x1 + 2 x2)", "s = 4:  f(x) = 1.5 relu(4 x1 + 8 x2), the same"]
+    )
     for one, weights in zip(axes, (("1", "2", "6"), ("4", "8", "1.5")), strict=True):
         for y, name, weight in ((2.0, "x1", weights[0]), (0.0, "x2", weights[1])):
             node(one, (0.0, y), name)
@@ -82,7 +86,9 @@ def squared_network() -> Figure:
 
 def skeleton() -> Figure:
     """The skeleton of a network, and one basis path through a weight outside it."""
-    figure, axes = panels(2, ["skeleton: I(c) blue, O(c) red", "the basis path of one other weight"])
+    figure, axes = panels(
+        2, ["skeleton: I(c) blue, O(c) red", "the basis path of one other weight"]
+    )
     inputs, first = [(0.0, 2.0), (0.0, 0.0)], [(1.0, 2.0), (1.0, 1.0), (1.0, 0.0)]
     output = (2.0, 1.0)
     into = {(0, 0), (1, 1), (1, 2)}

@@ -44,7 +44,9 @@ def draw(found: dict[tuple[str, str], tuple[float, float]], path: Path) -> None:
     axes.set_xlim(0, 15)
     axes.tick_params(axis="x", labelsize=12)
     axes.set_xlabel("test error, % (95 % intervals of five seeds)", fontsize=12)
-    axes.set_title("One function, two starts:\n● balanced weights   ✖ badly scaled weights", fontsize=13)
+    axes.set_title(
+        "One function, two starts:\n● balanced weights   ✖ badly scaled weights", fontsize=13
+    )
     axes.grid(axis="x", alpha=0.3)
     figure.savefig(path, dpi=150)
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-EXTRA_OF = {"optuna": "sweep", "ray": "ray", "datasets": "download", "onnx": "onnx", "onnx2torch": "onnx"}
+EXTRA_OF = {
+    "optuna": "sweep",
+    "ray": "ray",
+    "datasets": "download",
+    "onnx": "onnx",
+    "onnx2torch": "onnx",
+}
 """The extra of a package that only some options need, by the name of its import."""
 
 
 def install(*extras: str) -> str:
     """Return the command that installs extras.
 
-    The package is in no registry: `pip install pathspace` would install nothing, or a stranger's package.
+    The package is in no registry: `pip install pathspace` would install nothing, or a stranger's
+    package.
 
     Example:
         >>> install("sweep")
@@ -27,7 +34,8 @@ def missing_package(part: str, error: ModuleNotFoundError, extra: str) -> Module
         extra: what installs it.
 
     Returns:
-        An error that names the part, the package and the command; the given one if a module of ours is missing.
+        An error that names the part, the package and the command; the given one if a module of ours
+        is missing.
     """
     name = (error.name or "").split(".")[0]
     if name in ("", "pathspace"):

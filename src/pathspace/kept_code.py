@@ -9,8 +9,9 @@ from typing import Any
 def recompile_if_damaged(compiled: Any) -> Any:
     """Let a function of `numba.njit(cache=True)` be compiled anew where its files on disk cannot be read.
 
-    Numba raises what the damage leads to (`UnpicklingError`, `EOFError`, ...), at every call until the files are
-    deleted. A process that was killed, a full disk or a copied folder may leave such files.
+    Numba raises what the damage leads to (`UnpicklingError`, `EOFError`, ...), at every call until
+    the files are deleted. A process that was killed, a full disk or a copied folder may leave such
+    files.
 
     Args:
         compiled: the function, on which this acts in place.

@@ -12,7 +12,9 @@ COLUMNS = ["claim", "paper", "verdict", "share of the paper's size", "seeds", "e
 
 
 def rows() -> list[list[str]]:
-    lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    lines = [
+        line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")
+    ]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 

@@ -39,7 +39,9 @@ def test_no_picture_is_left_of_a_program_that_is_gone() -> None:
 
 def _run(program: Path, *arguments: str) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, str(program), *arguments], check=True, env=environment, cwd=ROOT)
+    subprocess.run(
+        [sys.executable, str(program), *arguments], check=True, env=environment, cwd=ROOT
+    )
 
 
 @pytest.mark.slow

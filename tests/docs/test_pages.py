@@ -131,7 +131,9 @@ def test_python_on_a_page_runs_and_prints_what_it_says(page):
 def commands() -> list[str]:
     """Every command that some page tells a reader to type, once."""
     texts = [text for page in PAGES for language, text in blocks(page) if language == "console"]
-    lines = [line[2:] for text in texts for line in text.splitlines() if line.startswith("$ pathspace ")]
+    lines = [
+        line[2:] for text in texts for line in text.splitlines() if line.startswith("$ pathspace ")
+    ]
     return list(dict.fromkeys(lines))
 
 
@@ -152,7 +154,10 @@ EXECUTED = {
 
 
 def executed() -> list[Any]:
-    return [pytest.param(line, marks=() if line in EXECUTED else pytest.mark.slow) for line in commands()]
+    return [
+        pytest.param(line, marks=() if line in EXECUTED else pytest.mark.slow)
+        for line in commands()
+    ]
 
 
 class Begun(Exception):  # noqa: N818
@@ -215,7 +220,9 @@ def test_commands_on_a_page_run(line, tmp_path, monkeypatch, request):
         words += TINY_MEMORY
     elif command in ("compare", "sweep") or (command == "reproduce" and len(words) > 1):
         words += TINY_COMPARISON
-        tiny = [item for name, changes in TINY_TASKS.items() if name in line for item in changes.items()]
+        tiny = [
+            item for name, changes in TINY_TASKS.items() if name in line for item in changes.items()
+        ]
         for key, value in tiny:
             if not ("--methods" in words and key in ("methods", "baselines")):
                 words += ["--set", f"{key}={value}"]
@@ -224,7 +231,9 @@ def test_commands_on_a_page_run(line, tmp_path, monkeypatch, request):
         words += ["--steps", "2"]
         if line in EXECUTED:  # the page of all optimizers and networks is for `make test-all`
             words += ["--optimizers", "sgd,path-sgd,path-muon,g-adam,ddp-sgd"]
-    monkeypatch.setattr(Recipe, "study_options", lambda recipe, _: TINY_STUDIES.get(recipe.study["name"], {}))
+    monkeypatch.setattr(
+        Recipe, "study_options", lambda recipe, _: TINY_STUDIES.get(recipe.study["name"], {})
+    )
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
 
@@ -328,7 +337,9 @@ def test_examples_in_docstrings_run(name):
 def test_public_names_have_examples_and_say_what_they_return(package):
     module = importlib.import_module(f"pathspace.{package}")
     for name in module.__all__:
-        documentation = getattr(module, name).__doc__ if callable(getattr(module, name)) else "constant"
+        documentation = (
+            getattr(module, name).__doc__ if callable(getattr(module, name)) else "constant"
+        )
         assert documentation, f"{package}.{name} has no docstring"
 
 

@@ -13,7 +13,8 @@ PAGE = ROOT / "docs/scaling.md"
 
 def test_the_table_is_what_was_counted():
     counted = [
-        json.loads(line) for line in (ROOT / "benchmarks/results/scaling.json").read_text().splitlines()
+        json.loads(line)
+        for line in (ROOT / "benchmarks/results/scaling.json").read_text().splitlines()
     ]
     by = {(row["optimizer"], row["processes"]): row for row in counted}
     names = list(dict.fromkeys(row["optimizer"] for row in counted))
@@ -50,6 +51,7 @@ def test_who_counts_again_counts_the_same():
     )
     again = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     before = [
-        json.loads(line) for line in (ROOT / "benchmarks/results/scaling.json").read_text().splitlines()
+        json.loads(line)
+        for line in (ROOT / "benchmarks/results/scaling.json").read_text().splitlines()
     ]
     assert again == [row for row in before if row["processes"] == 1]

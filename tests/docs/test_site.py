@@ -29,7 +29,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(
         command,
         cwd=ROOT,
-        env=os.environ | {"http_proxy": nowhere, "https_proxy": nowhere, "NO_MKDOCS_2_WARNING": "1"},
+        env=os.environ
+        | {"http_proxy": nowhere, "https_proxy": nowhere, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
         text=True,
     )
@@ -106,7 +107,9 @@ def test_every_page_is_shown_whole_without_a_complaint_and_without_the_network(
         assert not [asked for asked in browser.requests if not asked.startswith(root)], address
         assert overflow(page) == 0, address
         pictures = page.locator("article img")
-        assert all(pictures.evaluate_all("images => images.map(image => image.naturalWidth > 0)")), address
+        assert all(
+            pictures.evaluate_all("images => images.map(image => image.naturalWidth > 0)")
+        ), address
 
 
 @pytest.mark.slow
@@ -128,7 +131,9 @@ def test_the_search_finds_a_name_by_its_last_part_and_leads_there(
     page.keyboard.type(words)
     link = page.locator(f'.md-search-result__link[href$="{found}"]')
     link.wait_for()
-    places = page.locator(".md-search-result__link").evaluate_all("links => links.map(link => link.href)")
+    places = page.locator(".md-search-result__link").evaluate_all(
+        "links => links.map(link => link.href)"
+    )
     assert places.index(root + found) < 3
     link.click()
     page.wait_for_url(f"{root}{found}*")
@@ -141,7 +146,9 @@ def test_the_search_finds_a_name_by_its_last_part_and_leads_there(
     ("words", "found"),
     [("install", "#install"), ("anomaly", "sequences/"), ("tensorboard", "diagnosing/")],
 )
-def test_the_search_finds_the_page_for_a_task(root: str, browser: Browser, words: str, found: str) -> None:
+def test_the_search_finds_the_page_for_a_task(
+    root: str, browser: Browser, words: str, found: str
+) -> None:
     page = browser.open(root)
     page.locator("input.md-search__input").click()
     page.keyboard.type(words)

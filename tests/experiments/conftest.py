@@ -49,7 +49,11 @@ def tiny_task() -> Task:
 @pytest.fixture
 def tiny_config(tiny_settings: Callable[..., Settings]) -> Callable[..., RunConfig]:
     def make(
-        method: str = "sgd", start: str = "balanced", rate: float = 0.05, seed: int = 0, **changes: Any
+        method: str = "sgd",
+        start: str = "balanced",
+        rate: float = 0.05,
+        seed: int = 0,
+        **changes: Any,
     ) -> RunConfig:
         if METHODS[method].normalizes:
             changes.setdefault("model", "mlp")
@@ -121,7 +125,9 @@ def quick_processes(pools: list[QuickPool], monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture(params=["this process", "two processes"])
 def executor(request: pytest.FixtureRequest) -> Runner:
-    return Runner() if request.param == "this process" else request.getfixturevalue("quick_processes")
+    return (
+        Runner() if request.param == "this process" else request.getfixturevalue("quick_processes")
+    )
 
 
 @pytest.fixture
@@ -137,7 +143,11 @@ def digests(*contents: bytes) -> tuple[str, ...]:
 
 
 CHARACTER_FILES = [b"a _ b a b _ \n b ", b"a b b a \n b a ", b"b b a _ a a b a "]
-WORD_FILES = [b" the cat <unk> \n \n the end \n", b" the end \n the cat \n", b" cat the \n end the cat \n"]
+WORD_FILES = [
+    b" the cat <unk> \n \n the end \n",
+    b" the end \n the cat \n",
+    b" cat the \n end the cat \n",
+]
 
 
 @pytest.fixture
@@ -149,7 +159,9 @@ def tiny_corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / "ptb" / name).write_bytes(gzip.compress(content))
     for name, content in zip(words.files, WORD_FILES, strict=True):
         (tmp_path / "ptb" / name).write_bytes(content)
-    monkeypatch.setitem(corpora.CHARACTERS, "ptb", replace(characters, digests=digests(*CHARACTER_FILES)))
+    monkeypatch.setitem(
+        corpora.CHARACTERS, "ptb", replace(characters, digests=digests(*CHARACTER_FILES))
+    )
     monkeypatch.setitem(corpora.WORDS, "ptb", replace(words, digests=digests(*WORD_FILES)))
     return tmp_path
 

@@ -2,7 +2,8 @@
 
 from pathspace.experiments.methods import METHODS
 
-# Another method's rule, on another model, from another start, at another rate or for some matrices alone.
+# Another method's rule, on another model, from another start, at another rate or for some matrices
+# alone.
 AS_ANOTHER = {
     "adamw": "adam",
     "path-sgd-half": "path-sgd-short",

@@ -39,7 +39,9 @@ def test_the_interval_is_students() -> None:
     five = t_interval([1.0, 2.0, 3.0, 4.0, 5.0])
     assert five.mean == 3.0
     assert five.half == pytest.approx(2.776 * math.sqrt(2.5 / 5), rel=1e-3)
-    assert t_interval([0.0, 2.0]).half == pytest.approx(12.706 * math.sqrt(2) / math.sqrt(2), rel=1e-3)
+    assert t_interval([0.0, 2.0]).half == pytest.approx(
+        12.706 * math.sqrt(2) / math.sqrt(2), rel=1e-3
+    )
     assert t_interval([4.0]).half == math.inf
     assert t_interval([1e200, 3e200]).half == pytest.approx(12.706e200, rel=1e-3)  # perplexities
     values = [1.3, 0.2, 5.0, 2.2]
@@ -52,12 +54,20 @@ def test_the_interval_is_students() -> None:
 def comparison(tiny_settings: Callable[..., Settings]) -> Comparison:
     """Made up: test errors 3, 4, 5 for SGD; half of that, paired, for Path-SGD; balanced SGD in between."""
     settings = tiny_settings(
-        methods=list(METHODS), baselines=list(BASELINES), starts=["balanced"], seeds=3, target_error=20.0
+        methods=list(METHODS),
+        baselines=list(BASELINES),
+        starts=["balanced"],
+        seeds=3,
+        target_error=20.0,
     )
 
     def result(method: str, seed: int, error: float, validation: float) -> RunResult:
         config = settings.run_config(method, "balanced", 0.1, seed, evaluate_test=True)
-        entries = (Validation(0, 2.0, 90.0), Validation(4, 1.0, 20.0), Validation(8, 0.5, validation))
+        entries = (
+            Validation(0, 2.0, 90.0),
+            Validation(4, 1.0, 20.0),
+            Validation(8, 0.5, validation),
+        )
         return RunResult(config, (1.0,) * 8, entries, error, None, 1.0, step_seconds=0.5)
 
     errors = {"sgd": (3.0, 4.0, 5.0), "balanced-sgd": (2.0, 2.1, 6.0), "path-sgd": (1.5, 2.0, 2.5)}
@@ -69,7 +79,8 @@ def comparison(tiny_settings: Callable[..., Settings]) -> Comparison:
             0.1,
             "balanced",
             tuple(
-                result(method, seed, error, validation[method]) for seed, error in enumerate(errors[method])
+                result(method, seed, error, validation[method])
+                for seed, error in enumerate(errors[method])
             ),
             None,
         )
@@ -86,7 +97,9 @@ def test_differences_are_paired_and_against_the_baseline_that_validation_prefers
     sgd, balanced, path = standings(comparison)
     assert sgd.against is None
     assert sgd.difference is None
-    assert balanced.against == path.against == "sgd"  # although balanced SGD has the smaller test error
+    assert (
+        balanced.against == path.against == "sgd"
+    )  # although balanced SGD has the smaller test error
     assert path.difference is not None
     assert path.difference.mean == pytest.approx(-2.0)
     assert path.difference.half == pytest.approx(t_interval([-1.5, -2.0, -2.5]).half)
@@ -114,7 +127,9 @@ def test_the_table_says_who_is_better(comparison: Comparison) -> None:
 
 
 @pytest.mark.parametrize("how", ["diverged", "failed"])
-def test_a_run_that_was_lost_or_missed_the_target_leaves_no_mean(comparison: Comparison, how: str) -> None:
+def test_a_run_that_was_lost_or_missed_the_target_leaves_no_mean(
+    comparison: Comparison, how: str
+) -> None:
     row = comparison.rows[2]
     begin = row.runs[0].validations[0]
     gone = (
@@ -122,10 +137,14 @@ def test_a_run_that_was_lost_or_missed_the_target_leaves_no_mean(comparison: Com
         if how == "diverged"
         else replace(row.runs[0], test_error=1e34, validations=(begin, Validation(8, 1e34, 1e34)))
     )
-    changed = replace(comparison, rows=(*comparison.rows[:2], replace(row, runs=(gone, *row.runs[1:]))))
+    changed = replace(
+        comparison, rows=(*comparison.rows[:2], replace(row, runs=(gone, *row.runs[1:])))
+    )
     given = {name: replace(choice, tried=0, failed=0) for name, choice in changed.choices.items()}
     for tuned in (changed, replace(changed, choices=given)):
-        defined = "A run failed if it diverged, or ended with no less validation loss than it began with."
+        defined = (
+            "A run failed if it diverged, or ended with no less validation loss than it began with."
+        )
         assert defined in claim_table(tuned).notes
     standing = standings(changed)[2]
     assert (standing.error, standing.difference, standing.steps, standing.seconds) == (None,) * 4
@@ -150,7 +169,9 @@ def test_a_curve_is_the_same_if_it_is_so_from_every_start(comparison: Comparison
             for start, difference in zip(starts, (None, *differences), strict=True)
         ]
 
-    changed = replace(comparison, rows=(*rows("balanced-sgd", 0.0, 0.0), *rows("path-sgd", 0.0, 0.47)))
+    changed = replace(
+        comparison, rows=(*rows("balanced-sgd", 0.0, 0.0), *rows("path-sgd", 0.0, 0.47))
+    )
     changed = replace(changed, rows=(*changed.rows, *rows("sgd", 3.0, 1.4)))
     (note,) = (note for note in claim_table(changed).notes if "The same training curve" in note)
     assert note.endswith("(on 3 seeds): balanced once, then SGD.")
@@ -165,7 +186,9 @@ def test_a_baseline_that_failed_once_is_not_the_best(comparison: Comparison) -> 
 
 def test_without_a_baseline_that_came_through_nothing_is_claimed(comparison: Comparison) -> None:
     def without(row: Row) -> Row:
-        return replace(row, runs=tuple(replace(run, test_error=None, diverged_at=1) for run in row.runs))
+        return replace(
+            row, runs=tuple(replace(run, test_error=None, diverged_at=1) for run in row.runs)
+        )
 
     rows = tuple(without(row) if row.method in BASELINES else row for row in comparison.rows)
     changed = replace(comparison, rows=rows)
@@ -265,16 +288,26 @@ def test_a_recipe_of_parts_gives_one_table_each_one_page_and_one_picture(recipes
         with (output / part / "claim.csv").open(newline="") as file:
             assert len(list(csv.reader(file))) == 1 + 2 * 2
         claim = json.loads((output / part / "results.json").read_text())["claim"]
-        assert [entry["against"] for entry in claim if entry["method"] == "path-sgd"] == ["sgd", "sgd"]
-    again = CliRunner().invoke(app, ["reproduce", "both", "--resume", "--json", "--output", str(output)])
+        assert [entry["against"] for entry in claim if entry["method"] == "path-sgd"] == [
+            "sgd",
+            "sgd",
+        ]
+    again = CliRunner().invoke(
+        app, ["reproduce", "both", "--resume", "--json", "--output", str(output)]
+    )
     assert again.exit_code == 0, again.output
-    assert [part["configuration"]["recipe"] for part in json.loads(again.stdout)] == ["one", "other"]
+    assert [part["configuration"]["recipe"] for part in json.loads(again.stdout)] == [
+        "one",
+        "other",
+    ]
 
 
 def test_parts_that_are_done_are_kept_until_the_whole_is(
     recipes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>"))
+    monkeypatch.setattr(
+        "pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>")
+    )
     output = recipes / "runs"
     command = ["reproduce", "both", "--workers", "1", *ONE_START, "--output", str(output)]
     assert CliRunner().invoke(app, command).exit_code == 0
@@ -304,7 +337,9 @@ def test_parts_that_are_done_are_kept_until_the_whole_is(
 def test_parts_are_resumed_with_the_settings_that_were_given(
     recipes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>"))
+    monkeypatch.setattr(
+        "pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>")
+    )
     output, execute = recipes / "runs", reproduce.execute
 
     def stopped(asked: Any, context: Any, **given: Any) -> Any:
@@ -326,7 +361,9 @@ def test_parts_are_resumed_with_the_settings_that_were_given(
 def test_a_part_that_starting_over_had_not_come_to_does_not_stand_in_the_way(
     recipes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>"))
+    monkeypatch.setattr(
+        "pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>")
+    )
     output, execute = recipes / "runs", reproduce.execute
     command = ["reproduce", "both", "--workers", "1", "--output", str(output)]
     assert CliRunner().invoke(app, [*command, *ONE_START]).exit_code == 0
@@ -338,7 +375,10 @@ def test_a_part_that_starting_over_had_not_come_to_does_not_stand_in_the_way(
 
     with monkeypatch.context() as interrupted:
         interrupted.setattr(reproduce, "execute", stopped)
-        assert CliRunner().invoke(app, [*command, *ONE_START, "--fresh", "--seeds", "1"]).exit_code == 130
+        assert (
+            CliRunner().invoke(app, [*command, *ONE_START, "--fresh", "--seeds", "1"]).exit_code
+            == 130
+        )
     resumed = CliRunner().invoke(app, [*command, "--resume"])
     assert resumed.exit_code == 0, resumed.output
     stored = [json.loads((output / part / "config.json").read_text()) for part in ("one", "other")]
@@ -365,7 +405,9 @@ def test_missing_data_of_one_part_is_told_before_another_begins(recipes: Path) -
 
 
 def test_nothing_to_resume_is_said_so(recipes: Path) -> None:
-    result = CliRunner().invoke(app, ["reproduce", "both", "--resume", "--output", str(recipes / "nothing")])
+    result = CliRunner().invoke(
+        app, ["reproduce", "both", "--resume", "--output", str(recipes / "nothing")]
+    )
     assert result.exit_code == 2
     assert "nothing to resume" in result.stderr
 

@@ -45,7 +45,9 @@ def without_seconds(results: list[RunResult]) -> list[RunResult]:
     return [replace(result, seconds=0.0, step_seconds=None) for result in results]
 
 
-def test_a_comparison_measures_the_same_function_from_two_starts(tiny_settings: Make, tmp_path: Path) -> None:
+def test_a_comparison_measures_the_same_function_from_two_starts(
+    tiny_settings: Make, tmp_path: Path
+) -> None:
     settings = tiny_settings(methods=["sgd", "path-sgd"], rescale_exponent=3)
     recorder = Recorder()
     comparison = compare(settings, Runs(tmp_path, recorder))
@@ -64,7 +66,9 @@ def test_a_comparison_measures_the_same_function_from_two_starts(tiny_settings: 
     assert len(recorder.done) == len(recorder.begun)
 
 
-def test_finished_runs_are_taken_from_disk_and_the_rest_is_done(tiny_settings: Make, tmp_path: Path) -> None:
+def test_finished_runs_are_taken_from_disk_and_the_rest_is_done(
+    tiny_settings: Make, tmp_path: Path
+) -> None:
     settings = tiny_settings(methods=["sgd", "path-sgd"], epochs=1)
     whole = compare(settings, Runs(tmp_path))
     lost = sorted((tmp_path / "runs").glob(f"*/{RESULT}"))[::3]
@@ -85,7 +89,9 @@ def test_where_there_is_one_rate_nothing_is_tuned(
     settings = tiny_settings(learning_rates=[0.05], weight_decays=[0.1], seeds=2, **some)
     given = compare(settings, Runs(tmp_path / "given"))
     assert given.tuning == ()
-    assert len(list((tmp_path / "given").glob("runs/*/result.json"))) == sum(len(r.runs) for r in given.rows)
+    assert len(list((tmp_path / "given").glob("runs/*/result.json"))) == sum(
+        len(r.runs) for r in given.rows
+    )
     assert {(row.learning_rate, row.weight_decay) for row in given.rows} == {(0.05, 0.1)}
     # both reports say that the rates were given, and draw no curve over rates
     report = comparison_report(given, title="a test", configuration={"versions": {}})
@@ -121,12 +127,16 @@ def test_two_processes_give_what_one_gives(
     ]
     recorder = Recorder()
     alone = run_all(configs, Place(tmp_path / "one"), Monitor(), title="One")
-    shared = run_all(configs, Place(tmp_path / "two"), recorder, title="Two", runner=quick_processes)
+    shared = run_all(
+        configs, Place(tmp_path / "two"), recorder, title="Two", runner=quick_processes
+    )
     assert without_seconds(alone) == without_seconds(shared)
     assert sorted(recorder.done) == sorted(config.label for config in configs)
 
 
-def test_astored_result_of_another_configuration_is_not_used(tiny_settings: Make, tmp_path: Path) -> None:
+def test_astored_result_of_another_configuration_is_not_used(
+    tiny_settings: Make, tmp_path: Path
+) -> None:
     config = tiny_settings().run_config("sgd", "balanced", 0.1, 0, evaluate_test=True)
     run_all([config], Place(tmp_path), Monitor(), title="")
     path = tmp_path / config.key / RESULT

@@ -69,9 +69,13 @@ def test_the_study_writes_what_it_prints(comparison: Comparison, tmp_path: Path)
     costs = json.loads((tmp_path / "cost.json").read_text())["costs"]
     assert [cost["method"] for cost in costs] == ["sgd", "path-sgd"]
     assert (costs[0]["ratio"], costs[0]["lower"], costs[0]["upper"]) == (1.0, 1.0, 1.0)
-    assert all(cost["seconds"] > 0 and cost["lower"] <= cost["ratio"] <= cost["upper"] for cost in costs)
+    assert all(
+        cost["seconds"] > 0 and cost["lower"] <= cost["ratio"] <= cost["upper"] for cost in costs
+    )
     with (tmp_path / "cost.csv").open(newline="") as file:
-        assert [float(row["ratio"]) for row in csv.DictReader(file)] == [cost["ratio"] for cost in costs]
+        assert [float(row["ratio"]) for row in csv.DictReader(file)] == [
+            cost["ratio"] for cost in costs
+        ]
 
 
 def test_a_slow_method_is_seen(
@@ -108,7 +112,9 @@ def test_quartiles_leave_as_many_rounds_on_either_side(
     rounds = [float(value) for value in range(count, 0, -1)]
 
     def turn(_settings: Any, _task: Any, name: str, _steps: int) -> Callable[[], float]:
-        seconds = iter([9.0, *(rounds if name == "path-sgd" else [1.0] * count)])  # the first one warms up
+        seconds = iter(
+            [9.0, *(rounds if name == "path-sgd" else [1.0] * count)]
+        )  # the first one warms up
         return lambda: next(seconds)
 
     monkeypatch.setattr(cost, "_turn", turn)
@@ -164,7 +170,9 @@ def test_runs_on_the_gpus_of_a_cluster_do_not_lose_their_study_here(
     comparison: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    recipe = Recipe("timed", "Timed", {}, {"": {}}, study={"name": "cost", "": {"rounds": 1, "steps": 1}})
+    recipe = Recipe(
+        "timed", "Timed", {}, {"": {}}, study={"name": "cost", "": {"rounds": 1, "steps": 1}}
+    )
     context = folders.Context(
         None, tmp_path, device="cuda", engine="ray", address="10.0.0.1:6379", quiet=True
     )

@@ -39,7 +39,10 @@ def start_for(method: str) -> str:
 def close(one: RunResult, other: RunResult) -> None:
     assert_close(one.losses, other.losses, rtol=1e-3, atol=1e-6)
     assert_close(
-        [v.error for v in one.validations], [v.error for v in other.validations], rtol=1e-3, atol=1e-6
+        [v.error for v in one.validations],
+        [v.error for v in other.validations],
+        rtol=1e-3,
+        atol=1e-6,
     )
     assert one.test_error == pytest.approx(other.test_error, rel=1e-3)
 
@@ -52,7 +55,9 @@ def close(one: RunResult, other: RunResult) -> None:
         ["balanced-adam", "path-sgd-short-both", "tanh-adam"],
     ),
 )
-def test_a_run_elsewhere_gives_what_it_gives_here(tiny_config: Config, tiny_task: Task, method: str) -> None:
+def test_a_run_elsewhere_gives_what_it_gives_here(
+    tiny_config: Config, tiny_task: Task, method: str
+) -> None:
     config = tiny_config(method, start_for(method), 0.01, epochs=1, momentum=0.9, clip_norm=1.0)
     with on(GPU):
         there = run(config, tiny_task, device=GPU)
@@ -86,7 +91,9 @@ def test_a_run_goes_on_on_another_device_and_says_so(
         stopped(config, tiny_task, tmp_path, 5, device=before)
     told: list[str] = []
     with on(after):
-        resumed = run(config, tiny_task, folder=tmp_path, resume=True, listener=Noting(told), device=after)
+        resumed = run(
+            config, tiny_task, folder=tmp_path, resume=True, listener=Noting(told), device=after
+        )
     with on(after):
         whole = run(config, tiny_task, device=after)
     if before == after:
@@ -112,7 +119,8 @@ def test_a_stream_s_state_and_dropout_go_on_elsewhere(tiny_corpora: Path, tmp_pa
             "methods": ["sgd"], "batch_size": 2, "epochs": 3,
         })
     )  # fmt: skip
-    # not tied: Module.to gives the stand-in new parameters, one for each place, where a GPU keeps the old ones
+    # not tied: Module.to gives the stand-in new parameters, one for each place, where a GPU keeps
+    # the old ones
     task = build_task("characters", settings.task_options, data_dir=tiny_corpora)
     config = settings.run_config("sgd", "default", 0.1, 0, evaluate_test=True)
     with on(GPU):
@@ -132,7 +140,9 @@ def test_the_random_state_of_the_caller_stays(tiny_config: Config, tiny_task: Ta
 def test_a_device_is_chosen_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert [devices.chosen_device(name) for name in ("cpu", "auto")] == ["cpu", "cpu"]
-    with pytest.raises(ConfigurationError, match=r"--device cuda: PyTorch .* sees no such device here"):
+    with pytest.raises(
+        ConfigurationError, match=r"--device cuda: PyTorch .* sees no such device here"
+    ):
         devices.chosen_device("cuda")
     with pytest.raises(
         ConfigurationError, match="Unknown device 'gpu' in --device: choose from cpu, cuda, auto"

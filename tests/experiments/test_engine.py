@@ -49,10 +49,13 @@ def start_for(method: str) -> str:
 def test_a_killed_run_resumes_exactly(
     tiny_config: Config, tiny_task: Task, tmp_path: Path, method: str, momentum: float
 ) -> None:
-    config = tiny_config(method, start_for(method), 0.01, epochs=4, momentum=momentum, clip_norm=1.0)
+    config = tiny_config(
+        method, start_for(method), 0.01, epochs=4, momentum=momentum, clip_norm=1.0
+    )
     whole = run(config, tiny_task)
     assert len(whole.losses) == total_steps(config, tiny_task) == 16
-    # Dies at step 7, in the middle of an epoch; the last checkpoint is from step 6; then again at step 12.
+    # Dies at step 7, in the middle of an epoch; the last checkpoint is from step 6; then again at
+    # step 12.
     stopped(config, tiny_task, tmp_path, 7, checkpoint_every=3)
     stopped(config, tiny_task, tmp_path, 12, checkpoint_every=3, resume=True)
     assert same(run(config, tiny_task, folder=tmp_path, resume=True), whole)
@@ -89,13 +92,17 @@ def test_a_checkpoint_of_an_earlier_version_lacks_what_came_later(
         stopped(tiny_config(), tiny_task, tmp_path, 5, checkpoint_every=3)
     with pytest.raises(ConfigurationError, match=r"was written with stop_error = 0.0, not 1.0"):
         run(replace(tiny_config(), stop_error=1.0), tiny_task, folder=tmp_path, resume=True)
-    assert same(run(tiny_config(), tiny_task, folder=tmp_path, resume=True), run(tiny_config(), tiny_task))
+    assert same(
+        run(tiny_config(), tiny_task, folder=tmp_path, resume=True), run(tiny_config(), tiny_task)
+    )
 
 
 def test_a_broken_checkpoint_is_named(tiny_config: Config, tiny_task: Task, tmp_path: Path) -> None:
     for content in (b"nothing", b"", b"n" * 1000):
         (tmp_path / checkpoint.FILE).write_bytes(content)
-        with pytest.raises(ConfigurationError, match=r"checkpoint\.pt' cannot be read \(.*\): delete it"):
+        with pytest.raises(
+            ConfigurationError, match=r"checkpoint\.pt' cannot be read \(.*\): delete it"
+        ):
             run(tiny_config(), tiny_task, folder=tmp_path, resume=True)
 
 
@@ -105,11 +112,15 @@ def test_a_checkpoint_of_another_form_is_refused(
     run(tiny_config(), tiny_task, folder=tmp_path, checkpoint_every=3)
     content = torch.load(tmp_path / checkpoint.FILE, weights_only=True)
     torch.save(content | content.pop("plain"), tmp_path / checkpoint.FILE)  # as it was before
-    with pytest.raises(ConfigurationError, match=r"earlier version of pathspace: delete it and give"):
+    with pytest.raises(
+        ConfigurationError, match=r"earlier version of pathspace: delete it and give"
+    ):
         run(tiny_config(), tiny_task, folder=tmp_path, resume=True)
 
 
-def test_runs_are_reproducible_and_leave_the_caller_alone(tiny_config: Config, tiny_task: Task) -> None:
+def test_runs_are_reproducible_and_leave_the_caller_alone(
+    tiny_config: Config, tiny_task: Task
+) -> None:
     torch.manual_seed(3)
     state, threads = torch.get_rng_state(), torch.get_num_threads()
     one = run(tiny_config(threads=threads + 1), tiny_task)
@@ -154,7 +165,9 @@ def test_invariant_methods_give_the_same_curve_from_a_rescaled_start(
 def test_all_starts_are_the_same_function_but_not_the_same_weights(
     tiny_config: Config, tiny_task: Task
 ) -> None:
-    starts = [run(tiny_config("sgd", start), tiny_task) for start in ("default", "balanced", "rescaled")]
+    starts = [
+        run(tiny_config("sgd", start), tiny_task) for start in ("default", "balanced", "rescaled")
+    ]
     assert starts[1].validations[0] == starts[2].validations[0]
     assert starts[0].validations[0].loss == pytest.approx(starts[1].validations[0].loss, rel=1e-5)
     assert starts[1].losses[2] != starts[2].losses[2]
@@ -177,7 +190,9 @@ def test_divergence_that_only_validation_shows_counts(tiny_config: Config, tiny_
     assert result.diverged_at == 1
 
 
-def test_a_test_error_that_overflows_counts_as_divergence(tiny_config: Config, tiny_task: Task) -> None:
+def test_a_test_error_that_overflows_counts_as_divergence(
+    tiny_config: Config, tiny_task: Task
+) -> None:
     # Of a loss of 800 nats the perplexity is not a float, and no JSON file can hold it.
     overflowing = replace(tiny_task, reported=lambda _mean: math.inf)
     result = run(tiny_config("sgd", rate=0.01, epochs=1), overflowing)
@@ -234,13 +249,17 @@ def test_an_epoch_goes_through_every_sequence_once_in_an_order_of_its_own() -> N
     assert len({tuple(order.tolist()) for order in orders}) == 3
 
 
-def test_a_batch_larger_than_the_training_split_is_refused(tiny_config: Config, tiny_task: Task) -> None:
+def test_a_batch_larger_than_the_training_split_is_refused(
+    tiny_config: Config, tiny_task: Task
+) -> None:
     with pytest.raises(ConfigurationError, match="batch size 65 exceeds the 64 training sequences"):
         run(tiny_config(batch_size=65), tiny_task)
 
 
 def test_the_gradient_of_plain_methods_is_clipped(tiny_config: Config, tiny_task: Task) -> None:
-    free, clipped = (run(tiny_config("sgd", rate=0.5, clip_norm=norm), tiny_task) for norm in (0.0, 1e-6))
+    free, clipped = (
+        run(tiny_config("sgd", rate=0.5, clip_norm=norm), tiny_task) for norm in (0.0, 1e-6)
+    )
     assert clipped.losses[0] == free.losses[0]
     assert clipped.validations[-1].loss == pytest.approx(clipped.validations[0].loss, rel=1e-4)
     assert free.validations[-1].loss < 0.9 * free.validations[0].loss
@@ -248,7 +267,21 @@ def test_the_gradient_of_plain_methods_is_clipped(tiny_config: Config, tiny_task
 
 def test_a_setting_with_a_default_leaves_the_names_of_runs_as_they_are() -> None:
     config = RunConfig(
-        "digits", {}, "relu-rnn", {"hidden": 6}, "sgd", "balanced", 0.05, 0, 2, 16, 0.0, None, 5, 1, True
+        "digits",
+        {},
+        "relu-rnn",
+        {"hidden": 6},
+        "sgd",
+        "balanced",
+        0.05,
+        0,
+        2,
+        16,
+        0.0,
+        None,
+        5,
+        1,
+        True,
     )
     assert config.key == "sgd-balanced-0.05-0-8b610bc0c3"
     assert replace(config, weight_decay=0.1).key != config.key
@@ -257,7 +290,9 @@ def test_a_setting_with_a_default_leaves_the_names_of_runs_as_they_are() -> None
 def test_steps_and_seconds_to_an_error_end_at_the_first_validation_that_reaches_it(
     tiny_config: Config, tiny_task: Task
 ) -> None:
-    entries = tuple(Validation(step, 1.0, error) for step, error in ((0, 9.0), (4, 2.5), (8, 2.0), (12, 3.0)))
+    entries = tuple(
+        Validation(step, 1.0, error) for step, error in ((0, 9.0), (4, 2.5), (8, 2.0), (12, 3.0))
+    )
     result = replace(run(tiny_config(epochs=1), tiny_task), validations=entries, step_seconds=0.25)
     assert [result.steps_to(error) for error in (9.0, 3.0, 2.0, 1.9)] == [0, 4, 8, None]
     assert result.seconds_to(2.0) == 2.0
@@ -271,7 +306,9 @@ def test_weight_decay_shrinks_the_weights_of_every_method(
 ) -> None:
     free, decayed = (
         run(
-            tiny_config(method, start_for(method), 0.01, epochs=1, batch_size=32, weight_decays=[decay]),
+            tiny_config(
+                method, start_for(method), 0.01, epochs=1, batch_size=32, weight_decays=[decay]
+            ),
             tiny_task,
         )
         for decay in (0.0, 50.0)
@@ -293,16 +330,26 @@ def test_models_that_cannot_be_rescaled_train_from_the_default_start_alone(
 def test_normalized_networks_are_what_the_method_says(tiny_config: Config, tiny_task: Task) -> None:
     results = {
         name: run(tiny_config(name, "balanced", 0.05, epochs=4, model="mlp"), tiny_task)
-        for name in ("sgd", "path-norm", "ddp-norm", "ddp-norm-centred", "moment-norm", "batch-norm")
+        for name in (
+            "sgd",
+            "path-norm",
+            "ddp-norm",
+            "ddp-norm-centred",
+            "moment-norm",
+            "batch-norm",
+        )
     }
     assert len({result.losses for result in results.values()}) == len(results)
     assert all(result.test_error is not None for result in results.values())
-    # normalizing follows balancing or rescaling, and does not undo it: the two starts are different networks
+    # normalizing follows balancing or rescaling, and does not undo it: the two starts are different
+    # networks
     other = run(tiny_config("batch-norm", "rescaled", 0.05, epochs=4), tiny_task)
     assert other.losses[0] != results["batch-norm"].losses[0]
 
 
-def test_recurrent_layers_run_compiled_unless_told_otherwise(tiny_config: Config, tiny_task: Task) -> None:
+def test_recurrent_layers_run_compiled_unless_told_otherwise(
+    tiny_config: Config, tiny_task: Task
+) -> None:
     """Both give the same curve to rounding, and a result says which of them it comes from."""
     pytest.importorskip("numba")
     config = tiny_config("path-sgd", epochs=4)
@@ -331,7 +378,9 @@ def test_a_run_ends_with_the_first_epoch_that_is_good_enough(
     assert same(run(config, tiny_task, folder=tmp_path, resume=True), short)
 
 
-def test_every_epoch_has_its_training_error_and_a_test_error(tiny_config: Config, tiny_task: Task) -> None:
+def test_every_epoch_has_its_training_error_and_a_test_error(
+    tiny_config: Config, tiny_task: Task
+) -> None:
     result = run(tiny_config(epochs=3), tiny_task)
     # the task is regression: its errors are its losses
     means = [math.fsum(result.losses[i : i + 4]) / 4 for i in (0, 4, 8)]
@@ -345,7 +394,9 @@ def test_every_epoch_has_its_training_error_and_a_test_error(tiny_config: Config
 
 def test_wrong_answers_are_counted_over_the_batches_of_an_epoch(tiny_config: Config) -> None:
     task, models = build_task("digits", {}), []
-    config = replace(tiny_config(rate=1e-30), task="digits", task_options={}, epochs=2, batch_size=100)
+    config = replace(
+        tiny_config(rate=1e-30), task="digits", task_options={}, epochs=2, batch_size=100
+    )
     result = run(config, task, finished=models.append)
     used = 100 * (len(task.train) // 100)
     for epoch, entry in enumerate(result.epochs):  # the weights do not move

@@ -22,7 +22,11 @@ def archives(tmp_path):
     for name, count in (("train_few", 12), ("test", 6)):
         images = np.zeros((count, 3, 32, 32), dtype=np.uint8)
         images[:, 0, 0, 0] = np.arange(count)
-        np.savez(tmp_path / "cifar10" / f"cifar10_{name}.npz", images=images, labels=np.arange(count) % 10)
+        np.savez(
+            tmp_path / "cifar10" / f"cifar10_{name}.npz",
+            images=images,
+            labels=np.arange(count) % 10,
+        )
     return tmp_path
 
 
@@ -118,9 +122,13 @@ def test_numbers_of_images():
 
 def test_a_model_of_sequences_cannot_read_images():
     with pytest.raises(ConfigurationError, match="cannot read the images"):
-        settings_from(("a test", {"task": "images", "model": "relu-rnn", "model_options": {"hidden": 3}}))
+        settings_from(
+            ("a test", {"task": "images", "model": "relu-rnn", "model_options": {"hidden": 3}})
+        )
     with pytest.raises(ConfigurationError, match="cannot read the sequences"):
-        settings_from(("a test", {"task": "adding", "model": "recurrent-cnn", "model_options": {"maps": 3}}))
+        settings_from(
+            ("a test", {"task": "adding", "model": "recurrent-cnn", "model_options": {"maps": 3}})
+        )
 
 
 def test_the_real_images():
@@ -131,5 +139,7 @@ def test_the_real_images():
         "images", {"data": "cifar10", "train_size": 100, "validation_size": 100, "test_size": 1000}
     )
     assert set(task.test.targets.tolist()) == set(range(10))
-    mnist = build_task("images", {"train_size": 100, "validation_size": 100, "test_size": 100, "pool": 2})
+    mnist = build_task(
+        "images", {"train_size": 100, "validation_size": 100, "test_size": 100, "pool": 2}
+    )
     assert mnist.train.inputs.shape == (100, 1, 14, 14)

@@ -21,7 +21,9 @@ def names(text: str, before: str) -> set[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("instructions", SETS)
-def test_the_demo_finds_the_same_under_every_instruction_set(instructions: str, tmp_path: Path) -> None:
+def test_the_demo_finds_the_same_under_every_instruction_set(
+    instructions: str, tmp_path: Path
+) -> None:
     """`make demo` at its full size: two to three minutes on two cores that are free."""
     if instructions == "avx2" and not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
         pytest.skip("this processor has no AVX2")
@@ -36,7 +38,9 @@ def test_the_demo_finds_the_same_under_every_instruction_set(instructions: str, 
     _, balanced, rescaled = told.split("From the ")
     # ... from the balanced start nothing is told apart ...
     assert balanced.startswith("balanced start")
-    assert names(balanced, "worse (the intervals lie apart):") | names(balanced, "diverged:") == set()
+    assert (
+        names(balanced, "worse (the intervals lie apart):") | names(balanced, "diverged:") == set()
+    )
     # ... and from the rescaled one SGD is worse, as AdamW and Muon may be, and no invariant rule is
     assert rescaled.startswith("rescaled start")
     assert rescaled.split()[2] in INVARIANT

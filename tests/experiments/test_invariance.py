@@ -65,7 +65,10 @@ def test_names_and_numbers_are_whole_in_a_narrow_terminal(columns: int) -> None:
     report = replace(verdict.report, largest_output_difference=1.2e15)
     stream = io.StringIO()
     print_verdicts(
-        [replace(verdict, optimizer="path-sgd-momentum", network=name, report=report) for name in NETWORKS],
+        [
+            replace(verdict, optimizer="path-sgd-momentum", network=name, report=report)
+            for name in NETWORKS
+        ],
         Console(file=stream, width=columns),
     )
     assert {"path-sgd-momentum", *NETWORKS} <= set(stream.getvalue().split())
@@ -78,8 +81,8 @@ def test_what_is_no_number_is_null_in_json() -> None:
     assert verdicts_as_json([lost])[0]["largest_output_difference"] is None
 
 
-# Every optimizer on one network, the networks in turn; all pairs are among the documented commands that
-# `make test-all` executes.
+# Every optimizer on one network, the networks in turn; all pairs are among the documented commands
+# that `make test-all` executes.
 OTHERS = [name for name in CANDIDATES if name not in ("sgd", "path-sgd")]
 PAIRS = list(zip(OTHERS, itertools.cycle(NETWORKS), strict=False))
 
@@ -97,7 +100,12 @@ def test_every_optimizer_is_among_the_candidates() -> None:
     network = ps.trace(model, example)
     built = {type(candidate.build(model, network)).__name__ for candidate in CANDIDATES.values()}
     assert built >= set(OPTIMIZERS)
-    assert {"sgd", "adam", "path-sgd", "path-sgd-momentum", "path-sgd-nesterov", "path-sgd-decay"} <= set(
-        CANDIDATES
-    )
+    assert {
+        "sgd",
+        "adam",
+        "path-sgd",
+        "path-sgd-momentum",
+        "path-sgd-nesterov",
+        "path-sgd-decay",
+    } <= set(CANDIDATES)
     assert {"path-sgd-clipping", "path-sgd-fresh"} <= set(CANDIDATES)

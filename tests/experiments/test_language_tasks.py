@@ -31,12 +31,20 @@ def test_windows_predict_every_symbol_once_and_leave_out_the_rest() -> None:
 
 
 @pytest.mark.parametrize("within", [".", "ptb"])
-def test_characters_are_read_without_the_spaces_between_them(tiny_corpora: Path, within: str) -> None:
+def test_characters_are_read_without_the_spaces_between_them(
+    tiny_corpora: Path, within: str
+) -> None:
     task = build_task("characters", {"length": 3, "context": 2}, data_dir=tiny_corpora / within)
     alphabet = "\n_ab"
     assert task.input_size == task.output_size == 4
-    assert ["".join(alphabet[i] for i in row) for row in task.train.inputs.tolist()] == ["a_b", "ab_"]
-    assert ["".join(alphabet[i] for i in row) for row in task.train.targets.tolist()] == ["_ba", "b_\n"]
+    assert ["".join(alphabet[i] for i in row) for row in task.train.inputs.tolist()] == [
+        "a_b",
+        "ab_",
+    ]
+    assert ["".join(alphabet[i] for i in row) for row in task.train.targets.tolist()] == [
+        "_ba",
+        "b_\n",
+    ]
     assert ["".join(alphabet[i] for i in row) for row in task.test.inputs.tolist()] == ["bba_a"]
 
 
@@ -44,7 +52,10 @@ def test_every_line_of_words_ends_a_sentence(tiny_corpora: Path) -> None:
     task = build_task("words", {"length": 3, "context": 1}, data_dir=tiny_corpora)
     vocabulary = sorted(["the", "cat", "<unk>", "end", "<eos>"])
     assert task.input_size == 5
-    read = [vocabulary[i] for i in [*task.train.inputs.flatten().tolist(), int(task.train.targets[-1, -1])]]
+    read = [
+        vocabulary[i]
+        for i in [*task.train.inputs.flatten().tolist(), int(task.train.targets[-1, -1])]
+    ]
     assert read == ["the", "cat", "<unk>", "<eos>", "<eos>", "the", "end"]
 
 
@@ -55,10 +66,14 @@ def evaluated(task: Task, outputs: torch.Tensor, targets: torch.Tensor) -> float
 def test_an_answer_that_knows_nothing_costs_all_its_bits_and_words(tiny_corpora: Path) -> None:
     characters = build_task("characters", {"length": 3, "context": 2}, data_dir=tiny_corpora)
     split = characters.test
-    assert evaluated(characters, torch.zeros(*split.targets.shape, 4), split.targets) == pytest.approx(2.0)
+    assert evaluated(
+        characters, torch.zeros(*split.targets.shape, 4), split.targets
+    ) == pytest.approx(2.0)
     words = build_task("words", {"length": 3, "context": 1}, data_dir=tiny_corpora)
     split = words.test
-    assert evaluated(words, torch.zeros(*split.targets.shape, 5), split.targets) == pytest.approx(5.0)
+    assert evaluated(words, torch.zeros(*split.targets.shape, 5), split.targets) == pytest.approx(
+        5.0
+    )
 
 
 def test_only_predictions_after_the_context_count(tiny_corpora: Path) -> None:
@@ -119,13 +134,17 @@ def test_a_smaller_vocabulary_keeps_the_most_frequent_words(tiny_corpora: Path) 
     # "the" is the most frequent word; "cat" and "end" become unknown
     names = ["<eos>", "<unk>", "the"]
     assert task.input_size == 3
-    read = [names[i] for i in [*task.train.inputs.flatten().tolist(), int(task.train.targets[-1, -1])]]
+    read = [
+        names[i] for i in [*task.train.inputs.flatten().tolist(), int(task.train.targets[-1, -1])]
+    ]
     assert read == ["the", "<unk>", "<unk>", "<eos>", "<eos>", "the", "<unk>"]
 
 
 def test_another_text_under_the_same_name_is_refused(tiny_corpora: Path) -> None:
     (tiny_corpora / "ptb" / "ptb.valid.txt").write_text(" the cat \n")
-    with pytest.raises(ConfigurationError, match=r"'ptb.valid.txt' is not the file that published results"):
+    with pytest.raises(
+        ConfigurationError, match=r"'ptb.valid.txt' is not the file that published results"
+    ):
         build_task("words", data_dir=tiny_corpora)
 
 
@@ -133,9 +152,12 @@ def test_another_text_under_the_same_name_is_refused(tiny_corpora: Path) -> None
 def test_bytes_are_read_as_they_are_packed_or_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: str
 ) -> None:
-    # The first cut goes through the two bytes of the letter, and the last part has a byte that no other part has.
+    # The first cut goes through the two bytes of the letter, and the last part has a byte that no
+    # other part has.
     content = "abé ba ab b".encode() + b"\xff ba"
-    corpus = replace(corpora.CHARACTERS["enwik8"], digests=digests(content), cuts=(3, 8, len(content)))
+    corpus = replace(
+        corpora.CHARACTERS["enwik8"], digests=digests(content), cuts=(3, 8, len(content))
+    )
     monkeypatch.setitem(corpora.CHARACTERS, "enwik8", corpus)
     path = tmp_path / f"enwik8{packed}"
     if packed == ".zip":
@@ -143,7 +165,9 @@ def test_bytes_are_read_as_they_are_packed_or_not(
             archive.writestr("enwik8", content)
     else:
         path.write_bytes(gzip.compress(content) if packed else content)
-    task = build_task("characters", {"dataset": "enwik8", "length": 2, "stream": True}, data_dir=tmp_path)
+    task = build_task(
+        "characters", {"dataset": "enwik8", "length": 2, "stream": True}, data_dir=tmp_path
+    )
     alphabet = sorted(set(content))
     assert task.input_size == len(alphabet) == 6
     assert [alphabet[i] for i in task.train.inputs.flatten()] == list(content[:2])
@@ -165,7 +189,9 @@ def test_a_broken_file_is_named(tiny_corpora: Path) -> None:
         build_task("characters", data_dir=tiny_corpora)
 
 
-def test_missing_texts_are_named_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_texts_are_named_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("PATHSPACE_DATA", raising=False)
     monkeypatch.setitem(sys.modules, "datasets", None)  # as if it were not installed
     for folder in (None, tmp_path):
@@ -186,7 +212,9 @@ def test_words_are_downloaded_where_there_is_no_folder(
     monkeypatch.delenv("PATHSPACE_DATA", raising=False)
     asked = []
 
-    def load_dataset(dataset: str, configuration: str, *, split: str, revision: str) -> dict[str, list[str]]:
+    def load_dataset(
+        dataset: str, configuration: str, *, split: str, revision: str
+    ) -> dict[str, list[str]]:
         asked.append((dataset, configuration, split, revision))
         text = WORD_FILES[("train", "validation", "test").index(split)].decode()
         lines = text.splitlines(keepends=not stripped)
@@ -194,7 +222,12 @@ def test_words_are_downloaded_where_there_is_no_folder(
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     downloaded = build_task("words", {"length": 2, "context": 1})
-    assert asked[0] == ("ptb-text-only/ptb_text_only", "penn_treebank", "train", "refs/convert/parquet")
+    assert asked[0] == (
+        "ptb-text-only/ptb_text_only",
+        "penn_treebank",
+        "train",
+        "refs/convert/parquet",
+    )
     stored = build_task("words", {"length": 2, "context": 1}, data_dir=tiny_corpora)
     assert torch.equal(downloaded.train.inputs, stored.train.inputs)
 
@@ -224,7 +257,11 @@ def test_a_download_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None
         ("words", {"stream": 1}, "'stream' of the task 'words' is 1: give true or false"),
         ("words", {"vocabulary": 1}, "a whole number from 2 to 5, the number of types"),
         ("characters", {"length": 3, "context": 2, "train_size": 3}, "from 6 .one window. to 8 "),
-        ("words", {"length": 2, "context": 1, "test_size": 99}, "'test_size' of the task 'words' is 99"),
+        (
+            "words",
+            {"length": 2, "context": 1, "test_size": 99},
+            "'test_size' of the task 'words' is 99",
+        ),
     ],
 )
 def test_impossible_options_of_language_tasks_are_refused(

@@ -53,7 +53,7 @@ def advanced(method: str, steps: int, **changes: Any) -> Trainer:
     return trainer
 
 
-# -- runs ------------------------------------------------------------------------------------------------------
+# -- runs ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.sample(4)
@@ -94,14 +94,16 @@ def test_a_run_ends_when_it_has_learned_diverged_or_taken_all_steps() -> None:
     assert slow.error > PROBLEMS["addition"].target
 
 
-# -- controls --------------------------------------------------------------------------------------------------
+# -- controls --------------------------------------------------------------------------------------
 
 
 def kappas(method: str, steps: int = 0) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Kappa of a network that has moved, as the metric of a control has it, and as it is."""
     trainer = advanced("path-muon", 2)
     network = ps.trace(trainer.model, torch.zeros(1, T, 2))
-    metric = ChangedKappa(METHODS[method], torch.randperm(H, generator=torch.Generator().manual_seed(1)))
+    metric = ChangedKappa(
+        METHODS[method], torch.randperm(H, generator=torch.Generator().manual_seed(1))
+    )
     names = list(network.parameters)
     found = metric.values(network, names)
     for _ in range(steps):
@@ -137,12 +139,17 @@ def test_some_parameters_alone_have_a_kappa(method: str) -> None:
 
 def test_a_parameter_without_kappa_has_the_metric_of_the_balanced_network() -> None:
     trainer = advanced("recurrent-only", 1)
-    factors = {name: trainer.optimizer.metric.state[name]["factor"] for name in ("readout.weight", RECURRENT)}  # type: ignore[attr-defined]
+    factors = {
+        name: trainer.optimizer.metric.state[name]["factor"]
+        for name in ("readout.weight", RECURRENT)
+    }  # type: ignore[attr-defined]
     torch.testing.assert_close(factors["readout.weight"], torch.ones(1, H), rtol=0.01, atol=0.0)
     assert factors[RECURRENT].amax() > 2 * factors[RECURRENT].amin()
 
 
-def test_at_the_identity_the_importance_of_units_is_of_rank_one_and_rescaling_cannot_undo_it() -> None:
+def test_at_the_identity_the_importance_of_units_is_of_rank_one_and_rescaling_cannot_undo_it() -> (
+    None
+):
     """kappa'[j, k] = u_j u_k in the balanced network: scales would divide it by (s_j / s_k)^2 and leave u_j^2."""
     for seed in (3, 7, 11):
         torch.manual_seed(seed)
@@ -165,13 +172,15 @@ def test_problems_ask_for_what_they_say() -> None:
         assert x.shape == (5000, 7, 2)
         halves = x[:, :3], x[:, 3:]
         assert all(bool((half[..., 1].sum(1) == 1).all()) for half in halves)
-        torch.testing.assert_close(y, answer(*((half[..., 0] * half[..., 1]).sum(1) for half in halves)))
+        torch.testing.assert_close(
+            y, answer(*((half[..., 0] * half[..., 1]).sum(1) for half in halves))
+        )
         assert float(y.var()) == pytest.approx(constant, rel=0.05)
         assert PROBLEMS[name].constant == pytest.approx(constant)
         assert PROBLEMS[name].target == pytest.approx(0.06 * constant, rel=0.05)
 
 
-# -- exact tests and choices -----------------------------------------------------------------------------------
+# -- exact tests and choices -----------------------------------------------------------------------
 
 
 def test_the_sign_test_counts_all_outcomes() -> None:
@@ -195,7 +204,9 @@ def results(method: str, outcomes: list[Outcome]) -> list[Result]:
     return [Result(Cell(SETTING, method, o.rate, o.seed), o, 1.0) for o in outcomes]
 
 
-def test_the_rate_of_most_successes_is_chosen_then_of_fewest_steps_then_of_the_least_error() -> None:
+def test_the_rate_of_most_successes_is_chosen_then_of_fewest_steps_then_of_the_least_error() -> (
+    None
+):
     some = [
         Outcome(0.1, 0, 50, 0.0),
         Outcome(0.1, 1, None, 0.5),
@@ -258,12 +269,15 @@ def test_pairs_are_tested_and_the_verdict_is_in_words() -> None:
     assert table.notes[0] == (
         "PathMuon learns it on more seeds than: Muon on the weights | no difference shown: SOAP on the weights."
     )
-    assert table.notes[1] == "PathMuon learns it sooner than: Muon on the weights; SOAP on the weights."
+    assert (
+        table.notes[1]
+        == "PathMuon learns it sooner than: Muon on the weights; SOAP on the weights."
+    )
     # else a sentence of Muon balanced once and Muon on the weights says "Muon; Muon"
     assert len({method.label for method in METHODS.values()}) == len(METHODS)
 
 
-# -- the command -----------------------------------------------------------------------------------------------
+# -- the command -----------------------------------------------------------------------------------
 
 TINY = {
     "lengths": [5],
@@ -277,14 +291,18 @@ TINY = {
     "steps_per_length": 4,
 }
 COMMAND = ["reproduce", "long-memory", "--size", "smoke", "--workers", "1"]
-COMMAND += [word for name, value in TINY.items() for word in ("--set", f"{name}={json.dumps(value)}")]
+COMMAND += [
+    word for name, value in TINY.items() for word in ("--set", f"{name}={json.dumps(value)}")
+]
 
 
 def call(*words: str) -> Any:
     return CliRunner().invoke(app, [*COMMAND, *words])
 
 
-def test_the_command_reports_stops_and_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_reports_stops_and_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "table [small]"  # no markup
     first = call("--output", str(folder))
     assert first.exit_code == 0, first.output
@@ -335,7 +353,11 @@ def test_the_recipe_has_the_sizes_that_it_needs() -> None:
     recipe = load_recipe("long-memory")
     assert next(iter(recipe.sizes)) == "small"
     full = protocol_from(*recipe.layers("full"))
-    assert (full.problems, full.lengths, full.hidden) == (tuple(PROBLEMS), (100, 200, 400), (64, 128))
+    assert (full.problems, full.lengths, full.hidden) == (
+        tuple(PROBLEMS),
+        (100, 200, 400),
+        (64, 128),
+    )
     assert full.seeds >= 40
 
 

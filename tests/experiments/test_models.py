@@ -23,7 +23,9 @@ from pathspace.experiments.tasks import OWN
 @pytest.mark.parametrize("name", sorted({*MODELS} - {*OF_IMAGES, *OF_SYMBOLS, OWN}))
 @pytest.mark.parametrize("output", ["last", "every"])
 @pytest.mark.parametrize("embedding", [0, 3])
-def test_models_map_symbols_to_outputs_of_the_right_shape(name: str, output: str, embedding: int) -> None:
+def test_models_map_symbols_to_outputs_of_the_right_shape(
+    name: str, output: str, embedding: int
+) -> None:
     options = {"hidden": 6, "layers": 2, "output": output, "embedding": embedding}
     model = build_model(name, 5, 4, options)
     symbols = torch.randint(5, (2, 7), generator=torch.Generator().manual_seed(0))
@@ -41,7 +43,9 @@ def test_models_map_symbols_to_outputs_of_the_right_shape(name: str, output: str
 def test_one_hot_symbols_and_numbers_have_the_same_kappa() -> None:
     model = build_model("relu-rnn", 5, 4, {"hidden": 6, "output": "every"})
     symbols = torch.randint(5, (2, 7), generator=torch.Generator().manual_seed(0))
-    one, other = (ps.paths.kappa(ps.trace(model, example)) for example in (symbols, torch.eye(5)[symbols]))
+    one, other = (
+        ps.paths.kappa(ps.trace(model, example)) for example in (symbols, torch.eye(5)[symbols])
+    )
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
@@ -68,7 +72,9 @@ def test_the_identity_may_stand_beside_pytorchs_input_and_output_weights() -> No
         with torch.random.fork_rng():
             torch.manual_seed(0)
             return dict(
-                build_model("relu-rnn", 2, 3, {"hidden": 5, "start": start, "layers": 2}).named_parameters()
+                build_model(
+                    "relu-rnn", 2, 3, {"hidden": 5, "start": start, "layers": 2}
+                ).named_parameters()
             )
 
     default, ours = parameters("default"), parameters("identity-recurrent")
@@ -127,14 +133,17 @@ def test_the_np_rnn_is_a_relu_network_from_the_positive_definite_start() -> None
 
 
 def test_the_positive_definite_start_keeps_one_direction_and_shrinks_all_others() -> None:
-    model = build_model("relu-rnn", 2, 3, {"hidden": 200, "layers": 2, "start": "positive-definite"})
+    model = build_model(
+        "relu-rnn", 2, 3, {"hidden": 200, "layers": 2, "start": "positive-definite"}
+    )
     parameters = dict(model.named_parameters())
     for layer in range(2):
         matrix = parameters[f"rnn.weight_hh_l{layer}"].detach()
         torch.testing.assert_close(matrix, matrix.T)
         eigenvalues = torch.linalg.eigvalsh(matrix)
         assert eigenvalues[-1].item() == pytest.approx(1, abs=1e-5)
-        # those of R^T R / H lie between 0 and 4 (Marchenko and Pastur), so these begin at 1 / (1 + 4)
+        # those of R^T R / H lie between 0 and 4 (Marchenko and Pastur), so these begin at 1 / (1 +
+        # 4)
         assert eigenvalues[0].item() == pytest.approx(1 / 5, rel=0.1)
         assert eigenvalues.mean().item() == pytest.approx(2 / 5, rel=0.1)
         assert not parameters[f"rnn.bias_hh_l{layer}"].any()
@@ -193,7 +202,11 @@ def test_gates_of_the_chrono_start_stay_open_for_up_to_its_memory() -> None:
             {"start": "chrono"},
             "choose from default, identity, identity-recurrent, identity-uniform, positive-definite",
         ),
-        ("gru", {}, "Unknown model 'gru' in the setting 'model': choose from relu-rnn, tanh-rnn, lstm"),
+        (
+            "gru",
+            {},
+            "Unknown model 'gru' in the setting 'model': choose from relu-rnn, tanh-rnn, lstm",
+        ),
         (
             "lstm",
             {"start": "identity"},
@@ -278,7 +291,9 @@ def test_the_turns_of_a_rotary_embedding_see_distances_alone() -> None:
 
 
 def test_heads_that_do_not_part_the_width_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"'hidden' .* is 20: with 4 heads, .* a multiple of 8"):
+    with pytest.raises(
+        ConfigurationError, match=r"'hidden' .* is 20: with 4 heads, .* a multiple of 8"
+    ):
         build_model("transformer", 5, 4, {"hidden": 20, "heads": 4})
 
 
@@ -287,5 +302,8 @@ def test_a_model_of_symbols_is_refused_other_tasks() -> None:
         ConfigurationError, match=r"'transformer' reads symbols, .* set task to characters or words"
     ):
         settings_from(
-            ("here", {"task": "adding", "model": "transformer", "model_options": {"output": "every"}})
+            (
+                "here",
+                {"task": "adding", "model": "transformer", "model_options": {"output": "every"}},
+            )
         )

@@ -23,7 +23,9 @@ def test_a_pipe_gets_the_last_run_of_a_stage_in_words(
     assert ", 100 %, " in line
 
 
-def test_a_terminal_gets_a_bar_that_moves_within_a_run(tiny_config: Callable[..., RunConfig]) -> None:
+def test_a_terminal_gets_a_bar_that_moves_within_a_run(
+    tiny_config: Callable[..., RunConfig],
+) -> None:
     stream = io.StringIO()
     config = tiny_config()
     with Shown(Console(file=stream, width=200, force_terminal=True)) as monitor:
@@ -37,7 +39,9 @@ def test_a_terminal_gets_a_bar_that_moves_within_a_run(tiny_config: Callable[...
     assert "2/4  sgd, balanced, rate 0.05, seed 0: validation error 0.1" in stream.getvalue()
 
 
-def test_what_a_user_has_to_know_is_said_though_progress_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_user_has_to_know_is_said_though_progress_is_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     stream = io.StringIO()
     with Shown(Console(file=stream, width=200), quiet=True) as monitor:
         monitor.stage("Training", 1)

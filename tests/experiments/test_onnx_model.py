@@ -45,7 +45,9 @@ def written(onnx, tmp_path):
             helper.make_node("Gemm", ["h", "2.weight", "2.bias"], ["y"], transB=1),
         ]
         if as_nodes:
-            constants = [helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in weights]
+            constants = [
+                helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in weights
+            ]
             nodes, weights = [*constants, *nodes], []
         ends = [
             [helper.make_tensor_value_info(name, TensorProto.FLOAT, [batch, size])]
@@ -53,7 +55,10 @@ def written(onnx, tmp_path):
         ]
         graph = helper.make_graph(nodes, "mlp", *ends, weights)
         file = tmp_path / "mlp.onnx"
-        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), file)
+        onnx.save(
+            helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8),
+            file,
+        )
         return file, model
 
     return write

@@ -41,13 +41,17 @@ def data(targets: str, inputs: str = "torch.randn(8, 4)") -> str:
 def compared(folder: Path, content: str, *more: str) -> Result:
     file = folder / "mine.py"
     file.write_text(content)
-    return CliRunner().invoke(app, ["compare", str(file), "--output", str(folder / "out"), *TINY, *more])
+    return CliRunner().invoke(
+        app, ["compare", str(file), "--output", str(folder / "out"), *TINY, *more]
+    )
 
 
 def on_page() -> tuple[str, list[str]]:
     """The file on the page, and the first command for it."""
     (content,) = [
-        text for text in re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S) if "batches" in text
+        text
+        for text in re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
+        if "batches" in text
     ]
     (command, *_) = re.findall(r"^pathspace compare mine.py.*$", PAGE, re.M)
     return content, shlex.split(command)
@@ -59,7 +63,16 @@ def test_the_example_of_the_page(tmp_path, monkeypatch, no_pictures):
     Path("mine.py").write_text(content)
     result = CliRunner().invoke(
         app,
-        [*words[1:], "--json", "--workers", "1", "--methods", "sgd,path-adam", "--learning-rates", "0.03"],
+        [
+            *words[1:],
+            "--json",
+            "--workers",
+            "1",
+            "--methods",
+            "sgd,path-adam",
+            "--learning-rates",
+            "0.03",
+        ],
     )
     assert result.exit_code == 0, result.output
     rows = json.loads(result.stdout)["rows"]
@@ -103,7 +116,9 @@ def test_errors_are_means_over_all_numbers_of_an_example(tmp_path):
 def test_an_endless_loader_is_read_in_part(tmp_path, monkeypatch):
     monkeypatch.setattr("pathspace.experiments.own.MOST_EXAMPLES", 30)
     file = tmp_path / "mine.py"
-    file.write_text(f"{MODEL}\ndef batches():\n    while True: yield torch.randn(8, 4), torch.randn(8, 2)\n")
+    file.write_text(
+        f"{MODEL}\ndef batches():\n    while True: yield torch.randn(8, 4), torch.randn(8, 2)\n"
+    )
     inputs, targets = examples_of(**options_of_file(file))
     assert (len(inputs), len(targets)) == (30, 30)
 

@@ -61,7 +61,12 @@ def test_a_built_in_network_as_json_and_picture(tmp_path: Path) -> None:
     assert found["weights"] == 6 * 12 + 12 + 12 * 10 + 10 + 10 * 4 + 4
     assert found["classes"] == 22
     assert found["paths"] == 6 * 12 * 10 * 4 + 12 * 10 * 4 + 10 * 4 + 4
-    assert found["basis_paths"] == found["rank"] == found["degrees_of_freedom"] == found["weights"] - 22
+    assert (
+        found["basis_paths"]
+        == found["rank"]
+        == found["degrees_of_freedom"]
+        == found["weights"] - 22
+    )
     assert found["degrees_on_data"] <= found["rank"]
     assert 0 < found["multipliers"][0] <= found["multipliers"][1] <= found["multipliers"][2]
     assert (tmp_path / "mlp.png").read_bytes().startswith(b"\x89PNG")
@@ -143,7 +148,10 @@ def test_a_module_by_name(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["mlp", "--input", "3"], "leave out --input"),
         (["{file}:nothing"], "returned a int"),
         (["{file}:made"], "is a model: give a function that returns it"),
-        (["{file}:images", "--input", "8"], "Give --input the shape of one example, such as 3,32,32"),
+        (
+            ["{file}:images", "--input", "8"],
+            "Give --input the shape of one example, such as 3,32,32",
+        ),
         (["no_such_file.py:build"], "There is no file"),
         (["no_such_module:build"], "There is no module"),
         (["mlp", "--rule", "best"], "largest, cyclic, random"),
@@ -190,7 +198,9 @@ def test_a_file_may_have_dataclasses_whose_annotations_are_text(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("source", ["sub/m.py:alone", "m:alone"])
-def test_code_may_go_to_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+def test_code_may_go_to_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "m", raising=False)
     before = [*sys.path]
@@ -276,7 +286,9 @@ def test_a_model_without_classes_is_drawn() -> None:
 
 
 def test_a_model_with_many_classes_is_drawn() -> None:
-    network = ps.trace(nn.Sequential(nn.Linear(2, 60), nn.ReLU(), nn.Linear(60, 1)), torch.zeros(1, 2))
+    network = ps.trace(
+        nn.Sequential(nn.Linear(2, 60), nn.ReLU(), nn.Linear(60, 1)), torch.zeros(1, 2)
+    )
     assert draw_reduction(network, ps.paths.skeleton(network), "wide").startswith(b"\x89PNG")
 
 
@@ -306,15 +318,21 @@ def test_only_recurrent_networks_are_drawn_with_recurrent_edges(recurrent: bool)
 
 @pytest.mark.parametrize(
     ("layers", "units", "cuts"),
-    slow_besides([(1, 2, 6), (2, 60, 0), (2, 2, 1), (5, 60, 1)], half([1, 2, 5], [2, 60], [0, 1, 6])),
+    slow_besides(
+        [(1, 2, 6), (2, 60, 0), (2, 2, 1), (5, 60, 1)], half([1, 2, 5], [2, 60], [0, 1, 6])
+    ),
 )
-def test_names_and_legend_of_the_picture_lie_inside_it_and_apart(layers: int, units: int, cuts: int) -> None:
+def test_names_and_legend_of_the_picture_lie_inside_it_and_apart(
+    layers: int, units: int, cuts: int
+) -> None:
     inner = [part for _ in range(layers - 1) for part in (nn.Linear(units, units), nn.ReLU())]
     cutting = [nn.GELU(), nn.Tanh(), nn.Sigmoid(), nn.SiLU(), nn.Softmax(-1), nn.Mish()][:cuts]
     ends = [part for activation in cutting for part in (nn.Linear(units, units), activation)]
     model = nn.Sequential(nn.Linear(2, units), nn.ReLU(), *inner, *ends, nn.Linear(units, 2))
     network = ps.trace(model, torch.zeros(1, 2))
-    figure = reduction_figure(network, ps.paths.skeleton(network), "a_folder/" * 30 + "model.py:build")
+    figure = reduction_figure(
+        network, ps.paths.skeleton(network), "a_folder/" * 30 + "model.py:build"
+    )
     figure.draw_without_rendering()
     texts = [*figure.texts, *figure.axes[0].texts]
     boxes = [text.get_window_extent() for text in texts if text.get_text()] + [

@@ -53,7 +53,11 @@ def test_sgd_is_torchs_with_decoupled_decay() -> None:
     [
         ("mlp", {}, {"layers.0.weight", "readout.weight"}),
         ("relu-rnn", {}, {"rnn.weight_ih_l0", "readout.weight"}),
-        ("transformer", {"hidden": 8, "heads": 2, "layers": 2}, {"embedding.weight", "readout.weight"}),
+        (
+            "transformer",
+            {"hidden": 8, "heads": 2, "layers": 2},
+            {"embedding.weight", "readout.weight"},
+        ),
         ("language-model", {"hidden": 8, "embedding": 6}, {"embedding.weight"}),
     ],
 )
@@ -77,4 +81,6 @@ def test_muon_for_hidden_layers_leaves_the_first_and_the_last_matrix_to_adam(
         moved.append({n: p.detach() - before[n] for n, p in model.named_parameters()})
     whole, hidden = moved
     # the first step of Adam is of one length everywhere, that of Muon is not
-    assert {n for n in whole if not torch.allclose(whole[n], hidden[n], rtol=1e-4, atol=1e-7)} == ends
+    assert {
+        n for n in whole if not torch.allclose(whole[n], hidden[n], rtol=1e-4, atol=1e-7)
+    } == ends

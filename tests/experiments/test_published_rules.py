@@ -15,10 +15,18 @@ from pathspace.experiments.run import RunConfig
 from pathspace.experiments.settings import Settings
 
 PLAIN = replace(
-    Settings().run_config("natural", "default", 0.1, 0, evaluate_test=False), damping=0.0, refresh_every=1
+    Settings().run_config("natural", "default", 0.1, 0, evaluate_test=False),
+    damping=0.0,
+    refresh_every=1,
 )
 RUN = replace(
-    PLAIN, learning_rate=1e-4, momentum=0.9, clip_norm=1e-9, damping=0.1, refresh_every=10, clip_step=1e-9
+    PLAIN,
+    learning_rate=1e-4,
+    momentum=0.9,
+    clip_norm=1e-9,
+    damping=0.1,
+    refresh_every=10,
+    clip_step=1e-9,
 )
 
 
@@ -37,7 +45,9 @@ def step(method: str, run: RunConfig = RUN):
 
 @pytest.mark.parametrize("both", [False, True])
 def test_path_sgd_divides_by_kappa_and_does_nothing_else(both: bool) -> None:
-    network, gradients, optimizer, _ = step("path-sgd-published-both" if both else "path-sgd-published")
+    network, gradients, optimizer, _ = step(
+        "path-sgd-published-both" if both else "path-sgd-published"
+    )
     kappa = ps.paths.kappa(network, second_term=both)
     known = {
         name: p.detach() - RUN.learning_rate * gradients[name] / kappa[name]
@@ -49,13 +59,19 @@ def test_path_sgd_divides_by_kappa_and_does_nothing_else(both: bool) -> None:
 
 
 @pytest.mark.parametrize("one", [False, True])
-def test_path_sgd_on_the_weights_divides_by_kappa_over_its_mean_and_clips_the_step(one: bool) -> None:
+def test_path_sgd_on_the_weights_divides_by_kappa_over_its_mean_and_clips_the_step(
+    one: bool,
+) -> None:
     run = replace(RUN, momentum=0.0, clip_step=0.0, clip_norm=1e-3, refresh_every=1, damping=0.0)
-    network, gradients, optimizer, _ = step("path-sgd-weights-one" if one else "path-sgd-weights", run)
+    network, gradients, optimizer, _ = step(
+        "path-sgd-weights-one" if one else "path-sgd-weights", run
+    )
     kappa = ps.paths.kappa(network)
     means = {name: value.mean() for name, value in kappa.items()}
     if one:
-        means = dict.fromkeys(kappa, torch.cat([value.flatten() for value in kappa.values()]).mean())
+        means = dict.fromkeys(
+            kappa, torch.cat([value.flatten() for value in kappa.values()]).mean()
+        )
     d = {name: gradients[name] / (kappa[name] / means[name]) for name in kappa}
     length = torch.cat([value.flatten() for value in d.values()]).norm()
     assert length > 1e-3

@@ -19,7 +19,11 @@ COMPARISONS = [name for name in recipe_names() if not load_recipe(name).engine]
 
 
 def lines(name: str) -> list[str]:
-    text = files("pathspace.experiments").joinpath("recipes", f"{name}.toml").read_text(encoding="utf-8")
+    text = (
+        files("pathspace.experiments")
+        .joinpath("recipes", f"{name}.toml")
+        .read_text(encoding="utf-8")
+    )
     return text.splitlines()
 
 
@@ -80,7 +84,10 @@ def test_the_published_numbers_are_those_of_the_papers() -> None:
     assert [by_label[f"RNN-Path, T = {length}"] for length in (100, 400, 750)] == [0, 0, 0]
     assert [by_label[f"IRNN, T = {length}"] for length in (100, 400, 750)] == [0, 0, 0.167]
     assert [by_label[f"LSTM, T = {length}"] for length in (100, 400, 750)] == [0, 0.02, 0.167]
-    others = {"IRNN of Le et al. (2015)": (0.167, 0.167), "uRNN of Arjovsky et al. (2015)": (0.03, 0.167)}
+    others = {
+        "IRNN of Le et al. (2015)": (0.167, 0.167),
+        "uRNN of Arjovsky et al. (2015)": (0.03, 0.167),
+    }
     for label, values in others.items():
         assert tuple(by_label[f"{label}, T = {length}"] for length in (400, 750)) == values
 
@@ -115,7 +122,8 @@ def test_the_published_numbers_of_the_other_tables() -> None:
     }
     characters = load_published("char-lm")
     assert characters is not None
-    # the paper's two rows of the same network are both trained by Adam, one of them on path gradients
+    # the paper's two rows of the same network are both trained by Adam, one of them on path
+    # gradients
     assert [r.method for r in characters.results[:2]] == ["path-gradient-adam", "adam"]
     values = {result.label: result.value for result in characters.results}
     names = ("RNN-Path", "ReLU RNN", "tanh RNN", "LSTM")
@@ -178,17 +186,26 @@ def test_the_list_has_the_paper_the_sizes_their_cost_and_what_was_run() -> None:
             'title = "x"\nepochs = 3',
             "Unknown key 'epochs' in recipes/mine.toml: choose from title, settings, sizes",
         ),
-        ('title = "x"\npaper = "P16"', "'paper' and 'distance' in recipes/mine.toml go together: give both"),
+        (
+            'title = "x"\npaper = "P16"',
+            "'paper' and 'distance' in recipes/mine.toml go together: give both",
+        ),
         ("[settings]\nepochs = 3", "'title' is missing in recipes/mine.toml"),
         ('title = "x"\n[settings]\nepoch = 3', "Unknown setting 'epoch' in recipes/mine.toml"),
-        ('title = "x"\n[sizes.small]\nbatchsize = 3', "Unknown setting 'batchsize' in recipes/mine.toml"),
+        (
+            'title = "x"\n[sizes.small]\nbatchsize = 3',
+            "Unknown setting 'batchsize' in recipes/mine.toml",
+        ),
         ('title = "x"\n[settings]\nseeds = 0', "'seeds' is 0"),
         (
             'title = "x"\n[settings.task_options]\nT = 3',
             "Unknown option 'T' in task_options of the task 'digits'",
         ),
         ('title = "x"\n[sizes.a]\n[study]\nname = "third-term"', "Unknown study 'third-term'"),
-        ('title = "x"\n[sizes.a]\n[study]\nname = "second-term"\n[study.b]', "Unknown key 'b' in .study. in"),
+        (
+            'title = "x"\n[sizes.a]\n[study]\nname = "second-term"\n[study.b]',
+            "Unknown key 'b' in .study. in",
+        ),
         (
             'title = "x"\n[sizes.a]\n[study]\nname = "second-term"\n[study.a]\nT = 3',
             "Unknown option 'T' in .study. in recipes/mine.toml: choose from lengths, hidden",
@@ -208,7 +225,10 @@ def test_recipes_refuse_what_means_nothing(text: str, says: str) -> None:
             "Unknown key 'year' in expected/mine.toml",
         ),
         ({"source": "a", "results": []}, "'setting' is missing"),
-        ({"source": "a", "setting": "b", "results": [{"label": "x", "valeu": 3}]}, "Unknown key 'valeu'"),
+        (
+            {"source": "a", "setting": "b", "results": [{"label": "x", "valeu": 3}]},
+            "Unknown key 'valeu'",
+        ),
         (
             {"source": "a", "setting": "b", "results": [{"label": "x", "value": 10**400}]},
             "'results.value' in expected/mine.toml is 10*: give a number",
@@ -221,7 +241,10 @@ def test_recipes_refuse_what_means_nothing(text: str, says: str) -> None:
             {"source": "a", "setting": "b", "results": [], "pairs": ["sgd", "adam"]},
             "'pairs' in .* give a list, such as",
         ),
-        ({"source": "a", "setting": "b", "results": [], "pairs": [["sgd", "adm"]]}, "Unknown method 'adm'"),
+        (
+            {"source": "a", "setting": "b", "results": [], "pairs": [["sgd", "adm"]]},
+            "Unknown method 'adm'",
+        ),
     ],
 )
 def test_published_numbers_refuse_what_means_nothing(content: dict[str, Any], says: str) -> None:
@@ -235,7 +258,9 @@ def test_unknown_recipes_and_sizes_are_refused() -> None:
         match="Unknown recipe 'nothing' in reproduce: choose from adding, char-lm, cost, ddp, digits",
     ):
         load_recipe("nothing")
-    with pytest.raises(ConfigurationError, match="Unknown size 'huge' in --size of the recipe 'adding'"):
+    with pytest.raises(
+        ConfigurationError, match="Unknown size 'huge' in --size of the recipe 'adding'"
+    ):
         load_recipe("adding").layers("huge")
 
 
@@ -276,5 +301,7 @@ def test_the_published_numbers_of_g_sgd_stand_beside_the_right_sizes() -> None:
 
 def test_every_method_of_a_recipe_has_a_colour_of_its_own() -> None:
     recipes = [load_recipe(name) for name in COMPARISONS]
-    settings = [settings_from(*recipe.layers(size)) for recipe in recipes for size in recipe.sizes or ("",)]
+    settings = [
+        settings_from(*recipe.layers(size)) for recipe in recipes for size in recipe.sizes or ("",)
+    ]
     assert 12 <= max(len(one.methods) for one in settings) <= len(set(COLOURS)) == len(COLOURS)

@@ -57,7 +57,10 @@ PUBLISHED = Published(
         PublishedResult("another's", 0.25, printed="0.250"),
         PublishedResult("a third one's", None),
     ),
-    (PaperProtocol(seeds=9, task_options={"length": 60}), PaperProtocol(train_size=256, epochs=400)),
+    (
+        PaperProtocol(seeds=9, task_options={"length": 60}),
+        PaperProtocol(train_size=256, epochs=400),
+    ),
 )
 
 
@@ -78,9 +81,13 @@ def output(comparison: Comparison, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
-def write(comparison: Comparison, folder: Path, title: str = "", published: Published | None = None) -> Path:
+def write(
+    comparison: Comparison, folder: Path, title: str = "", published: Published | None = None
+) -> Path:
     configuration = Configuration("compare", title, comparison.settings).as_dict()
-    report = comparison_report(comparison, title=title, configuration=configuration, published=published)
+    report = comparison_report(
+        comparison, title=title, configuration=configuration, published=published
+    )
     return write_report(report, folder)
 
 
@@ -96,9 +103,13 @@ def test_the_table_says_what_the_runs_gave(comparison: Comparison) -> None:
         assert words.cells[1].startswith(row.start)
         assert words.cells[2].rstrip("*") == f"{row.learning_rate:g}"
         if row.mean_test_error is not None:
-            assert float(words.cells[3].split(" ± ")[0]) == pytest.approx(row.mean_test_error, rel=0.01)
+            assert float(words.cells[3].split(" ± ")[0]) == pytest.approx(
+                row.mean_test_error, rel=0.01
+            )
     path = next(
-        words for words, row in zip(table.rows, comparison.rows, strict=True) if row.difference == 0.0
+        words
+        for words, row in zip(table.rows, comparison.rows, strict=True)
+        if row.difference == 0.0
     )
     assert path.cells[-2:] == ("yes", "0.0")
     assert path.marks[5] == path.marks[6] == "same"
@@ -117,8 +128,11 @@ def test_published_numbers_stand_beside_the_same_method_and_options(comparison: 
     assert beside["SGD", "balanced"] == "–"  # noqa: RUF001
 
 
-def test_the_published_column_says_how_much_of_the_paper_s_protocol_ours_has(comparison: Comparison) -> None:
-    # 64 of 256 sequences, two of 400 epochs; the first protocol is for another length, and seeds are not given
+def test_the_published_column_says_how_much_of_the_paper_s_protocol_ours_has(
+    comparison: Comparison,
+) -> None:
+    # 64 of 256 sequences, two of 400 epochs; the first protocol is for another length, and seeds
+    # are not given
     title = build_table(comparison, PUBLISHED).columns[-1]
     assert title.split("\n") == [
         "published;",
@@ -132,13 +146,17 @@ def test_the_published_column_says_how_much_of_the_paper_s_protocol_ours_has(com
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_pairs_of_a_paper_have_differences_paired_by_seeds(comparison: Comparison, tmp_path: Path) -> None:
+def test_pairs_of_a_paper_have_differences_paired_by_seeds(
+    comparison: Comparison, tmp_path: Path
+) -> None:
     def row(method: str, errors: Sequence[float]) -> Row:
         own = next(r for r in comparison.rows if (r.method, r.start) == (method, "balanced"))
         runs = tuple(replace(own.runs[0], test_error=error) for error in errors)
         return replace(own, runs=runs)
 
-    both = replace(comparison, rows=(row("path-sgd", (0.1, 0.5, 0.3)), row("sgd", (0.2, 0.7, 0.35))))
+    both = replace(
+        comparison, rows=(row("path-sgd", (0.1, 0.5, 0.3)), row("sgd", (0.2, 0.7, 0.35)))
+    )
     numbers = (
         PublishedResult("theirs", 1.75, "path-sgd", printed="1.75"),
         PublishedResult("plain", 1.80, "sgd", printed="1.80"),
@@ -146,19 +164,24 @@ def test_pairs_of_a_paper_have_differences_paired_by_seeds(comparison: Compariso
     protocols = (PaperProtocol(epochs=8),)  # a quarter of which are the two of ours
     paper = Published("A paper.", "", numbers, protocols, (("path-sgd", "sgd"), ("g-sgd", "sgd")))
     (pair,) = pairs_of(both, paper)  # G-SGD did not run
-    # -0.1, -0.2, -0.05: deviation 0.07638; 4.30265 is the quantile of Student's t, two degrees of freedom
+    # -0.1, -0.2, -0.05: deviation 0.07638; 4.30265 is the quantile of Student's t, two degrees of
+    # freedom
     assert pair.difference is not None
     assert pair.difference.mean == pytest.approx(-0.35 / 3)
     assert pair.difference.half == pytest.approx(4.30265 * 0.0763763 / 3**0.5, rel=1e-5)
     assert str(pair.published) == "-0.05"
     assert pair.verdict == "not decided"  # the interval reaches from -0.31 to 0.07
 
-    apart = replace(comparison, rows=(row("path-sgd", (0.1, 0.5, 0.3)), row("sgd", (0.2, 0.61, 0.41))))
+    apart = replace(
+        comparison, rows=(row("path-sgd", (0.1, 0.5, 0.3)), row("sgd", (0.2, 0.61, 0.41)))
+    )
     assert [pair.verdict for pair in pairs_of(apart, paper)] == ["confirmed"]
     other_way = replace(paper, results=(numbers[0], replace(numbers[1], value=1.7, printed="1.70")))
     assert [pair.verdict for pair in pairs_of(apart, other_way)] == ["refuted"]
     for longer in (PaperProtocol(epochs=9), PaperProtocol()):
-        assert [p.verdict for p in pairs_of(apart, replace(paper, protocols=(longer,)))] == ["not decided"]
+        assert [p.verdict for p in pairs_of(apart, replace(paper, protocols=(longer,)))] == [
+            "not decided"
+        ]
     (unknown,) = pairs_of(apart, replace(paper, results=numbers[:1]))
     assert (unknown.published, unknown.verdict) == (None, None)
     lost = replace(apart.rows[1].runs[1], diverged_at=1, test_error=None)
@@ -168,7 +191,11 @@ def test_pairs_of_a_paper_have_differences_paired_by_seeds(comparison: Compariso
     assert pairs_of(apart, None) == []
     printed = replace(apart.rows[0], method="path-sgd-published")
     (raw,) = pairs_of(replace(apart, rows=(printed, apart.rows[1])), paper)
-    assert (raw.first.method, str(raw.published), raw.verdict) == ("path-sgd-published", "-0.05", "confirmed")
+    assert (raw.first.method, str(raw.published), raw.verdict) == (
+        "path-sgd-published",
+        "-0.05",
+        "confirmed",
+    )
 
     (words,) = pairs_table(both, [pair]).rows
     assert words.cells == ("Path-SGD against SGD", "-1.17e-01 ± 1.90e-01", "-0.05", "not decided")
@@ -192,8 +219,15 @@ def test_divergence_and_differences_in_words(comparison: Comparison) -> None:
 
 @pytest.mark.parametrize("columns", [40, 120])
 def test_a_table_wider_than_its_console_keeps_names_and_numbers(columns: int) -> None:
-    names = ("optimizer", "start", *(f"model_options.number_{index}" for index in range(8)), "reason")
-    row = TableRow(("Path-SGD", "balanced", *map(str, range(1000, 1008)), "so it was " * 30), {}, True)
+    names = (
+        "optimizer",
+        "start",
+        *(f"model_options.number_{index}" for index in range(8)),
+        "reason",
+    )
+    row = TableRow(
+        ("Path-SGD", "balanced", *map(str, range(1000, 1008)), "so it was " * 30), {}, True
+    )
     stream = io.StringIO()
     print_table(Table("Many columns", names, (row,), ()), Console(file=stream, width=columns))
     for word in (*names, *row.cells[:-1]):
@@ -232,7 +266,11 @@ class Links(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         for name, value in attrs:
-            if name in ("src", "href", "xlink:href") and value and not value.startswith(("#", "data:")):
+            if (
+                name in ("src", "href", "xlink:href")
+                and value
+                and not value.startswith(("#", "data:"))
+            ):
                 self.loads.append(value)
 
 
@@ -247,9 +285,12 @@ def test_the_page_is_complete_and_needs_nothing_else(output: Path, comparison: C
     assert parser.loads == []
     assert not {"img", "iframe", "object", "embed", "base", "form"} & set(parser.tags)
     assert parser.tags.count("script") == parser.tags.count("link") == 1
-    assert "default-src 'none'" in page  # nothing may be fetched, whatever the rest of the page says
+    assert (
+        "default-src 'none'" in page
+    )  # nothing may be fetched, whatever the rest of the page says
     assert not re.search(
-        r"fetch\(|XMLHttpRequest|import\b|WebSocket|sendBeacon|@import|url\(", script_and_style(page)
+        r"fetch\(|XMLHttpRequest|import\b|WebSocket|sendBeacon|@import|url\(",
+        script_and_style(page),
     )
     assert {"svg", "table"} <= set(parser.tags)
     assert "Two &lt;starts&gt;" in page
@@ -280,7 +321,9 @@ def test_the_page_begins_with_the_conclusion_and_folds_the_configuration(
 def test_what_is_printed_is_what_is_written(
     output: Path, comparison: Comparison, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report = comparison_report(comparison, title="", configuration={"versions": {}}, published=PUBLISHED)
+    report = comparison_report(
+        comparison, title="", configuration={"versions": {}}, published=PUBLISHED
+    )
     print_report(report, output)
     printed = " ".join(capsys.readouterr().out.split())
     for sentence in (*report.notes, f"Report: {output / 'report.html'}"):
@@ -323,7 +366,9 @@ def test_clicks_sort_the_table(output: Path) -> None:
     page = (output / "report.html").read_text(encoding="utf-8")
     (script,) = re.findall(r"<script>(.*?)</script>", page, re.S)
     program = Path(__file__).with_name("page.js")
-    done = subprocess.run(["node", program], input=script, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["node", program], input=script, capture_output=True, text=True, check=True
+    )
     assert json.loads(done.stdout) == [
         ["ascending", ["Path-SGD", "SGD", "Muon", "Adam"], True],
         ["descending", ["Muon", "SGD", "Path-SGD", "Adam"], True],
@@ -333,14 +378,18 @@ def test_clicks_sort_the_table(output: Path) -> None:
 
 def with_errors(row: Row, *errors: float | None) -> Row:
     runs = tuple(
-        replace(row.runs[0], test_error=error, diverged_at=3 if error is None else None) for error in errors
+        replace(row.runs[0], test_error=error, diverged_at=3 if error is None else None)
+        for error in errors
     )
     return replace(row, runs=runs)
 
 
 def test_nothing_is_better_where_intervals_overlap(comparison: Comparison) -> None:
     settings = replace(
-        comparison.settings, starts=("balanced",), methods=("sgd", "path-sgd", "balanced-adam"), seeds=3
+        comparison.settings,
+        starts=("balanced",),
+        methods=("sgd", "path-sgd", "balanced-adam"),
+        seeds=3,
     )
     first = comparison.rows[0]
     named = [replace(first, method=name, difference=None) for name in settings.methods]
@@ -353,7 +402,8 @@ def test_nothing_is_better_where_intervals_overlap(comparison: Comparison) -> No
     (sentence,) = conclusion(near)
     assert "SGD has the least mean test error" in sentence
     assert (
-        "not told apart from it (the 95 % intervals overlap): Path-SGD, balanced once, then Adam" in sentence
+        "not told apart from it (the 95 % intervals overlap): Path-SGD, balanced once, then Adam"
+        in sentence
     )
     assert "worse" not in sentence
     assert all(not row.marks for row in build_table(near).rows)
@@ -404,9 +454,9 @@ def test_a_matplotlibrc_that_asks_for_latex_changes_no_figure(comparison: Compar
         assert mpl.rcParams["text.usetex"]
     assert png == saved(lambda: draw_claim([comparison]))[0]
     source = Path(saved.__code__.co_filename).parents[1]
-    assert [path.name for path in source.rglob("*.py") if "rc_context" in path.read_text("utf-8")] == [
-        "figures.py"
-    ]
+    assert [
+        path.name for path in source.rglob("*.py") if "rc_context" in path.read_text("utf-8")
+    ] == ["figures.py"]
 
 
 def test_a_start_is_drawn_alike_whether_another_one_has_a_rate_of_its_own_or_not(
@@ -424,10 +474,16 @@ def test_a_start_is_drawn_alike_whether_another_one_has_a_rate_of_its_own_or_not
     settings = replace(comparison.settings, methods=("sgd", "path-sgd"), starts=starts)
     figure = Figure()
     _draw_starts(figure, replace(comparison, settings=settings, rows=tuple(rows), choices=choices))
-    drawn = {(line.get_label(), line.get_color()) for axis in figure.axes[:2] for line in axis.lines}
+    drawn = {
+        (line.get_label(), line.get_color()) for axis in figure.axes[:2] for line in axis.lines
+    }
     named = {label: colour for label, colour in drawn if not str(label).startswith("_")}
     assert set(named) == {*starts, "rescaled, own rate"}
-    assert len(set(named.values())) == len([1 for label, _ in drawn if not str(label).startswith("_")]) == 4
+    assert (
+        len(set(named.values()))
+        == len([1 for label, _ in drawn if not str(label).startswith("_")])
+        == 4
+    )
 
 
 def test_one_start_puts_all_methods_into_one_panel(comparison: Comparison) -> None:
@@ -479,7 +535,9 @@ def test_an_axis_of_rates_names_rates_of_the_grid(rates: Sequence[float], shown:
         ((1e-4, 0.2), "$\\mathdefault{10^{-3}}$"),
     ],
 )
-def test_an_axis_of_errors_has_numbers_as_they_are_written(values: tuple[float, float], some: str) -> None:
+def test_an_axis_of_errors_has_numbers_as_they_are_written(
+    values: tuple[float, float], some: str
+) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure()
@@ -496,7 +554,9 @@ def test_an_axis_of_errors_has_numbers_as_they_are_written(values: tuple[float, 
     assert not any(small)
 
 
-def test_errors_are_drawn_over_epochs_with_the_test_error_at_the_end(comparison: Comparison) -> None:
+def test_errors_are_drawn_over_epochs_with_the_test_error_at_the_end(
+    comparison: Comparison,
+) -> None:
     from matplotlib.figure import Figure
 
     row = next(row for row in comparison.rows if not row.diverged)
@@ -516,7 +576,9 @@ def test_errors_are_drawn_over_epochs_with_the_test_error_at_the_end(comparison:
         assert drawn[:, 0].tolist() == [1.0, 2.0]
         means = [np.mean([getattr(run.epochs[i], kind) for run in row.runs]) for i in range(2)]
         assert drawn[:, 1].tolist() == pytest.approx(means)
-    gone = replace(row, runs=tuple(replace(run, diverged_at=1, test_error=None) for run in row.runs))
+    gone = replace(
+        row, runs=tuple(replace(run, diverged_at=1, test_error=None) for run in row.runs)
+    )
     without = Figure().subplots()
     draw_errors(without, gone, epoch, color="black")
     assert len(without.get_lines()) == 1  # no dot
@@ -529,7 +591,9 @@ def test_errors_are_drawn_over_epochs_with_the_test_error_at_the_end(comparison:
 def test_a_diverging_run_does_not_set_the_limits(comparison: Comparison) -> None:
     row = comparison.rows[0]
     wild = replace(row.runs[0], losses=(1.0, *row.runs[0].losses[1:-1], 1e20))
-    changed = replace(comparison, rows=(replace(row, runs=(wild, *row.runs[1:])), *comparison.rows[1:]))
+    changed = replace(
+        comparison, rows=(replace(row, runs=(wild, *row.runs[1:])), *comparison.rows[1:])
+    )
     figure = Figure()
     _draw_starts(figure, changed)
     assert 1.0 < figure.axes[0].get_ylim()[1] < 100
@@ -538,7 +602,9 @@ def test_a_diverging_run_does_not_set_the_limits(comparison: Comparison) -> None
 def test_the_curves_are_written_to_the_last_bit(output: Path, comparison: Comparison) -> None:
     lines = read_csv(output / "curves.csv")
     runs = [run for row in comparison.rows for run in row.runs]
-    assert [float(line["training_loss"]) for line in lines] == [loss for run in runs for loss in run.losses]
+    assert [float(line["training_loss"]) for line in lines] == [
+        loss for run in runs for loss in run.losses
+    ]
     validation = read_csv(output / "validation.csv")
     assert [float(line["validation_error"]) for line in validation] == [
         entry.error for run in runs for entry in run.validations
@@ -546,7 +612,9 @@ def test_the_curves_are_written_to_the_last_bit(output: Path, comparison: Compar
     epochs = read_csv(output / "epochs.csv")
     for column, name in (("training_error", "training"), ("test_error", "test")):
         written = [getattr(entry, name) for run in runs for entry in run.epochs]
-        assert [line[column] for line in epochs] == ["" if value is None else str(value) for value in written]
+        assert [line[column] for line in epochs] == [
+            "" if value is None else str(value) for value in written
+        ]
 
 
 def test_runs_that_ended_in_their_first_epoch_show_validation_alone(comparison: Comparison) -> None:
@@ -596,13 +664,17 @@ def test_the_table_is_written_as_it_is_shown(output: Path, comparison: Compariso
     assert [tuple(row) for row in rows] == [row.cells for row in table.rows]
 
 
-def test_json_holds_the_rows_the_choices_and_the_configuration(output: Path, comparison: Comparison) -> None:
+def test_json_holds_the_rows_the_choices_and_the_configuration(
+    output: Path, comparison: Comparison
+) -> None:
     content = json.loads((output / "results.json").read_text())
     assert len(content["rows"]) == len(comparison.rows)
     for values, row in zip(content["rows"], comparison.rows, strict=True):
         assert values["test_error_mean"] == row.mean_test_error
         assert values["same_curve"] == (None if row.difference is None else row.difference == 0.0)
-    assert {choice["method"] for choice in content["learning_rates"]} == set(comparison.settings.methods)
+    assert {choice["method"] for choice in content["learning_rates"]} == set(
+        comparison.settings.methods
+    )
     configuration = content["configuration"]
     assert configuration["settings"]["threads"] == 1
     assert configuration["seeds"] == [0, 1]
@@ -646,7 +718,9 @@ def test_epochs_are_counted_in_their_steps_where_every_run_diverged(comparison: 
 def test_a_report_of_runs_that_all_diverged_at_once_can_be_drawn(
     comparison: Comparison, tmp_path: Path
 ) -> None:
-    gone = [replace(run, losses=(), diverged_at=0, test_error=None) for run in comparison.rows[0].runs]
+    gone = [
+        replace(run, losses=(), diverged_at=0, test_error=None) for run in comparison.rows[0].runs
+    ]
     settings = replace(comparison.settings, methods=("sgd",))
     rows = [
         Row("sgd", start, 0.1, "balanced", tuple(gone), None if start == "balanced" else 0.0)
@@ -669,7 +743,9 @@ def test_a_single_tuning_seed_has_no_standard_error(comparison: Comparison, seed
     assert ("least rate within one standard error" in text) == (seeds > 1)
 
 
-@pytest.mark.parametrize(("epochs", "told"), [(0, "runs of 2 epochs"), (1, "shorter runs of 1 epoch")])
+@pytest.mark.parametrize(
+    ("epochs", "told"), [(0, "runs of 2 epochs"), (1, "shorter runs of 1 epoch")]
+)
 def test_the_runs_that_showed_others_equal_are_as_long_as_is_said(
     comparison: Comparison, epochs: int, told: str
 ) -> None:
@@ -687,15 +763,24 @@ def test_weights_are_stated_where_methods_train_other_models(comparison: Compari
 
 @pytest.mark.parametrize(
     ("metric", "words"),
-    [("error, %", "1.23"), ("bits per character", "1.235"), ("perplexity", "1.2"), ("other", "1.23e+00")],
+    [
+        ("error, %", "1.23"),
+        ("bits per character", "1.235"),
+        ("perplexity", "1.2"),
+        ("other", "1.23e+00"),
+    ],
 )
-def test_errors_have_the_digits_of_their_metric(comparison: Comparison, metric: str, words: str) -> None:
+def test_errors_have_the_digits_of_their_metric(
+    comparison: Comparison, metric: str, words: str
+) -> None:
     row = next(row for row in comparison.rows if not row.diverged)
     one = replace(row, runs=(replace(row.runs[0], test_error=1.2346),))
     assert error_label(replace(comparison, metric=metric), one) == words
 
 
-def test_a_grid_of_its_own_is_told_and_drawn(tiny_settings: Callable[..., Settings], tmp_path: Path) -> None:
+def test_a_grid_of_its_own_is_told_and_drawn(
+    tiny_settings: Callable[..., Settings], tmp_path: Path
+) -> None:
     settings = tiny_settings(
         starts=["balanced"],
         methods=["sgd", "path-sgd-published"],

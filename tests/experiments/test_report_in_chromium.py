@@ -88,7 +88,9 @@ def test_the_conclusion_stands_on_top_of_a_phone(
         assert said == list(conclusion(comparison))
 
 
-def test_the_figure_scrolls_on_a_phone_and_fits_a_desk(browser: Browser, pages: dict[str, str]) -> None:
+def test_the_figure_scrolls_on_a_phone_and_fits_a_desk(
+    browser: Browser, pages: dict[str, str]
+) -> None:
     for size, fits in ((PHONE, False), (DESK, True)):
         page = browser.open(pages["compare"], size)
         figure = page.locator(".figure").first
@@ -112,7 +114,9 @@ def test_the_table_scrolls_on_a_phone_and_keeps_the_names_in_sight(
     names = table.locator("tbody td:first-child > span").all()
     lines = [name.evaluate("name => name.getClientRects().length") for name in names]
     words = [len(re.split(r"[ -]", name.text_content())) for name in names]
-    assert all(line <= count for line, count in zip(lines, words, strict=True))  # no word is cut in two
+    assert all(
+        line <= count for line, count in zip(lines, words, strict=True)
+    )  # no word is cut in two
 
 
 def _column(page: Any, title: str) -> list[str]:
@@ -142,7 +146,9 @@ def test_a_click_on_a_heading_sorts_by_its_numbers(
     assert _column(page, "test") == before
 
 
-def test_same_and_good_have_colours_and_signs_of_their_own(browser: Browser, pages: dict[str, str]) -> None:
+def test_same_and_good_have_colours_and_signs_of_their_own(
+    browser: Browser, pages: dict[str, str]
+) -> None:
     page = browser.open(pages["compare"])
     shown = page.evaluate(
         """Object.fromEntries([...document.querySelectorAll("tbody .pill")].map(pill => [
@@ -157,7 +163,9 @@ def test_same_and_good_have_colours_and_signs_of_their_own(browser: Browser, pag
     assert "none" not in (shown["good"][2], shown["bad"][2])
     assert shown["same"][3] in ("yes", "0.0")
     assert shown["differs"][3] not in ("yes", "0.0")
-    explained = page.locator(".legend .pill").evaluate_all("pills => pills.map(pill => pill.classList[1])")
+    explained = page.locator(".legend .pill").evaluate_all(
+        "pills => pills.map(pill => pill.classList[1])"
+    )
     assert sorted(explained) == sorted(shown)
 
 
@@ -186,7 +194,9 @@ def _contrast(*colours: str) -> float:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_the_configuration_is_folded_and_opens(browser: Browser, pages: dict[str, str], name: str) -> None:
+def test_the_configuration_is_folded_and_opens(
+    browser: Browser, pages: dict[str, str], name: str
+) -> None:
     page = browser.open(pages[name], PHONE)
     configuration = page.locator("details pre")
     assert not configuration.is_visible()

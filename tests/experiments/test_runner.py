@@ -89,7 +89,9 @@ def test_a_run_whose_process_dies_twice_is_named_and_the_others_are_not(
     ended = {one.job.config.seed: one for one in quick_processes.run(jobs, Notes())}
     assert ended[1].result is not None
     assert isinstance(ended[2].error, WorkerDiedError)
-    with pytest.raises(ConfigurationError, match=r"'sgd, balanced, rate 0.05, seed 2' died.*--workers 1"):
+    with pytest.raises(
+        ConfigurationError, match=r"'sgd, balanced, rate 0.05, seed 2' died.*--workers 1"
+    ):
         ended[2].value()
 
 
@@ -104,7 +106,9 @@ def test_the_processes_of_joblib_give_what_this_one_gives_though_one_dies(
     assert curve(there) == curve(here)
 
 
-def test_results_that_are_there_are_taken_and_others_are_kept(tiny_config: Configs, tmp_path: Path) -> None:
+def test_results_that_are_there_are_taken_and_others_are_kept(
+    tiny_config: Configs, tmp_path: Path
+) -> None:
     configs = [tiny_config(seed=seed) for seed in range(3)]
     jobs = [PlacedRun(config, Place(tmp_path)) for config in configs]
     jobs[1].keep(jobs[1](Monitor()))
@@ -143,7 +147,9 @@ def test_an_error_in_a_run_is_its_end_and_nobody_elses(
 
 
 def test_engines_are_checked_before_anything_is_started() -> None:
-    with pytest.raises(ConfigurationError, match="Unknown engine 'dask' in --engine: choose from local, ray"):
+    with pytest.raises(
+        ConfigurationError, match="Unknown engine 'dask' in --engine: choose from local, ray"
+    ):
         Runner("dask", 2)
     with pytest.raises(
         ConfigurationError, match="--address auto names a Ray cluster: give --engine ray, too"
@@ -180,9 +186,13 @@ def test_commands_hand_their_runs_to_the_engine_that_is_asked_for(
         return Here()
 
     monkeypatch.setattr("pathspace.experiments.folders.Runner", instead)
-    monkeypatch.setattr("pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>"))
+    monkeypatch.setattr(
+        "pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>")
+    )
     tiny = [
-        word for name in ("train", "validation", "test") for word in ("--set", f"task_options.{name}_size=64")
+        word
+        for name in ("train", "validation", "test")
+        for word in ("--set", f"task_options.{name}_size=64")
     ]
     words = [
         *command.split(), *tiny, "--set", "task=adding", "--set", "task_options.length=4", "--epochs", "1",
@@ -265,7 +275,9 @@ def test_ray_that_does_not_start_in_time_is_no_mistake_of_ours(like_ray: SimpleN
 
     like_ray.init = init
     with (
-        pytest.raises(ConfigurationError, match=r"cannot be reached or started \(The current node timed out"),
+        pytest.raises(
+            ConfigurationError, match=r"cannot be reached or started \(The current node timed out"
+        ),
         Runner("ray", 2),
     ):
         pass
@@ -281,7 +293,9 @@ def test_a_process_that_died_while_it_had_nothing_to_do_is_replaced(
     quick_processes: Runner, pools: list[Any], tiny_config: Configs, tmp_path: Path
 ) -> None:
     for seed in range(2):
-        (ended,) = quick_processes.run([PlacedRun(tiny_config(seed=seed), Place(tmp_path))], Monitor())
+        (ended,) = quick_processes.run(
+            [PlacedRun(tiny_config(seed=seed), Place(tmp_path))], Monitor()
+        )
         assert ended.result is not None
         for process in list(pools[-1]._processes.values()):
             process.kill()

@@ -47,7 +47,9 @@ def test_the_rate_falls_to_a_tenth_at_four_fifths_and_to_a_hundredth_at_the_end(
 
 
 def test_an_unknown_schedule_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="Unknown schedule 'linear' in the setting 'schedule'"):
+    with pytest.raises(
+        ConfigurationError, match="Unknown schedule 'linear' in the setting 'schedule'"
+    ):
         settings_from(("a test", {"schedule": "linear"}))
 
 

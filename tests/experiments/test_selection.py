@@ -38,7 +38,9 @@ def test_the_least_mean_validation_error_is_chosen(result: Callable[..., RunResu
 
 
 def test_ties_go_to_the_least_validation_loss(result: Callable[..., RunResult]) -> None:
-    choice = choose([result(0.1, 4.0, 0.9), result(0.2, 4.0, 0.7), result(0.3, 4.0, 0.8)])["sgd", "balanced"]
+    choice = choose([result(0.1, 4.0, 0.9), result(0.2, 4.0, 0.7), result(0.3, 4.0, 0.8)])[
+        "sgd", "balanced"
+    ]
     assert choice.learning_rate == 0.2
     assert not choice.at_edge
 
@@ -55,8 +57,12 @@ def test_a_rate_that_diverged_once_is_not_chosen(result: Callable[..., RunResult
     assert choice.scores[0.2] == math.inf
 
 
-def test_when_every_rate_diverges_the_smallest_is_taken_and_marked(result: Callable[..., RunResult]) -> None:
-    choice = choose([result(0.2, 1.0, diverged=True), result(0.1, 1.0, diverged=True)])["sgd", "balanced"]
+def test_when_every_rate_diverges_the_smallest_is_taken_and_marked(
+    result: Callable[..., RunResult],
+) -> None:
+    choice = choose([result(0.2, 1.0, diverged=True), result(0.1, 1.0, diverged=True)])[
+        "sgd", "balanced"
+    ]
     assert choice.learning_rate == 0.1
     assert choice.all_diverged
 
@@ -71,7 +77,9 @@ def test_tuning_gives_everybody_the_same_grid_and_never_sees_test_data_or_report
     assert {run.seed for run in runs}.isdisjoint(range(settings.seeds))
     budgets = {(run.method, run.start): [] for run in runs}
     for run in runs:
-        budgets[run.method, run.start].append((run.learning_rate, run.seed, run.epochs, run.batch_size))
+        budgets[run.method, run.start].append(
+            (run.learning_rate, run.seed, run.epochs, run.batch_size)
+        )
     assert len({tuple(budget) for budget in budgets.values()}) == 1
 
 
@@ -96,7 +104,9 @@ def test_the_best_pair_of_rate_and_decay_is_chosen(result: Callable[..., RunResu
     assert not choice.at_edge
 
 
-def test_of_rates_within_one_standard_error_the_least_is_taken(result: Callable[..., RunResult]) -> None:
+def test_of_rates_within_one_standard_error_the_least_is_taken(
+    result: Callable[..., RunResult],
+) -> None:
     # the best, 0.3, has a mean of 10 and a standard error of 1; 0.2 is 0.9 above, 0.1 is 1.1 above
     errors = {0.1: (11.1, 11.1, 11.1), 0.2: (10.9, 10.9, 10.9), 0.3: (8.0, 11.0, 11.0)}
     results = [result(rate, error) for rate, three in errors.items() for error in three]
@@ -109,7 +119,9 @@ def test_of_rates_within_one_standard_error_the_least_is_taken(result: Callable[
     assert single["sgd", "balanced"].learning_rate == 0.2
 
 
-def test_a_run_that_ends_no_better_than_it_began_has_failed(result: Callable[..., RunResult]) -> None:
+def test_a_run_that_ends_no_better_than_it_began_has_failed(
+    result: Callable[..., RunResult],
+) -> None:
     assert choose([result(0.1, 1.0, 9.0), result(0.2, 1.0, 8.9)])["sgd", "balanced"].failed == 1
 
 

@@ -14,12 +14,19 @@ from pathspace.experiments.tasks import preset
 
 def test_later_layers_win_and_options_are_merged() -> None:
     settings = settings_from(
-        ("a recipe", {"task": "mnist", "task_options": {"steps": 98}, "epochs": 7, "methods": ["sgd"]}),
+        (
+            "a recipe",
+            {"task": "mnist", "task_options": {"steps": 98}, "epochs": 7, "methods": ["sgd"]},
+        ),
         ("the command line", {"epochs": 8, "task_options": {"permuted": True}}),
     )
     assert settings.epochs == 8
     assert settings.methods == ("sgd",)
-    assert settings.task_options == {**preset("mnist")["task_options"], "steps": 98, "permuted": True}
+    assert settings.task_options == {
+        **preset("mnist")["task_options"],
+        "steps": 98,
+        "permuted": True,
+    }
     assert settings.batch_size == preset("mnist")["batch_size"]
     assert settings.momentum == preset("mnist")["momentum"] != Settings.momentum
     assert settings.rescale_exponent == Settings.rescale_exponent
@@ -53,7 +60,10 @@ def test_methods_bring_their_own_models_along() -> None:
             },
         )
     )
-    models = [settings.run_config(name, "default", 0.1, 0, evaluate_test=False) for name in settings.methods]
+    models = [
+        settings.run_config(name, "default", 0.1, 0, evaluate_test=False)
+        for name in settings.methods
+    ]
     assert [(config.model, config.model_options) for config in models] == [
         ("relu-rnn", {"hidden": 7, "start": "identity-recurrent"}),
         ("relu-rnn", {"hidden": 7, "start": "identity"}),
@@ -64,10 +74,16 @@ def test_methods_bring_their_own_models_along() -> None:
 def test_a_method_may_have_options_of_its_own() -> None:
     own = {"lstm-adam": {"hidden": 3, "start": "orthogonal"}, "tanh-adam": {"hidden": 9}}
     settings = settings_from(
-        ("a recipe", {"methods": ["adam", "lstm-adam"], "starts": ["default"], "method_options": own}),
+        (
+            "a recipe",
+            {"methods": ["adam", "lstm-adam"], "starts": ["default"], "method_options": own},
+        ),
         ("another", {"model_options": {"hidden": 7, "start": "uniform", "start_limit": 0.2}}),
     )
-    assert settings.model_of("adam") == ("relu-rnn", {"hidden": 7, "start": "uniform", "start_limit": 0.2})
+    assert settings.model_of("adam") == (
+        "relu-rnn",
+        {"hidden": 7, "start": "uniform", "start_limit": 0.2},
+    )
     assert settings.model_of("lstm-adam") == ("lstm", {"hidden": 3, "start": "orthogonal"})
 
 
@@ -100,8 +116,13 @@ def test_grids_of_methods_that_do_not_run_may_have_any_number_of_rates() -> None
 
 
 def test_what_a_grid_of_its_own_is_refused_with_can_be_typed() -> None:
-    layers = [*load_recipe("adding").layers("long-400"), ("the command line", {"learning_rates": [0.01]})]
-    with pytest.raises(ConfigurationError, match=r"a grid of 5 .* learning_rates one of 1:") as refused:
+    layers = [
+        *load_recipe("adding").layers("long-400"),
+        ("the command line", {"learning_rates": [0.01]}),
+    ]
+    with pytest.raises(
+        ConfigurationError, match=r"a grid of 5 .* learning_rates one of 1:"
+    ) as refused:
         settings_from(*layers)
     option, given = shlex.split(str(refused.value).split("`")[1])
     assert option == "--set"
@@ -126,7 +147,10 @@ def test_the_paper_s_lstm_on_characters_has_half_the_units(size: str) -> None:
             "The method 'g-sgd' cannot train the model 'transformer': it multiplies activations, so that its outputs "
             "are no sums over paths. Choose another method, or set model to one that it can train: relu-rnn, mlp.$",
         ),
-        ({"method_options": {"adam": 3}}, "'method_options' is 3: give a table of model options for 'adam'"),
+        (
+            {"method_options": {"adam": 3}},
+            "'method_options' is 3: give a table of model options for 'adam'",
+        ),
         ({"method_options": {"sgd": {"start": "zero"}}}, "Unknown value 'zero'"),
         ({"method_rates": 3}, "The setting 'method_rates' is 3: give a table"),
         ({"method_rates": {"lstm": [0.1]}}, "Unknown method 'lstm' in the setting 'method_rates'"),
@@ -149,7 +173,10 @@ def test_the_paper_s_lstm_on_characters_has_half_the_units(size: str) -> None:
         ({"learning_rates": [0.1, -1]}, "give more than 0 each"),
         ({"learning_rates": 0.1}, "give a list"),
         ({"learning_rates": ["fast"]}, "give a number each"),
-        ({"learning_rates": [0.1, 1e300]}, r"'learning_rates' is \[0.1, 1e\+300\]: give at most 1e\+30 each"),
+        (
+            {"learning_rates": [0.1, 1e300]},
+            r"'learning_rates' is \[0.1, 1e\+300\]: give at most 1e\+30 each",
+        ),
         ({"weight_decays": [1e300]}, r"at most 1e\+30 each"),
         ({"damping": 1e300}, r"'damping' is 1e\+300: give at most 1e\+30"),
         *(
@@ -167,7 +194,10 @@ def test_the_paper_s_lstm_on_characters_has_half_the_units(size: str) -> None:
         ({"weight_decays": 0.1}, "give a list"),
         ({"schedule": "linear"}, "Unknown schedule 'linear'"),
         ({"warmup": 1.0}, "'warmup' is 1.0: give less than 1"),
-        ({"tuning": "random"}, "'tuning' is 'random': give 'grid', 'one standard error' or 'in turn'"),
+        (
+            {"tuning": "random"},
+            "'tuning' is 'random': give 'grid', 'one standard error' or 'in turn'",
+        ),
         ({"tuning_epochs": -1}, "'tuning_epochs' is -1: give 0 or more"),
         ({"refresh_every": 0}, "'refresh_every' is 0: give 1 or more"),
         ({"rescale_factor": 0.5}, "'rescale_factor' is 0.5: give 0, or 1 or more"),
@@ -189,7 +219,10 @@ def test_the_paper_s_lstm_on_characters_has_half_the_units(size: str) -> None:
             "'ddp-norm' cannot train the model 'recurrent-cnn': .* by a batch. Choose another method.$",
         ),
         *(
-            ({"model_options": option}, "of the task 'digits' are numbers, answered at their end: leave out")
+            (
+                {"model_options": option},
+                "of the task 'digits' are numbers, answered at their end: leave out",
+            )
             for option in ({"output": "every"}, {"embedding": 3})
         ),
         ({"model_options": {"hidden": 0}}, "option 'hidden' of the model 'relu-rnn' is 0"),
@@ -200,7 +233,11 @@ def test_the_paper_s_lstm_on_characters_has_half_the_units(size: str) -> None:
                 {"model": model, "methods": [name]},
                 f"'{name}' cannot train the model '{model}': its units cannot be rescaled. .* relu-rnn, mlp.$",
             )
-            for model, name in (("lstm", "path-sgd"), ("tanh-rnn", "g-sgd"), ("lstm", "balanced-adam"))
+            for model, name in (
+                ("lstm", "path-sgd"),
+                ("tanh-rnn", "g-sgd"),
+                ("lstm", "balanced-adam"),
+            )
         ),
         (
             {"task": "characters", "model": "transformer", "methods": ["natural"]},
@@ -242,7 +279,12 @@ def test_a_method_refuses_what_it_needs_a_network_for_and_nothing_else(name: str
 
 
 def test_settings_of_the_command_line_are_written_as_in_toml() -> None:
-    assignments = ["momentum=0.9", "task=mnist", "task_options.steps=98", "task_options.permuted=true"]
+    assignments = [
+        "momentum=0.9",
+        "task=mnist",
+        "task_options.steps=98",
+        "task_options.permuted=true",
+    ]
     assert parse_settings([*assignments, 'starts=["balanced"]']) == {
         "momentum": 0.9,
         "task": "mnist",
@@ -260,7 +302,10 @@ def test_settings_of_the_command_line_are_written_as_in_toml() -> None:
     }
     assert parse_settings(["learning_rates=[.1, 1e-2]"]) == {"learning_rates": [0.1, 0.01]}
     assert parse_settings(["task=" + "[" * 99_999]) == {"task": "[" * 99_999}
-    assert parse_settings(["task=infinity", "size= small "]) == {"task": "infinity", "size": "small"}
+    assert parse_settings(["task=infinity", "size= small "]) == {
+        "task": "infinity",
+        "size": "small",
+    }
     digits = "1" * 5000  # more than Python reads as a number
     assert parse_settings([f"epochs={digits}"]) == {"epochs": digits}
     with pytest.raises(ConfigurationError, match="--set 'momentum' has no value"):

@@ -62,7 +62,9 @@ def test_a_run_begins_there(tiny_config: Callable[..., RunConfig], tiny_task: Ta
 
 
 def test_models_without_a_skeleton_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="'transformer' has no skeleton: it multiplies activations"):
+    with pytest.raises(
+        ConfigurationError, match="'transformer' has no skeleton: it multiplies activations"
+    ):
         settings_from(
             (
                 "a test",
@@ -90,7 +92,9 @@ def test_tables_do_not_call_it_the_same_function(
     assert "Every start is the same function" in " ".join(build_table(one, None).notes)
 
 
-@pytest.mark.parametrize(("size", "permuted"), [("algorithm-2-28", False), ("algorithm-2-28-permuted", True)])
+@pytest.mark.parametrize(
+    ("size", "permuted"), [("algorithm-2-28", False), ("algorithm-2-28-permuted", True)]
+)
 def test_the_recipe_of_algorithm_2_has_the_paper_s_protocol(size: str, permuted: bool) -> None:
     settings = settings_from(*load_recipe("smnist-28-98").layers(size))
     # S19, Section 5, 5.1 and A.1

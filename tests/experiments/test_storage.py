@@ -26,7 +26,9 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path)
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_the_new_content_appears_by_a_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_new_content_appears_by_a_rename(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "report.html"
     storage.write_bytes(path, b"old")
     seen = []
@@ -61,16 +63,22 @@ def test_json_refuses_what_json_cannot_say(tmp_path: Path) -> None:
     "change",
     [lambda values: values | {"a": 2}, lambda _: {"a": 1}, lambda values: [values], lambda _: {}],
 )
-def test_checked_values_come_back_or_are_named(tmp_path: Path, change: Callable[[Any], Any]) -> None:
+def test_checked_values_come_back_or_are_named(
+    tmp_path: Path, change: Callable[[Any], Any]
+) -> None:
     file = tmp_path / "result.json"
     with pytest.raises(FileNotFoundError):
         storage.read_checked(file, dict)
     storage.write_checked(file, {"a": 1, "b": (0.1, None)})
     assert storage.read_checked(file, dict) == {"a": 1, "b": [0.1, None]}
-    with pytest.raises(ConfigurationError, match=r"result.json' cannot be read \('c'\): delete it and"):
+    with pytest.raises(
+        ConfigurationError, match=r"result.json' cannot be read \('c'\): delete it and"
+    ):
         storage.read_checked(file, lambda values: values["c"])
     file.write_text(json.dumps(change(json.loads(file.read_text()))))
-    with pytest.raises(ConfigurationError, match=r"result.json' cannot be read \(.*\): delete it and"):
+    with pytest.raises(
+        ConfigurationError, match=r"result.json' cannot be read \(.*\): delete it and"
+    ):
         storage.read_checked(file, dict)
 
 
@@ -82,13 +90,17 @@ def test_a_checkpoint_that_does_not_fit_is_named(tmp_path: Path) -> None:
         def flush(self) -> None:
             pass
 
-    with pytest.raises(StorageError, match=r"Cannot write '.*checkpoint\.pt' \(File too large\): make room"):
+    with pytest.raises(
+        StorageError, match=r"Cannot write '.*checkpoint\.pt' \(File too large\): make room"
+    ):
         storage.write_atomically(
             tmp_path / "checkpoint.pt", lambda _: torch.save({"a": torch.zeros(9)}, Full())
         )
     assert not list(tmp_path.iterdir())
     with pytest.raises(RuntimeError, match="another"):
-        storage.write_atomically(tmp_path / "a", lambda _: (_ for _ in ()).throw(RuntimeError("another")))
+        storage.write_atomically(
+            tmp_path / "a", lambda _: (_ for _ in ()).throw(RuntimeError("another"))
+        )
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="Not a directory"):
         storage.make_folder(tmp_path / "file" / "runs")

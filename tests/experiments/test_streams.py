@@ -53,7 +53,9 @@ def settings(**changes: Any) -> Settings:
     )
 
 
-def config(method: str = "sgd", start: str = "default", rate: float = 0.1, **changes: Any) -> RunConfig:
+def config(
+    method: str = "sgd", start: str = "default", rate: float = 0.1, **changes: Any
+) -> RunConfig:
     return settings(**changes).run_config(method, start, rate, 0, evaluate_test=True)
 
 
@@ -66,7 +68,9 @@ def test_segments_of_a_stream_follow_one_another() -> None:
 def columns(text: torch.Tensor, streams: int) -> torch.Tensor:
     """The text beside itself, straight from its definition: one symbol more than each stream predicts."""
     segments = (len(text) - 1) // LENGTH // streams
-    return torch.stack([text[i * segments * LENGTH :][: segments * LENGTH + 1] for i in range(streams)])
+    return torch.stack(
+        [text[i * segments * LENGTH :][: segments * LENGTH + 1] for i in range(streams)]
+    )
 
 
 def test_a_run_is_truncated_backpropagation_along_the_text(task: Task) -> None:
@@ -98,7 +102,9 @@ def test_a_run_is_truncated_backpropagation_along_the_text(task: Task) -> None:
 
 
 @pytest.mark.parametrize("stop", [1, 9])
-def test_a_stream_that_was_broken_off_goes_on_bitwise(task: Task, tmp_path: Path, stop: int) -> None:
+def test_a_stream_that_was_broken_off_goes_on_bitwise(
+    task: Task, tmp_path: Path, stop: int
+) -> None:
     chosen = config("path-sgd", model_options={**OPTIONS, **DROPS}, momentum=0.9)
     whole = run(chosen, task)
     stopped(chosen, task, tmp_path, stop)
@@ -135,7 +141,9 @@ def test_what_does_not_fit_a_stream_is_refused(changes: dict[str, Any], message:
 
 
 def test_stream_is_true_or_false(tiny_corpora: Path) -> None:
-    with pytest.raises(ConfigurationError, match="'stream' of the task 'words' is 1: give true or false"):
+    with pytest.raises(
+        ConfigurationError, match="'stream' of the task 'words' is 1: give true or false"
+    ):
         build_task("words", {"stream": 1}, data_dir=tiny_corpora)
 
 

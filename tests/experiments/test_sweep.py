@@ -77,7 +77,13 @@ def test_searches_are_read(text: str, dimension: Dimension) -> None:
 
 
 def test_a_grid_lists_ranges_at_equal_factors_or_distances() -> None:
-    assert parse_search("learning_rate=1e-4:1:log").listed().values == (0.0001, 0.001, 0.01, 0.1, 1.0)
+    assert parse_search("learning_rate=1e-4:1:log").listed().values == (
+        0.0001,
+        0.001,
+        0.01,
+        0.1,
+        1.0,
+    )
     assert parse_search("damping=0:1:3").listed().values == (0.0, 0.5, 1.0)
     assert parse_search("weight_decay=0:1").listed().values == (0.0, 0.25, 0.5, 0.75, 1.0)
     assert parse_search("refresh_every=1:2:3").listed().values == (1, 2)  # whole numbers
@@ -88,8 +94,14 @@ def test_a_grid_lists_ranges_at_equal_factors_or_distances() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--search", "damping"], "--search 'damping' says nothing to search: write --search learning_rate="),
-        (["--search", "dampening=1,2"], "Unknown setting 'dampening' in --search: choose from learning_rate"),
+        (
+            ["--search", "damping"],
+            "--search 'damping' says nothing to search: write --search learning_rate=",
+        ),
+        (
+            ["--search", "dampening=1,2"],
+            "Unknown setting 'dampening' in --search: choose from learning_rate",
+        ),
         (["--search", "seeds=1,2"], "Unknown setting 'seeds' in --search"),
         (["--search", "damping=1:0.1"], "is no range: write NAME=LOW:HIGH"),
         (["--search", "learning_rate=0:1:log"], "is no range"),
@@ -101,14 +113,22 @@ def test_a_grid_lists_ranges_at_equal_factors_or_distances() -> None:
         (["--search", "damping=[[1],[2]]"], "needs numbers, names, true or false"),
         (["--search", "model_options.width=1,2"], "width"),
         (["--search", "damping=-1,0.1"], "The option --search damping is -1: give 0 or more."),
-        (["--sampler", "best"], "Unknown sampler 'best' in --sampler: choose from grid, random, tpe"),
+        (
+            ["--sampler", "best"],
+            "Unknown sampler 'best' in --sampler: choose from grid, random, tpe",
+        ),
         (["--prune", "all"], "Unknown pruner 'all' in --prune: choose from none, median"),
-        (["--trials", "5"], "--trials is 5: a grid does all of its points; give --sampler random or tpe"),
+        (
+            ["--trials", "5"],
+            "--trials is 5: a grid does all of its points; give --sampler random or tpe",
+        ),
         (["--size", "huge"], "Unknown size 'huge'"),
         (["--engine", "dask"], "Unknown engine 'dask'"),
     ],
 )
-def test_mistakes_get_one_sentence_and_exit_code_2(arguments: list[str], says: str, tmp_path: Path) -> None:
+def test_mistakes_get_one_sentence_and_exit_code_2(
+    arguments: list[str], says: str, tmp_path: Path
+) -> None:
     result = call("sweep", "adding", *arguments, "--output", str(tmp_path / "out"))
     assert result.exit_code == 2, result.output
     assert says in result.stderr
@@ -144,7 +164,9 @@ def test_what_cannot_be_swept_is_named() -> None:
 
 def test_a_sweep_writes_its_page_and_all_numbers(tmp_path: Path) -> None:
     folder = tmp_path / "out [red]"  # no markup
-    result = call(*TINY, "--learning-rates", "0.1", "--search", "damping=0.1,1.0", "--output", str(folder))
+    result = call(
+        *TINY, "--learning-rates", "0.1", "--search", "damping=0.1,1.0", "--output", str(folder)
+    )
     assert result.exit_code == 0, result.output
     assert f"Report: {folder / 'report.html'}" in result.stdout
     assert "4/4" in result.stderr  # points
@@ -155,7 +177,10 @@ def test_a_sweep_writes_its_page_and_all_numbers(tmp_path: Path) -> None:
     content = json.loads((folder / "results.json").read_text())
     assert [best["method"] for best in content["best"]] == ["sgd", "path-sgd"]
     assert len(content["trials"]) == 2 * 2 * 2
-    assert {trial["seed"] for trial in content["trials"]} == {FIRST_TUNING_SEED, FIRST_TUNING_SEED + 1}
+    assert {trial["seed"] for trial in content["trials"]} == {
+        FIRST_TUNING_SEED,
+        FIRST_TUNING_SEED + 1,
+    }
     for best in content["best"]:
         errors: dict[Any, list[float]] = {}
         for trial in content["trials"]:
@@ -170,7 +195,9 @@ def test_a_sweep_writes_its_page_and_all_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_json_is_all_that_stands_on_standard_output_and_quiet_shows_no_progress(tmp_path: Path) -> None:
+def test_json_is_all_that_stands_on_standard_output_and_quiet_shows_no_progress(
+    tmp_path: Path,
+) -> None:
     result = call(*TINY, "--learning-rates", "0.1", "--json", "--quiet", "--output", str(tmp_path))
     assert json.loads(result.stdout) == json.loads((tmp_path / "results.json").read_text())
     assert result.stderr == ""
@@ -196,12 +223,16 @@ def states(found: Sweep) -> list[str]:
 
 
 def test_a_failed_run_has_its_reason_and_stops_nothing(tiny_settings: Make, tmp_path: Path) -> None:
-    settings = tiny_settings(methods=["sgd"], starts=["default"], learning_rates=[0.01, 1e30], seeds=1)
+    settings = tiny_settings(
+        methods=["sgd"], starts=["default"], learning_rates=[0.01, 1e30], seeds=1
+    )
     # More sequences than there are, no units, and a rate at which the loss overflows.
     plan = plan_from(settings, ["batch_size=16,1000", "model_options.hidden=6,0"])
     found = swept(settings, plan, tmp_path)
     names = ("learning_rate", "batch_size", "model_options.hidden")
-    reasons = {tuple(point.point[name] for name in names): point.runs[0].reason for point in found.points}
+    reasons = {
+        tuple(point.point[name] for name in names): point.runs[0].reason for point in found.points
+    }
     assert len(reasons) == 8
     assert reasons[0.01, 16, 6] == ""
     assert "The batch size 1000 exceeds the 64 training sequences" in reasons[0.01, 1000, 6]
@@ -210,7 +241,9 @@ def test_a_failed_run_has_its_reason_and_stops_nothing(tiny_settings: Make, tmp_
     assert not found.all_failed
     table = failures_table(found)
     assert table is not None
-    assert [row.cells[-1] for row in table.rows] == [reason for reason in reasons.values() if reason]
+    assert [row.cells[-1] for row in table.rows] == [
+        reason for reason in reasons.values() if reason
+    ]
     assert best_table(found).rows[0].cells[2] == "0.01*"
     again = swept(settings, plan, tmp_path)
     assert numbers(again) == numbers(found)
@@ -228,7 +261,9 @@ def test_the_exit_code_is_1_only_if_all_failed(tmp_path: Path) -> None:
     wrong = ["--learning-rates", "1e30", "--search", "schedule=none,cosine", "--quiet"]
     refused = call(*TINY, *wrong, "--output", str(tmp_path / "refused"))
     assert refused.exit_code == 2
-    assert refused.stderr.endswith("choose from constant, cosine, steps, drop. Did you mean 'cosine'?\n")
+    assert refused.stderr.endswith(
+        "choose from constant, cosine, steps, drop. Did you mean 'cosine'?\n"
+    )
 
 
 def test_runs_are_those_that_compare_chooses_rates_by(tiny_settings: Make) -> None:
@@ -270,7 +305,9 @@ def test_a_stopped_sweep_goes_on_with_the_point_that_it_was_at(
     with pytest.raises(KeyboardInterrupt):
         swept(settings, plan, tmp_path, StopsAfter(2))
     with (tmp_path / "sweep.journal").open("ab") as journal:
-        journal.write(b'{"op_code": 5, "work')  # as a full disk, or a machine that went down, may leave it
+        journal.write(
+            b'{"op_code": 5, "work'
+        )  # as a full disk, or a machine that went down, may leave it
     (tmp_path / "sweep.journal.lock").symlink_to("sweep.journal")
     begun = {path.parent.name for path in tmp_path.glob(f"runs/*/{RESULT}")}
     rest = StopsAfter(-1)
@@ -285,7 +322,9 @@ def test_a_stopped_sweep_goes_on_with_the_point_that_it_was_at(
     if sampler == "grid":
         assert numbers(whole) == numbers(swept(settings, plan, tmp_path / "whole"))
         return
-    drawn = [{p.point["learning_rate"] for p in whole.points if p.method == m} for m in settings.methods]
+    drawn = [
+        {p.point["learning_rate"] for p in whole.points if p.method == m} for m in settings.methods
+    ]
     assert len(drawn[0] | drawn[1]) == 6
 
 
@@ -294,7 +333,9 @@ class LosesTheFirst(Runner):
 
     def run(self, jobs: Iterable[Any], monitor: Any) -> Iterator[JobOutcome]:
         waiting = iter(jobs)
-        yield JobOutcome(next(waiting), error=WorkerDiedError("its process died: continue with --resume."))
+        yield JobOutcome(
+            next(waiting), error=WorkerDiedError("its process died: continue with --resume.")
+        )
         yield from super().run(waiting, monitor)
 
 
@@ -315,7 +356,9 @@ def test_a_run_whose_process_died_is_done_when_the_sweep_is_resumed(
 def test_a_point_that_is_drawn_twice_is_run_once(
     quick_processes: Runner, tiny_settings: Make, tmp_path: Path
 ) -> None:
-    settings = tiny_settings(methods=["sgd"], starts=["default"], learning_rates=[0.1], seeds=1, epochs=1)
+    settings = tiny_settings(
+        methods=["sgd"], starts=["default"], learning_rates=[0.1], seeds=1, epochs=1
+    )
     plan = plan_from(settings, ["momentum=0.0,0.5"], "random", 6)
     found = swept(settings, plan, tmp_path, None, quick_processes)
     assert len(found.points) == 6
@@ -323,8 +366,12 @@ def test_a_point_that_is_drawn_twice_is_run_once(
     assert all(point.mean("error") is not None for point in found.points)
 
 
-def test_points_are_pruned_only_where_that_was_asked_for(tiny_settings: Make, tmp_path: Path) -> None:
-    settings = tiny_settings(methods=["sgd"], starts=["default"], seeds=2, epochs=2, learning_rates=[0.01])
+def test_points_are_pruned_only_where_that_was_asked_for(
+    tiny_settings: Make, tmp_path: Path
+) -> None:
+    settings = tiny_settings(
+        methods=["sgd"], starts=["default"], seeds=2, epochs=2, learning_rates=[0.01]
+    )
     rates = ",".join(f"{rate:g}" for rate in (0.1, 0.09, 0.08, 0.07, 0.06, 1e-7, 2e-7))
     search = [f"learning_rate={rates}"]
     found = swept(settings, plan_from(settings, search), tmp_path / "all")
@@ -340,9 +387,13 @@ def test_points_are_pruned_only_where_that_was_asked_for(tiny_settings: Make, tm
     assert numbers(again) == numbers(pruned)
 
 
-def test_a_pruned_point_that_is_the_same_run_is_not_run_again(tiny_settings: Make, tmp_path: Path) -> None:
+def test_a_pruned_point_that_is_the_same_run_is_not_run_again(
+    tiny_settings: Make, tmp_path: Path
+) -> None:
     methods = ["sgd", "path-sgd"]
-    settings = tiny_settings(methods=methods, starts=["default"], seeds=1, epochs=2, learning_rates=[0.01])
+    settings = tiny_settings(
+        methods=methods, starts=["default"], seeds=1, epochs=2, learning_rates=[0.01]
+    )
     # SGD's step has no bound: each rate is one run of it, and two points
     search = ["learning_rate=0.1,0.09,0.08,1e-7", "clip_step=1.0,2.0"]
     monitor = StopsAfter(-1)
@@ -393,14 +444,19 @@ def killed_after(results: int, command: list[str]) -> None:
 def test_a_killed_sweep_goes_on_and_does_no_run_again(tmp_path: Path) -> None:
     command = [*TINY, "--learning-rates", "0.01,0.1", "--output", str(tmp_path / "killed")]
     assert in_child(killed_after, 3, command) == -signal.SIGKILL
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "killed").glob(f"runs/*/{RESULT}")}
+    before = {
+        path: path.stat().st_mtime_ns for path in (tmp_path / "killed").glob(f"runs/*/{RESULT}")
+    }
     assert len(before) == 3
     resumed = call("sweep", "--resume", "--workers", "1", "--output", str(tmp_path / "killed"))
     assert resumed.exit_code == 0, resumed.output
     assert {path: path.stat().st_mtime_ns for path in before} == before
     whole = call(*command[:-1], str(tmp_path / "whole"))
     assert whole.exit_code == 0
-    trials = [json.loads((tmp_path / n / "results.json").read_text())["trials"] for n in ("killed", "whole")]
+    trials = [
+        json.loads((tmp_path / n / "results.json").read_text())["trials"]
+        for n in ("killed", "whole")
+    ]
     assert trials[0] == trials[1]
     same = call(*command)
     assert "was finished already" in same.stderr
@@ -440,7 +496,9 @@ def test_a_journal_that_finds_no_room_is_named(
         without_room.setattr(JournalFileBackend, "append_logs", fill)
         full = call(*TINY, "--learning-rates", "0.01", "--output", str(tmp_path))
     assert full.exit_code == 2, full.output
-    assert f"Cannot write {str(tmp_path / 'sweep.journal')!r} (No space left on device)" in full.stderr
+    assert (
+        f"Cannot write {str(tmp_path / 'sweep.journal')!r} (No space left on device)" in full.stderr
+    )
     assert f"continue with: pathspace sweep --resume --output {tmp_path}" in full.stderr
     resumed = call("sweep", "--resume", "--workers", "1", "--output", str(tmp_path))
     assert resumed.exit_code == 0, resumed.output
@@ -476,7 +534,8 @@ def test_a_journal_of_another_version_is_refused(tiny_settings: Make, tmp_path: 
     study = optuna.create_study(storage=storage, study_name="sgd, default")
     study.add_trial(optuna.trial.create_trial(value=1.0))
     with pytest.raises(
-        ConfigurationError, match=r"cannot be read \(it is of another version of pathspace\): delete it"
+        ConfigurationError,
+        match=r"cannot be read \(it is of another version of pathspace\): delete it",
     ):
         swept(settings, plan_from(settings), tmp_path)
 
@@ -487,14 +546,18 @@ def with_mark(mark: str) -> dict[int, str]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if mark.encode() in (folder / "environ").read_bytes():
-                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                found[int(folder.name)] = (
+                    (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                )
         except OSError:
             continue
     return {pid: line for pid, line in found.items() if line}
 
 
 @pytest.mark.slow
-def test_ray_does_a_sweep_though_a_worker_is_killed_and_leaves_nothing_running(tmp_path: Path) -> None:
+def test_ray_does_a_sweep_though_a_worker_is_killed_and_leaves_nothing_running(
+    tmp_path: Path,
+) -> None:
     pytest.importorskip("ray", reason="needs Ray: pip install -e '.[ray]'")
     if not Path("/proc/self/environ").exists():
         pytest.skip("looks for processes in /proc, which this system has not")
@@ -517,7 +580,9 @@ def test_ray_does_a_sweep_though_a_worker_is_killed_and_leaves_nothing_running(t
             time.sleep(0.02)
             if list(tmp_path.glob("ray/runs/*/checkpoint.pt")):
                 at_work = [
-                    pid for pid, line in with_mark(mark).items() if line.startswith("ray::sgd, default")
+                    pid
+                    for pid, line in with_mark(mark).items()
+                    if line.startswith("ray::sgd, default")
                 ]
                 if at_work:
                     killed = at_work[0]
@@ -534,5 +599,7 @@ def test_ray_does_a_sweep_though_a_worker_is_killed_and_leaves_nothing_running(t
     assert with_mark(mark) == {}
     alone = call(*arguments, "--output", str(tmp_path / "here"))
     assert alone.exit_code == 0, alone.output
-    trials = [json.loads((tmp_path / n / "results.json").read_text())["trials"] for n in ("ray", "here")]
+    trials = [
+        json.loads((tmp_path / n / "results.json").read_text())["trials"] for n in ("ray", "here")
+    ]
     assert trials[0] == trials[1]

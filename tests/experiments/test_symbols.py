@@ -20,7 +20,16 @@ from pathspace.experiments.recipes import load_recipe, parse_recipe
 from pathspace.experiments.report.document import print_table, write_report
 from pathspace.experiments.report.figures import saved
 from pathspace.experiments.storage import write_checked
-from pathspace.experiments.symbols.cells import LOOKS, Cell, Score, best, cells, compute, shown, texts
+from pathspace.experiments.symbols.cells import (
+    LOOKS,
+    Cell,
+    Score,
+    best,
+    cells,
+    compute,
+    shown,
+    texts,
+)
 from pathspace.experiments.symbols.protocol import MERGED, ROWS, TEXTS, Protocol
 from pathspace.experiments.symbols.report import (
     build_table,
@@ -47,9 +56,17 @@ TINY: dict[str, Any] = {
 }
 CONFIGURATION = {"versions": {"pathspace": "1", "torch": "2"}}
 SOME = {"units": 3, "restarts": 4, "ensemble": 2, "heat": 2, "passes": 4, "patience": 9}
-ARGUMENTS = [f"{name}={json.dumps(value)}" for name, value in TINY.items() if not isinstance(value, dict)]
+ARGUMENTS = [
+    f"{name}={json.dumps(value)}" for name, value in TINY.items() if not isinstance(value, dict)
+]
 ARGUMENTS += ["lengths={music=12, anbn=1}", "passes={music=3, anbn=3}"]
-COMMAND = ["reproduce", "symbols", "--workers", "1", *(word for a in ARGUMENTS for word in ("--set", a))]
+COMMAND = [
+    "reproduce",
+    "symbols",
+    "--workers",
+    "1",
+    *(word for a in ARGUMENTS for word in ("--set", a)),
+]
 
 
 def protocol_from(*layers: Any) -> Protocol:
@@ -64,7 +81,11 @@ def test_the_recipe_fills_the_paper_s_table() -> None:
     recipe = load_recipe("symbols")
     of_paper = tuple(row for row in ROWS if row != "dense HMM")
     assert len(of_paper) == 12
-    parts = {"small": (TEXTS, ROWS), "paper": (TEXTS, (*ROWS, MERGED)), "alphabet": (("alphabet",), ROWS[4:])}
+    parts = {
+        "small": (TEXTS, ROWS),
+        "paper": (TEXTS, (*ROWS, MERGED)),
+        "alphabet": (("alphabet",), ROWS[4:]),
+    }
     assert set(parts) == set(recipe.sizes)
     for size, part in parts.items():
         protocol = protocol_from(*recipe.layers(size))
@@ -89,7 +110,12 @@ def test_the_recipe_fills_the_paper_s_table() -> None:
 
 
 def test_the_alphabet_without_capitals_after_the_last_digit_can_be_asked_for() -> None:
-    settings = {**TINY, "texts": ["alphabet-9"], "lengths": {"alphabet-9": 3}, "passes": {"alphabet-9": 3}}
+    settings = {
+        **TINY,
+        "texts": ["alphabet-9"],
+        "lengths": {"alphabet-9": 3},
+        "passes": {"alphabet-9": 3},
+    }
     protocol = protocol_from(("a test", settings))
     assert {cell.text for cell in cells(protocol)} == {"alphabet-9"}
     text = texts("alphabet-9", protocol)[0]
@@ -102,7 +128,9 @@ def test_every_size_is_a_cell_and_the_validation_text_chooses() -> None:
     wanted = cells(protocol)
     assert len(wanted) == len({cell.key for cell in wanted}) == 2 * (1 + 2 + 2 + 1 + 2 + 2)
     assert wanted[0].text == "music"  # the longer ones first
-    scores = [Score(Cell("CTW", "music", d), v, t, 0.0, 0) for d, v, t in ((2, 5.0, 1.0), (3, 4.0, 9.0))]
+    scores = [
+        Score(Cell("CTW", "music", d), v, t, 0.0, 0) for d, v, t in ((2, 5.0, 1.0), (3, 4.0, 9.0))
+    ]
     assert best(scores)["CTW", "music", 0].test == 9.0  # not the better test text
 
 
@@ -129,7 +157,9 @@ def test_a_cell_is_the_same_each_time_and_is_scored_against_the_generator() -> N
 
 
 @pytest.mark.slow
-def test_the_command_reports_stops_and_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_reports_stops_and_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "table [small]"  # no markup
     result = call("--output", str(folder))
     assert result.exit_code == 0, result.output
@@ -146,7 +176,9 @@ def test_the_command_reports_stops_and_continues(tmp_path: Path, monkeypatch: py
     assert lines[0] == "model,variant,music,anbn,size,seconds"
 
     # the figures were seen above
-    monkeypatch.setattr("pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>"))
+    monkeypatch.setattr(
+        "pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>")
+    )
 
     # broken off: one cell is missing, one was marked so that doing it again would show
     (folder / "report.html").unlink()
@@ -159,7 +191,8 @@ def test_the_command_reports_stops_and_continues(tmp_path: Path, monkeypatch: py
     assert "other settings" in refused.stderr
     assert call("--output", str(folder)).exit_code == 0
     again = {
-        (r["row"], r["text"]): r["test"] for r in json.loads((folder / "results.json").read_text())["rows"]
+        (r["row"], r["text"]): r["test"]
+        for r in json.loads((folder / "results.json").read_text())["rows"]
     }
     before = {(r["row"], r["text"]): r["test"] for r in content["rows"]}
     assert again.pop(("CTW", "anbn")) == 123.25
@@ -183,7 +216,8 @@ def test_draws_are_added_to_a_table(tmp_path: Path) -> None:
     damaged = call(*words)
     assert damaged.exit_code == 2
     assert (
-        f"The result '{marked}' cannot be read (its checksum does not fit): delete it and" in damaged.stderr
+        f"The result '{marked}' cannot be read (its checksum does not fit): delete it and"
+        in damaged.stderr
     )
     (tmp_path / "report.html").touch()
     write_checked(marked, {**written, "test": 123.25})
@@ -212,7 +246,9 @@ def test_a_terminal_shows_what_came_out_and_the_time_that_is_left(
     assert "about 0:00 left" in result.stderr
 
 
-def test_a_training_whose_gradient_overflows_counts_until_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_whose_gradient_overflows_counts_until_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from pathspace.sequences import training
 
     whole = compute(Cell("PCNN, DH+FB", "anbn", 4), protocol_from(("a test", TINY)))
@@ -235,7 +271,9 @@ def test_a_training_whose_gradient_overflows_counts_until_then(monkeypatch: pyte
 
 
 @pytest.mark.filterwarnings("error")  # the table tells
-def test_a_merged_network_whose_gradient_overflows_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_merged_network_whose_gradient_overflows_is_marked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from pathspace.sequences import training
 
     advance = training.advance
@@ -268,13 +306,22 @@ def test_draws_are_tables_of_other_texts_and_starts() -> None:
         seeds = {"data_seed": 21 + cell.draw, "seed": 1000 + 1000 * cell.draw}
         alone = compute(replace(cell, draw=0), protocol_from(("a test", {**TINY, **seeds})))
         drawn = compute(cell, protocol)
-        assert (drawn.test, drawn.validation, drawn.sample) == (alone.test, alone.validation, alone.sample)
-    assert compute(Cell("CTW", "anbn", 2, 1), protocol).test != compute(Cell("CTW", "anbn", 2), protocol).test
+        assert (drawn.test, drawn.validation, drawn.sample) == (
+            alone.test,
+            alone.validation,
+            alone.sample,
+        )
+    assert (
+        compute(Cell("CTW", "anbn", 2, 1), protocol).test
+        != compute(Cell("CTW", "anbn", 2), protocol).test
+    )
 
 
 def test_rows_are_compared_over_draws(tmp_path: Path) -> None:
     rows = ["CTW", "CNN, QDH+RBP", "PCNN, DH+FB", "PCNN, QDH+RBP"]
-    protocol = protocol_from(("a test", {**TINY, "texts": ["music"], "rows": rows, "units": [3], "seeds": 3}))
+    protocol = protocol_from(
+        ("a test", {**TINY, "texts": ["music"], "rows": rows, "units": [3], "seeds": 3})
+    )
     bits = {
         "CTW": (40.0, 50.0, 60.0),
         "CNN, QDH+RBP": (11.0, 19.0, 33.0),
@@ -283,18 +330,29 @@ def test_rows_are_compared_over_draws(tmp_path: Path) -> None:
     }
     scores = [
         # of the two sizes of CTW the one with the better validation text counts
-        Score(Cell(row, "music", size, draw), float(size), bits[row][draw] + 100 * (size == 4), 1.0, 0)
+        Score(
+            Cell(row, "music", size, draw), float(size), bits[row][draw] + 100 * (size == 4), 1.0, 0
+        )
         for row in rows
         for size in ((3, 4) if row == "CTW" else (3,))
         for draw in range(3)
     ]
     found = {(pair.first, pair.second): pair for pair in pairs_of(protocol, scores)}
-    assert found.keys() == {("PCNN, QDH+RBP", other) for other in ("CTW", "CNN, QDH+RBP", "PCNN, DH+FB")}
+    assert found.keys() == {
+        ("PCNN, QDH+RBP", other) for other in ("CTW", "CNN, QDH+RBP", "PCNN, DH+FB")
+    }
     trees = found["PCNN, QDH+RBP", "CTW"]  # three times the same difference
-    assert (trees.difference.mean, trees.difference.half, trees.fewer, trees.verdict) == (-30, 0, 3, "fewer")
+    assert (trees.difference.mean, trees.difference.half, trees.fewer, trees.verdict) == (
+        -30,
+        0,
+        3,
+        "fewer",
+    )
     own = found["PCNN, QDH+RBP", "PCNN, DH+FB"]  # 9, 18, 27
     assert own.difference.mean == pytest.approx(18)
-    assert own.difference.half == pytest.approx(4.302653 * 9 / 3**0.5)  # Student, two degrees of freedom
+    assert own.difference.half == pytest.approx(
+        4.302653 * 9 / 3**0.5
+    )  # Student, two degrees of freedom
     assert (own.fewer, own.verdict) == (0, "not decided")
     assert found["PCNN, QDH+RBP", "CNN, QDH+RBP"].fewer == 2
 
@@ -303,7 +361,13 @@ def test_rows_are_compared_over_draws(tmp_path: Path) -> None:
     table, pairs = (section.table for section in found.sections if section.printed)
     assert table.rows[0].cells == ("baseline", "CTW", "50.0 ± 10.0", "3", "6")
     assert any(note.startswith("Mean ± standard deviation of 3 draws") for note in table.notes)
-    assert pairs.rows[2].cells == ("PCNN, QDH+RBP against CTW", "music", "-30.0 ± 0.0", "3 of 3", "fewer")
+    assert pairs.rows[2].cells == (
+        "PCNN, QDH+RBP against CTW",
+        "music",
+        "-30.0 ± 0.0",
+        "3 of 3",
+        "fewer",
+    )
     content = json.loads((tmp_path / "results.json").read_text())
     assert content["pairs"][2] == {
         "first": "PCNN, QDH+RBP", "second": "CTW", "text": "music", "difference": -30.0, "half_interval": 0.0,
@@ -340,14 +404,19 @@ def test_after_a_heat_the_better_quarter_goes_on_as_if_it_had_been_alone() -> No
     cell, few, more = Cell("CNN, QDH+RBP", "music", 4), {"music": 2}, {"music": 6}
     short = [
         compute(
-            cell, protocol_from(("a test", {**TINY, "passes": few, "seed": 1000 + k, "texts": ["music"]}))
+            cell,
+            protocol_from(
+                ("a test", {**TINY, "passes": few, "seed": 1000 + k, "texts": ["music"]})
+            ),
         )
         for k in range(3)
     ]
     leader = min(range(3), key=lambda k: short[k].validation)
     settings = {**TINY, "passes": more, "texts": ["music"]}
     alone = compute(cell, protocol_from(("a test", {**settings, "seed": 1000 + leader})))
-    heated = compute(cell, protocol_from(("a test", {**settings, "restarts": {"music": 3}, "heat": 2})))
+    heated = compute(
+        cell, protocol_from(("a test", {**settings, "restarts": {"music": 3}, "heat": 2}))
+    )
     assert (heated.test, heated.validation, heated.passes) == (alone.test, alone.validation, 6)
 
 
@@ -376,10 +445,19 @@ def test_after_a_heat_the_better_quarter_goes_on_as_if_it_had_been_alone() -> No
             {"merged": {"anbn": {**SOME, "ensemble": 3}}},
             r"'merged\.anbn\.ensemble' is 3: give an even number",
         ),
-        ({"merged": {"anbn": {**SOME, "folds": 3}}}, "Unknown option 'folds' in the setting 'merged.anbn'"),
+        (
+            {"merged": {"anbn": {**SOME, "folds": 3}}},
+            "Unknown option 'folds' in the setting 'merged.anbn'",
+        ),
         ({"merged": {"anbn": {"units": 3}}}, "'merged.anbn' lacks 'restarts'"),
-        ({"merged": {"anbn": {**SOME, "prior_writing": -1}}}, r"'merged\.anbn\.prior_writing' is -1"),
-        ({"merged": {"anbn": {**SOME, "units": 2}}}, r"'merged\.anbn\.units' is 2: give .* from 3 on"),
+        (
+            {"merged": {"anbn": {**SOME, "prior_writing": -1}}},
+            r"'merged\.anbn\.prior_writing' is -1",
+        ),
+        (
+            {"merged": {"anbn": {**SOME, "units": 2}}},
+            r"'merged\.anbn\.units' is 2: give .* from 3 on",
+        ),
         (
             {"merged": {"anbn": {**SOME, "restarts": 2, "ensemble": 4}}},
             r"'merged\.anbn\.ensemble' is 4: give at most the 2 of its restarts",
@@ -423,7 +501,9 @@ def test_the_table_sets_the_published_numbers_below() -> None:
 
 
 def test_the_curve_of_a_network_ends_at_what_is_chosen() -> None:
-    longer = protocol_from(("a test", {**TINY, "passes": {"music": 500, "anbn": 3}, "patience": 500}))
+    longer = protocol_from(
+        ("a test", {**TINY, "passes": {"music": 500, "anbn": 3}, "patience": 500})
+    )
     score = compute(Cell("CNN, QDH+RBP", "music", 3), longer)
     passes, seconds, regrets = zip(*score.curve, strict=True)
     assert list(passes) == sorted(set(passes))
@@ -438,7 +518,8 @@ def test_the_curve_of_a_network_ends_at_what_is_chosen() -> None:
 def test_a_budget_of_work_ends_a_training() -> None:
     settings = {**TINY, "passes": {"music": 10**6, "anbn": 3}, "patience": 10**6}
     score = compute(
-        Cell("CNN, QDH+RBP", "music", 3), protocol_from(("a test", {**settings, "seconds": {"music": 0.2}}))
+        Cell("CNN, QDH+RBP", "music", 3),
+        protocol_from(("a test", {**settings, "seconds": {"music": 0.2}})),
     )
     assert 0 < score.passes < 10**5
     assert not score.broke_off
@@ -464,7 +545,15 @@ def test_merged_networks_are_those_of_two_folds(tmp_path: Path) -> None:
     score = compute(cell, protocol)
     text, held, test = texts("music", protocol)
     model = sequences.PCNN(
-        units=3, connectivity=3, restarts=4, ensemble=2, heat=2, passes=4, patience=9, folds=2, seed=1000
+        units=3,
+        connectivity=3,
+        restarts=4,
+        ensemble=2,
+        heat=2,
+        passes=4,
+        patience=9,
+        folds=2,
+        seed=1000,
     ).fit([text, held], alphabet=test)
     assert cell.size == 3
     assert score.test == regret("music", test, model.bits(test))
@@ -484,15 +573,22 @@ def test_merged_networks_are_those_of_two_folds(tmp_path: Path) -> None:
 
 
 def test_the_page_has_all_sizes_over_time_and_what_the_best_one_writes() -> None:
-    protocol = protocol_from(("a test", {**TINY, "texts": ["anbn"], "rows": ["CTW", "PCNN, DH+FB"]}))
+    protocol = protocol_from(
+        ("a test", {**TINY, "texts": ["anbn"], "rows": ["CTW", "PCNN, DH+FB"]})
+    )
     scores = [compute(cell, protocol) for cell in cells(protocol)]
     # the clock may not have told anything yet at the first look
-    early = [replace(score, curve=tuple((k, 0.0, bits) for k, _, bits in score.curve)) for score in scores]
+    early = [
+        replace(score, curve=tuple((k, 0.0, bits) for k, _, bits in score.curve))
+        for score in scores
+    ]
     for some in (early, scores):
         assert saved(lambda some=some: draw_over_time(protocol, some))[1].startswith("<svg")
     without = [score for score in scores if score.cell.row == "CTW"]
     one = replace(protocol, rows=("CTW",))
-    assert report(one, without, title="", configuration={}, published=None).sections[-1].figure is None
+    assert (
+        report(one, without, title="", configuration={}, published=None).sections[-1].figure is None
+    )
     assert [row.cells[:3] for row in sizes_table(protocol, scores).rows] == [
         ("anbn", "CTW", "2"), ("anbn", "CTW", "3"), ("anbn", "PCNN, DH+FB", "3"), ("anbn", "PCNN, DH+FB", "4"),
     ]  # fmt: skip

@@ -22,11 +22,19 @@ from pathspace.experiments.tasks.task import Task
 from .rules import EACH_RULE
 
 Config = Callable[..., RunConfig]
-OPTIONS = {"epochs": 3, "momentum": 0.9, "clip_norm": 1.0, "rescale_exponent": 6, "weight_decays": [0.1]}
+OPTIONS = {
+    "epochs": 3,
+    "momentum": 0.9,
+    "clip_norm": 1.0,
+    "rescale_exponent": 6,
+    "weight_decays": [0.1],
+}
 
 
 @pytest.mark.sample(6)
-@pytest.mark.parametrize("method", slow_besides(["balanced-sgd", "balanced-muon", *EACH_RULE], METHODS))
+@pytest.mark.parametrize(
+    "method", slow_besides(["balanced-sgd", "balanced-muon", *EACH_RULE], METHODS)
+)
 @pytest.mark.parametrize("start", ["balanced", "rescaled"])
 def test_a_representative_is_the_same_computation(
     tiny_config: Config, tiny_task: Task, method: str, start: str
@@ -54,7 +62,10 @@ GATES = ("swiglu", "squared-relu")
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("method", "gate"),
-    [(m, GATES[number % 2]) for number, m in enumerate(load_recipe("transformer").settings["methods"])],
+    [
+        (m, GATES[number % 2])
+        for number, m in enumerate(load_recipe("transformer").settings["methods"])
+    ],
 )
 def test_a_transformer_trains_the_same_from_a_rescaled_start(method: str, gate: str) -> None:
     """Every method of the recipe but the rules on the weights, to the last bit."""
@@ -90,7 +101,9 @@ def test_factors_that_round_and_other_starts_have_no_representative(tiny_config:
 
 
 @pytest.fixture
-def doing(tiny_task: Task) -> tuple[Callable[[Sequence[RunConfig], str], list[RunResult]], list[str]]:
+def doing(
+    tiny_task: Task,
+) -> tuple[Callable[[Sequence[RunConfig], str], list[RunResult]], list[str]]:
     done: list[str] = []
 
     def do(configs: Sequence[RunConfig], title: str) -> list[RunResult]:
@@ -146,7 +159,9 @@ def test_a_method_without_the_symmetry_that_it_claims_is_found_out(
     configs: list[RunConfig], doing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(METHODS, "sgd", replace(METHODS["sgd"], invariant=True))
-    with pytest.raises(ConfigurationError, match="should be the same computation as 'sgd, balanced"):
+    with pytest.raises(
+        ConfigurationError, match="should be the same computation as 'sgd, balanced"
+    ):
         check_symmetry(configs, doing[0], "")
 
 

@@ -18,7 +18,9 @@ from pathspace.experiments.tasks.mnist import FILES
 def test_digits_are_split_without_overlap_or_loss() -> None:
     task = build_task("digits")
     assert [len(split) for split in (task.train, task.validation, task.test)] == [1197, 300, 300]
-    together = torch.cat([split.inputs for split in (task.train, task.validation, task.test)]).reshape(-1, 64)
+    together = torch.cat(
+        [split.inputs for split in (task.train, task.validation, task.test)]
+    ).reshape(-1, 64)
     pixels = load_digits().data.astype(np.float32) / 16
     assert sorted(map(tuple, together.tolist())) == sorted(map(tuple, pixels.tolist()))
 
@@ -32,14 +34,18 @@ def test_digits_read_as_rows_and_as_pixels_hold_the_same_numbers() -> None:
 
 
 def test_adding_targets_are_the_sums_of_the_two_marked_numbers() -> None:
-    task = build_task("adding", {"length": 9, "train_size": 500, "validation_size": 5, "test_size": 5})
+    task = build_task(
+        "adding", {"length": 9, "train_size": 500, "validation_size": 5, "test_size": 5}
+    )
     numbers, marks = task.train.inputs.unbind(-1)
     assert torch.equal(marks.unique(), torch.tensor([0.0, 1.0]))
     assert torch.equal(marks[:, :4].sum(1), torch.ones(500))
     assert torch.equal(marks[:, 4:].sum(1), torch.ones(500))
     torch.testing.assert_close((numbers * marks).sum(1, keepdim=True), task.train.targets)
     # Always answering 1 costs the variance of a sum of two uniform numbers.
-    assert task.errors(torch.ones(500, 1), task.train.targets).mean().item() == pytest.approx(1 / 6, rel=0.15)
+    assert task.errors(torch.ones(500, 1), task.train.targets).mean().item() == pytest.approx(
+        1 / 6, rel=0.15
+    )
 
 
 def test_adding_is_the_same_on_every_call_and_its_splits_differ() -> None:
@@ -116,7 +122,9 @@ def test_pooled_mnist_averages_neighbouring_pixels(tiny_mnist: Path) -> None:
     torch.testing.assert_close(rows.train.inputs, single.train.inputs.reshape(8, 28, 7, 4).mean(3))
 
 
-def test_standardized_mnist_has_the_training_sets_mean_and_deviation_taken_out(tiny_mnist: Path) -> None:
+def test_standardized_mnist_has_the_training_sets_mean_and_deviation_taken_out(
+    tiny_mnist: Path,
+) -> None:
     options = {"train_size": 8, "validation_size": 4, "steps": 28}
     plain = build_task("mnist", options, data_dir=tiny_mnist)
     ours = build_task("mnist", {**options, "standardize": True}, data_dir=tiny_mnist)
@@ -128,7 +136,9 @@ def test_standardized_mnist_has_the_training_sets_mean_and_deviation_taken_out(t
     assert "standardized" not in plain.description
 
 
-def test_mnist_is_found_through_the_environment(tiny_mnist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mnist_is_found_through_the_environment(
+    tiny_mnist: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATHSPACE_DATA", str(tiny_mnist))
     assert len(build_task("mnist", {"train_size": 8, "validation_size": 4}).train) == 8
 
@@ -148,7 +158,9 @@ def broken(content: bytes) -> bytes:
         (broken(b"\0\0\x08\1\0\0\0\5abc"), "3 bytes of data where its header promises 5"),
     ],
 )
-def test_a_broken_idx_file_is_named_with_the_reason(tiny_mnist: Path, content: bytes, reason: str) -> None:
+def test_a_broken_idx_file_is_named_with_the_reason(
+    tiny_mnist: Path, content: bytes, reason: str
+) -> None:
     (tiny_mnist / "mnist" / FILES["test"][0]).write_bytes(content)
     with pytest.raises(ConfigurationError, match=reason) as caught:
         build_task("mnist", {"train_size": 8, "validation_size": 4}, data_dir=tiny_mnist)
@@ -161,7 +173,9 @@ def test_a_label_beyond_nine_is_no_mnist(tiny_mnist: Path) -> None:
         build_task("mnist", {"train_size": 8, "validation_size": 4}, data_dir=tiny_mnist)
 
 
-def test_without_data_one_error_names_both_ways(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_data_one_error_names_both_ways(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv("PATHSPACE_DATA", raising=False)
     monkeypatch.setitem(sys.modules, "datasets", None)  # as if it were not installed
     for folder in (None, tmp_path):
@@ -194,7 +208,9 @@ def test_downloaded_images_become_sequences(monkeypatch: pytest.MonkeyPatch) -> 
             return {"image": images, "label": torch.arange(6)}
 
     monkeypatch.delenv("PATHSPACE_DATA", raising=False)
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *_, **__: Rows()))
+    monkeypatch.setitem(
+        sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *_, **__: Rows())
+    )
     task = build_task("mnist", {"train_size": 4, "validation_size": 2})
     assert task.train.inputs.shape == (4, 28, 28)
     assert task.train.inputs[0, 0].mul(255).tolist() == pytest.approx(list(range(28)))
@@ -227,8 +243,16 @@ def test_real_mnist(real_data: Path) -> None:
         ("mnist", {"pool": True}, "is True: give a whole number"),
         ("mnist", {"standardize": 1}, "give true or false"),
         ("mnist", {"permuted": "no"}, "'permuted' of the task 'mnist' is 'no': give true or false"),
-        ("mnist", {"train_size": 1e4}, "'train_size' of the task 'mnist' is 10000.0: give a whole number"),
-        ("images", {"test_size": "all"}, "'test_size' of the task 'images' is 'all': give a whole number"),
+        (
+            "mnist",
+            {"train_size": 1e4},
+            "'train_size' of the task 'mnist' is 10000.0: give a whole number",
+        ),
+        (
+            "images",
+            {"test_size": "all"},
+            "'test_size' of the task 'images' is 'all': give a whole number",
+        ),
         ("mnist", {"data_dir": "x"}, "Unknown option 'data_dir'"),
     ],
 )

@@ -42,7 +42,16 @@ def test_commands_print_their_tables_on_an_ascii_terminal(monkeypatch: pytest.Mo
     monkeypatch.setattr(
         sys,
         "argv",
-        ["pathspace", "check-invariance", "--networks", "mlp", "--optimizers", "path-sgd", "--steps", "1"],
+        [
+            "pathspace",
+            "check-invariance",
+            "--networks",
+            "mlp",
+            "--optimizers",
+            "path-sgd",
+            "--steps",
+            "1",
+        ],
     )
     with pytest.raises(SystemExit) as ended:
         main()

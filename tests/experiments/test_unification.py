@@ -27,7 +27,12 @@ METHODS_HERE = ["sgd", "path-norm", "batch-norm", "path-sgd"]
 
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
-    chosen = {"methods": METHODS_HERE, "model": "mlp", "learning_rates": [0.01, 0.3], "tuning_seeds": 1}
+    chosen = {
+        "methods": METHODS_HERE,
+        "model": "mlp",
+        "learning_rates": [0.01, 0.3],
+        "tuning_seeds": 1,
+    }
     settings = settings_from(("a test", {**TINY, **chosen}))
     return compare(settings, Runs(tmp_path_factory.mktemp("runs")))
 
@@ -98,9 +103,13 @@ def test_where_all_methods_diverged_there_is_an_empty_picture(comparison: Compar
 
 
 def test_curves_that_were_not_compared_are_not_called_the_same(comparison: Comparison) -> None:
-    alone = replace(comparison, rows=tuple(replace(row, difference=None) for row in comparison.rows))
+    alone = replace(
+        comparison, rows=tuple(replace(row, difference=None) for row in comparison.rows)
+    )
     assert {(entry.same_curve, entry.difference) for entry in entries(alone)} == {(None, None)}
-    assert [entry.same_curve for entry in entries(comparison) if entry.method == "path-sgd"] == [True]
+    assert [entry.same_curve for entry in entries(comparison) if entry.method == "path-sgd"] == [
+        True
+    ]
 
 
 def test_a_comparison_of_other_methods_has_no_table(

@@ -34,7 +34,14 @@ from pathspace.experiments.xor.report import build_table, notes
 from pathspace.sequences import PCNN, training
 from pathspace.sequences.tasks import xor
 
-TINY: dict[str, Any] = {"lines": 30, "length": 10, "units": 3, "passes": 9, "every": 3, "seeds": [5, 6]}
+TINY: dict[str, Any] = {
+    "lines": 30,
+    "length": 10,
+    "units": 3,
+    "passes": 9,
+    "every": 3,
+    "seeds": [5, 6],
+}
 COMMAND = ["reproduce", "xor", "--workers", "1"]
 COMMAND += [word for name, value in TINY.items() for word in ("--set", f"{name}={value}")]
 
@@ -49,7 +56,12 @@ def call(*words: str) -> Any:
 
 def test_the_paper_s_size_is_the_paper_s() -> None:
     protocol = protocol_from(*load_recipe("xor").layers("paper"))
-    assert (protocol.lines, protocol.length, protocol.units, protocol.passes) == (10_000, 100, 10, 2000)
+    assert (protocol.lines, protocol.length, protocol.units, protocol.passes) == (
+        10_000,
+        100,
+        10,
+        2000,
+    )
     assert len(protocol.seeds) == 8
     assert STEPS["published"] == {"damping": 1.0}
     assert len(cells(protocol)) == 16
@@ -67,7 +79,9 @@ def test_the_steps_are_those_of_the_network(tmp_path: Path) -> None:
         model = PCNN(3, None, seed=5, metric="rbp", passes=9, **STEPS[steps])
         model.fit(drawn[0], mask=xor.mask(drawn[0]), passes=9)
         assert result.looks[-1].wrong == wrong_lines(model, drawn[1])
-        assert result.looks[-1].nats == pytest.approx(-model.training_.log_likelihood / 30, rel=1e-12)
+        assert result.looks[-1].nats == pytest.approx(
+            -model.training_.log_likelihood / 30, rel=1e-12
+        )
         assert result.test == wrong_lines(model, drawn[2])
         assert [look.passes for look in result.looks] == [3, 6, 9]
     assert results["published"].looks != results["ours"].looks
@@ -76,7 +90,11 @@ def test_the_steps_are_those_of_the_network(tmp_path: Path) -> None:
 def test_each_seed_may_have_texts_of_its_own() -> None:
     shared, own = (protocol_from(("a test", {**TINY, "own_texts": own})) for own in (False, True))
     assert texts(Cell("ours", 5), shared) == texts(Cell("ours", 6), shared)
-    drawn = [*texts(Cell("ours", 5), own), *texts(Cell("published", 6), own), *texts(Cell("ours", 5), shared)]
+    drawn = [
+        *texts(Cell("ours", 5), own),
+        *texts(Cell("published", 6), own),
+        *texts(Cell("ours", 5), shared),
+    ]
     assert len(set(drawn)) == 9
     assert texts(Cell("published", 5), own) == texts(Cell("ours", 5), own)
     assert "of its own for each seed" in notes(own)[1]
@@ -114,7 +132,9 @@ def test_a_stopped_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         save(model, path)
 
     monkeypatch.setattr(PCNN, "save", stops)
-    with pytest.raises(KeyboardInterrupt):  # when the second look is written, and its network is not
+    with pytest.raises(
+        KeyboardInterrupt
+    ):  # when the second look is written, and its network is not
         compute(Cell("ours", 6), protocol, folder)
     monkeypatch.setattr(PCNN, "save", save)
     assert len(json.loads((folder / "ours-6.json").read_text())) == 2
@@ -124,7 +144,9 @@ def test_a_stopped_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.filterwarnings("ignore:the training ended at pass")
-def test_training_ends_where_no_direction_is_finite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_ends_where_no_direction_is_finite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     advance = training.advance
 
     def breaks_off(state: training.Training, *rest: Any) -> Any:
@@ -185,7 +207,9 @@ def test_the_command_reports_and_continues(tmp_path: Path, monkeypatch: pytest.M
     resumed = command_line.call("reproduce", "xor", "--resume", "--output", str(folder), "--json")
     assert resumed.exit_code == 0, resumed.output
     assert len(json.loads(resumed.stdout)["networks"]) == 4
-    refused = command_line.call("reproduce", "xor", "--size", "paper", "--resume", "--output", str(folder))
+    refused = command_line.call(
+        "reproduce", "xor", "--size", "paper", "--resume", "--output", str(folder)
+    )
     assert "holds finished runs with other settings" in refused.stderr
 
 

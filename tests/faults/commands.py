@@ -43,7 +43,14 @@ def prepare(folder: Path) -> None:
     model.save(folder / "model")
     CliRunner().invoke(
         app,
-        ["sequence", "compress", str(folder / "model"), str(folder / "text"), "-o", str(folder / "packed")],
+        [
+            "sequence",
+            "compress",
+            str(folder / "model"),
+            str(folder / "text"),
+            "-o",
+            str(folder / "packed"),
+        ],
     )
 
 
@@ -59,7 +66,9 @@ def result(name: str, folder: Path) -> str:
         for array in (model.parameters_.w, model.parameters_.tau, model.parameters_.V0):
             digest.update(array.tobytes())
         digest.update(
-            repr((model.training_.passes, model.training_.tries, model.training_.best_bits)).encode()
+            repr(
+                (model.training_.passes, model.training_.tries, model.training_.best_bits)
+            ).encode()
         )
     else:
         digest.update(out.read_bytes())
@@ -68,7 +77,11 @@ def result(name: str, folder: Path) -> str:
 
 def litter(folder: Path) -> list[str]:
     """Names of what no finished command may leave."""
-    found = (path for path in folder.rglob("*") if "checkpoint" in path.name or path.name.endswith(".part"))
+    found = (
+        path
+        for path in folder.rglob("*")
+        if "checkpoint" in path.name or path.name.endswith(".part")
+    )
     return sorted(str(path.relative_to(folder)) for path in found)
 
 
@@ -136,7 +149,9 @@ def at_changes(do: Callable[[int], None]) -> Callable[[], None]:
         def watch(event: str, arguments: tuple[object, ...]) -> None:
             nonlocal count
             writes = (
-                event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+                event == "open"
+                and isinstance(arguments[2], int)
+                and arguments[2] & (os.O_WRONLY | os.O_RDWR)
             )
             if writes or event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod"):
                 count += 1

@@ -1,7 +1,7 @@
 """Commands that are killed, find no room, may not write or meet one another: the result is that of an undisturbed one.
 
-The short tests choose the moment of death by counting changes of files, and fork, so that they need no second start of
-Python. The slow ones kill whole processes at random times.
+The short tests choose the moment of death by counting changes of files, and fork, so that they need
+no second start of Python. The slow ones kill whole processes at random times.
 """
 
 import contextlib
@@ -51,7 +51,9 @@ def here(inputs, tmp_path, monkeypatch):
     shutil.copytree(inputs, tmp_path, dirs_exist_ok=True)
     monkeypatch.setattr(checkpoints, "SECONDS", 0.0)  # a checkpoint after every pass
     # The pictures take most of the time, and are checked elsewhere.
-    monkeypatch.setattr("pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>"))
+    monkeypatch.setattr(
+        "pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>")
+    )
     return tmp_path
 
 
@@ -140,7 +142,9 @@ def test_a_full_disk_is_named_and_the_same_command_goes_on(name, here, undisturb
 
 @pytest.mark.parametrize("name", ["train", "fit", "compress"])
 def test_a_folder_that_may_not_be_written_is_named(name, inputs):
-    with tempfile.TemporaryDirectory() as made:  # pytest's own folders can be entered by nobody else
+    with (
+        tempfile.TemporaryDirectory() as made
+    ):  # pytest's own folders can be entered by nobody else
         folder = Path(made)
         shutil.copytree(inputs, folder, dirs_exist_ok=True)
         folder.chmod(0o555)
@@ -198,7 +202,12 @@ cli.main()
 
 def run(folder, name, **options):
     sources = str(Path(pathspace.__file__).parents[1])
-    environment = {**os.environ, "PYTHONPATH": sources, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": sources,
+        "OMP_NUM_THREADS": "1",
+        "NUMBA_NUM_THREADS": "1",
+    }
     return subprocess.Popen(
         [sys.executable, "-c", START, *COMMANDS[name]],
         cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options,
@@ -281,7 +290,10 @@ def test_a_comparison_in_two_processes_goes_on_however_it_ended(inputs, tmp_path
         begun = time.time_ns()
         while process.poll() is None:
             with contextlib.suppress(FileNotFoundError):  # a run has just ended
-                if any(path.stat().st_mtime_ns > begun for path in tmp_path.glob("out/runs/*/checkpoint.pt")):
+                if any(
+                    path.stat().st_mtime_ns > begun
+                    for path in tmp_path.glob("out/runs/*/checkpoint.pt")
+                ):
                     return
             time.sleep(0.02)
 

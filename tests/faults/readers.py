@@ -26,7 +26,11 @@ def memory_below(limit: int) -> Iterator[None]:
 
 
 def stream(
-    model: SequenceModel, length: int, foreign: bytes | None = None, code: bytes = b"", data: bytes = b""
+    model: SequenceModel,
+    length: int,
+    foreign: bytes | None = None,
+    code: bytes = b"",
+    data: bytes = b"",
 ) -> bytes:
     """A compressed file whose checksums fit, whatever it claims; `foreign` is what gets deflated."""
     head = _varint(2 * length + (foreign is not None))

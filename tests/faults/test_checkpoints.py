@@ -35,7 +35,9 @@ def config() -> RunConfig:
         "task": "adding", "task_options": TASK, "model_options": {"hidden": 4}, "methods": ["path-sgd"],
         "epochs": 4, "batch_size": 16, "momentum": 0.9,
     }  # fmt: skip
-    return settings_from(("a test", settings)).run_config("path-sgd", "balanced", 0.05, 0, evaluate_test=True)
+    return settings_from(("a test", settings)).run_config(
+        "path-sgd", "balanced", 0.05, 0, evaluate_test=True
+    )
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +110,9 @@ def check_mutants(stopped: Path, config: RunConfig, count: int) -> None:
         path.write_bytes(damaged)
         with memory_below(8 * MEBIBYTE):
             said = damage(path, config, written)
-        assert not said or re.match(r"The checkpoint '.*' cannot be read \(.*\): delete it", said, re.DOTALL)
+        assert not said or re.match(
+            r"The checkpoint '.*' cannot be read \(.*\): delete it", said, re.DOTALL
+        )
         named += bool(said)
     assert named > count / 2
 
@@ -123,7 +127,8 @@ def test_two_thousand_mutants_are_refused(stopped: Path, config: RunConfig) -> N
 
 
 @pytest.mark.parametrize(
-    "change", [lambda values: values["losses"].__setitem__(3, 0.1), lambda values: values.pop("checksum")]
+    "change",
+    [lambda values: values["losses"].__setitem__(3, 0.1), lambda values: values.pop("checksum")],
 )
 def test_a_result_that_is_not_what_was_written_is_named(
     change: Callable[[dict[str, Any]], object], config: RunConfig, whole: RunResult, tmp_path: Path
@@ -148,7 +153,9 @@ def test_a_result_that_cannot_be_opened_is_named(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "read_text", forbidden)
-    with pytest.raises(ConfigurationError, match=r"result.json' cannot be read \(.*Permission denied\)"):
+    with pytest.raises(
+        ConfigurationError, match=r"result.json' cannot be read \(.*Permission denied\)"
+    ):
         stored_result(tmp_path, config)
 
 

@@ -47,7 +47,9 @@ def test_the_limit_holds_every_data_set_and_is_exact():
         gunzip(content, 999)
 
 
-@pytest.mark.parametrize("sizes", [(2**32 - 1,) * 3, (3, 2**31), (0, 2**32 - 1), (1,) * 200, (2, 2, 2, 1)])
+@pytest.mark.parametrize(
+    "sizes", [(2**32 - 1,) * 3, (3, 2**31), (0, 2**32 - 1), (1,) * 200, (2, 2, 2, 1)]
+)
 def test_an_idx_header_is_not_believed(tmp_path, sizes):
     path = tmp_path / "f.gz"
     path.write_bytes(gzip.compress(idx(*sizes, content=bytes(8))))
@@ -63,7 +65,9 @@ def archive(path, **arrays):
 
 def npy(shape, dtype="|u1", content=b""):
     file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
+    np.lib.format.write_array_header_1_0(
+        file, {"descr": dtype, "fortran_order": False, "shape": shape}
+    )
     return file.getvalue() + content
 
 

@@ -28,8 +28,16 @@ def _own_handler():
         (AssertionError("the sizes\ndiffer"), "Error: AssertionError: the sizes differ", 70),
         (RuntimeError("no"), "Error: RuntimeError: no", 70),
         (MemoryError(), "Error: There is not enough memory", 2),
-        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate"), "Error: There is not enough", 2),
-        (RuntimeError("Storage size calculation overflowed with sizes=[9"), "Error: There is not enough", 2),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate"),
+            "Error: There is not enough",
+            2,
+        ),
+        (
+            RuntimeError("Storage size calculation overflowed with sizes=[9"),
+            "Error: There is not enough",
+            2,
+        ),
         (TypeError("empty(): Overflow when unpacking long long"), "Error: There is not enough", 2),
         (
             OSError(errno.ENOSPC, "No space left on device"),
@@ -78,7 +86,9 @@ cli.main()
 
 
 def test_a_second_ctrl_c_ends_quietly():
-    done = subprocess.run([sys.executable, "-c", TWICE], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", TWICE], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
@@ -100,7 +110,9 @@ for ctrl_c in (signal.default_int_handler, signal.SIG_IGN):
 
 @pytest.mark.slow
 def test_sigterm_is_heard_where_ctrl_c_is_ignored_too():
-    done = subprocess.run([sys.executable, "-c", TERMINATED], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", TERMINATED], capture_output=True, text=True, check=False
+    )
     assert (done.stdout, done.stderr) == (2 * "143\n", 2 * "Stopped.\n")
 
 

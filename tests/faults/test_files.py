@@ -20,7 +20,9 @@ def put(path: Path, content: bytes) -> None:
 
 
 def generate(output: Path) -> object:
-    return CliRunner().invoke(app, ["sequence", "generate-task", "anbn", "--force", "-o", str(output)])
+    return CliRunner().invoke(
+        app, ["sequence", "generate-task", "anbn", "--force", "-o", str(output)]
+    )
 
 
 def device(folder: Path, name: str, minor: int) -> Path:
@@ -63,9 +65,7 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
 
 
 def test_standard_output_can_be_the_output() -> None:
-    code = (
-        "from pathlib import Path; from tests.faults.test_files import put; put(Path('/dev/stdout'), b'here')"
-    )
+    code = "from pathlib import Path; from tests.faults.test_files import put; put(Path('/dev/stdout'), b'here')"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert (found.stdout, found.stderr) == (b"here", b"")
 

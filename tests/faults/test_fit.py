@@ -79,7 +79,10 @@ def assert_same(one, other):
     for name in ("w", "tau", "rho", "V0"):
         assert np.array_equal(getattr(one.parameters_, name), getattr(other.parameters_, name))
     assert one.training_.result_bits == other.training_.result_bits
-    assert (one.training_.passes, one.training_.tries) == (other.training_.passes, other.training_.tries)
+    assert (one.training_.passes, one.training_.tries) == (
+        other.training_.passes,
+        other.training_.tries,
+    )
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,9 @@ TINY = [
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     # The pictures take most of the time, and are checked elsewhere.
-    monkeypatch.setattr("pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>"))
+    monkeypatch.setattr(
+        "pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>")
+    )
     return tmp_path
 
 
@@ -103,7 +105,9 @@ def test_a_damaged_list_of_files_is_no_obstacle(here: Path, damaged: str) -> Non
     assert "runs.csv" in json.loads((here / "mine" / folders.FILES).read_text())
 
 
-def test_finished_runs_of_other_settings_are_refused_and_the_default_folder_counts_up(here: Path) -> None:
+def test_finished_runs_of_other_settings_are_refused_and_the_default_folder_counts_up(
+    here: Path,
+) -> None:
     runs = here / "runs"
     assert "Report: runs/train/report.html" in call(*TINY).stdout
     before = contents(runs)
@@ -123,17 +127,28 @@ def test_finished_runs_of_other_settings_are_refused_and_the_default_folder_coun
         assert "delete it" in call(*(resume and ["train"]) or TINY, *resume, code=2).stderr
         (lost.parent / "checkpoint.pt").unlink()
         lost.write_bytes(before[str(lost)])
-        assert "Report: runs/train/report.html" in call(*(resume and ["train"]) or TINY, *resume).stdout
+        assert (
+            "Report: runs/train/report.html"
+            in call(*(resume and ["train"]) or TINY, *resume).stdout
+        )
         assert {path.name for path in runs.iterdir()} == {"train", "train-2"}
 
     (runs / "train-2" / "runs" / ".DS_Store").write_bytes(b"\0")
     assert "Report: " in call(*TINY, "--fresh", "--output", "runs/train-2").stdout
     assert "Report: runs/train-3/report.html" in call(*TINY, "--fresh").stdout
-    assert (runs / "train" / "curves.csv").read_bytes() == before[str(runs / "train" / "curves.csv")]
+    assert (runs / "train" / "curves.csv").read_bytes() == before[
+        str(runs / "train" / "curves.csv")
+    ]
 
 
 TABLE = {"command": "reproduce", "recipe": "symbols", "size": "", "protocol": {}, "versions": {}}
-PARTS = {"command": "reproduce", "recipe": "winner", "title": "", "parts": {"one": {}}, "versions": {}}
+PARTS = {
+    "command": "reproduce",
+    "recipe": "winner",
+    "title": "",
+    "parts": {"one": {}},
+    "versions": {},
+}
 
 
 @pytest.mark.sample(7)
@@ -147,7 +162,9 @@ def test_results_of_another_command_are_refused(
     if command[-1] == content["recipe"]:
         return
     for runs in ("execution._runs", "sweep.command.sweep"):
-        monkeypatch.setattr(f"pathspace.experiments.{runs}", lambda *_, **__: pytest.fail("it runs"))
+        monkeypatch.setattr(
+            f"pathspace.experiments.{runs}", lambda *_, **__: pytest.fail("it runs")
+        )
     for folder, file in ((here / "out", content), (here / "out" / "one", {**TABLE, "protocol": 0})):
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(file))
@@ -163,9 +180,13 @@ def test_results_of_another_command_are_refused(
         assert contents(here) == before
 
 
-def test_a_report_whose_runs_were_deleted_is_kept(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_whose_runs_were_deleted_is_kept(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     call(*TINY)
-    monkeypatch.setattr("pathspace.experiments.execution._runs", lambda *_, **__: pytest.fail("it runs"))
+    monkeypatch.setattr(
+        "pathspace.experiments.execution._runs", lambda *_, **__: pytest.fail("it runs")
+    )
     shutil.rmtree(here / "runs" / "train" / "runs")
     before = contents(here)
     for command in ([*TINY, "--lr", "0.2"], ["reproduce", "winner"]):
@@ -212,7 +233,10 @@ def test_equal_numbers_are_the_same_settings_for_every_command(here: Path) -> No
     assert content["settings"]["learning_rates"] == [1.0]
     content["settings"]["learning_rates"] = [1]
     file.write_text(json.dumps(dict(reversed(content.items()))))
-    assert "Report: runs/train/report.html" in call(*TINY, "--lr", "1", "--output", "runs/train").stdout
+    assert (
+        "Report: runs/train/report.html"
+        in call(*TINY, "--lr", "1", "--output", "runs/train").stdout
+    )
 
 
 @pytest.mark.parametrize("more", [[], ["--resume"]])

@@ -1,6 +1,7 @@
 """Readers at damaged files: each gives the right content or an error of its own, within bounds that are counted.
 
-Memory is counted in bytes and work in calls of Python functions; seconds are not, because a busy machine adds to them.
+Memory is counted in bytes and work in calls of Python functions; seconds are not, because a busy
+machine adds to them.
 """
 
 import contextlib
@@ -91,7 +92,8 @@ def test_model_files(saved, tmp_path, count):
     (tmp_path / "m").write_bytes(saved)
     original = storage.load(tmp_path / "m")
     refused = sum(
-        check_model_file(tmp_path / "n", damaged, original) for damaged in mutants(saved, count, seed=2)
+        check_model_file(tmp_path / "n", damaged, original)
+        for damaged in mutants(saved, count, seed=2)
     )
     assert refused > 0.9 * count
 
@@ -148,12 +150,16 @@ def test_model_files_with_checksums_that_fit(saved, tmp_path, count):
             elif change == "values":
                 tensors[name] = np.full_like(array, rng.choice((-1, 0, 7, 2**40)))
             else:
-                tensors[name] = {"flat": array.ravel(), "short": array[:-1], "type": array.astype(np.int32)}[
-                    change
-                ]
+                tensors[name] = {
+                    "flat": array.ravel(),
+                    "short": array[:-1],
+                    "type": array.astype(np.int32),
+                }[change]
         if isinstance(said, dict) and isinstance(said.get("version"), int):
             said["checksum"] = checksum(said, tensors)
-        refused += check_model_file(tmp_path / "n", written(tensors, {_KEY: json.dumps(said)}), None)
+        refused += check_model_file(
+            tmp_path / "n", written(tensors, {_KEY: json.dumps(said)}), None
+        )
     assert refused > 0.5 * count
 
 
@@ -187,7 +193,9 @@ def test_mixture_files(saved_mixture, tmp_path, count):
 def test_mixture_files_with_checksums_that_fit(saved_mixture, tmp_path, count):
     rng = random.Random(5)
     size = struct.unpack("<Q", saved_mixture[:8])[0]
-    description = json.loads(json.loads(saved_mixture[8 : 8 + size])["__metadata__"][mixed_storage.KEY])
+    description = json.loads(
+        json.loads(saved_mixture[8 : 8 + size])["__metadata__"][mixed_storage.KEY]
+    )
     refused = 0
     for _ in range(count):
         said, tensors = changed(description, rng), tensors_of(saved_mixture)
@@ -198,7 +206,9 @@ def test_mixture_files_with_checksums_that_fit(saved_mixture, tmp_path, count):
             )
         if isinstance(said, dict) and isinstance(said.get("version"), int):
             said["checksum"] = checksum(said, tensors)
-        refused += check_mixture_file(tmp_path / "n", written(tensors, {mixed_storage.KEY: json.dumps(said)}))
+        refused += check_mixture_file(
+            tmp_path / "n", written(tensors, {mixed_storage.KEY: json.dumps(said)})
+        )
     assert refused > 0.5 * count
 
 
@@ -260,7 +270,11 @@ def load_content(name):
     from importlib.resources import files
 
     assert load_recipe(name)
-    text = files("pathspace.experiments").joinpath("recipes", f"{name}.toml").read_text(encoding="utf-8")
+    text = (
+        files("pathspace.experiments")
+        .joinpath("recipes", f"{name}.toml")
+        .read_text(encoding="utf-8")
+    )
     return tomllib.loads(text)
 
 

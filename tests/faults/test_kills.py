@@ -9,7 +9,18 @@ import pytest
 
 
 def passed_of_their_own(marker):
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", "-m", marker]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:xdist",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        marker,
+    ]
     done = subprocess.run(
         [*command, str(Path(__file__).with_name("kills.py"))],
         capture_output=True,

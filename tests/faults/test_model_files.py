@@ -86,7 +86,10 @@ def put(name, value):
     ("name", "value"),
     [
         *(("units", value) for value in (3_000_000, 2**62, 0, -1, 3, 4.5, "4", None, [4])),
-        *(("alphabet", value) for value in (2**31, -1, None, {}, "", "aa", [97, 97], [300], ["a"], "ab")),
+        *(
+            ("alphabet", value)
+            for value in (2**31, -1, None, {}, "", "aa", [97, 97], [300], ["a"], "ab")
+        ),
         *(("settings", value) for value in (None, [], {"passes": "many"}, {"metric": "adam"})),
         *(("counters", value) for value in (None, [], {})),
         ("counters/passes", "eight"),

@@ -43,7 +43,10 @@ def test_all_bytes_come_back_whatever_is_foreign(model):
 @pytest.mark.parametrize("length", [2**27, 2**45, 2**61])
 def test_a_claimed_length_takes_no_memory_before_it_is_allowed(model, single, length):
     for each in (model, single):
-        with memory_below(MEBIBYTE), pytest.raises(ValueError, match=r"more than .* allowed: .*max_bytes"):
+        with (
+            memory_below(MEBIBYTE),
+            pytest.raises(ValueError, match=r"more than .* allowed: .*max_bytes"),
+        ):
             decompress(each, stream(each, length))
         with memory_below(MEBIBYTE), pytest.raises(ValueError, match="max_bytes"):
             decompress(each, stream(each, length, ONE))

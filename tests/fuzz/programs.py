@@ -1,10 +1,11 @@
 """Random programs: as a model, and as their squared network, interpreted by hand.
 
-A program is a list of statements on variables ``[B, F]`` or ``[B, T, F]``. `Real` says what each does to numbers; it
-runs inside a model, in the many ways in which people write it. `Squared` says what it does in the squared network of
-one example: weights and constants are squared, ReLUs are left out, a maximum is a sum, a product of activations is one
-of masses, a normalization divides by the mean of the mass that enters it, and at a function without a rule the network
-is cut. The two share nothing with the tracer but torch, and what merely moves numbers is the same in both.
+A program is a list of statements on variables ``[B, F]`` or ``[B, T, F]``. `Real` says what each
+does to numbers; it runs inside a model, in the many ways in which people write it. `Squared` says
+what it does in the squared network of one example: weights and constants are squared, ReLUs are
+left out, a maximum is a sum, a product of activations is one of masses, a normalization divides by
+the mean of the mass that enters it, and at a function without a rule the network is cut. The two
+share nothing with the tracer but torch, and what merely moves numbers is the same in both.
 
 Letters: B batch, T steps, F features, n heads.
 """
@@ -66,7 +67,11 @@ class Program:
     def input(self, batch: int, times: int = 1) -> Tensor:
         """Random numbers of the form of the input, or of one with so many times the steps."""
         generator = torch.Generator().manual_seed(self.seed)
-        shape = (batch, self.features) if self.steps is None else (batch, times * self.steps, self.features)
+        shape = (
+            (batch, self.features)
+            if self.steps is None
+            else (batch, times * self.steps, self.features)
+        )
         return torch.randn(shape, generator=generator, **DOUBLE)
 
     @property
@@ -132,13 +137,19 @@ class Moves:
         h = self[i]
         if self.form % 3 == 0:
             return h.view(h.shape)
-        return h.unsqueeze(1).squeeze(1) if self.form % 3 == 1 else h.transpose(0, -1).transpose(0, -1)
+        return (
+            h.unsqueeze(1).squeeze(1) if self.form % 3 == 1 else h.transpose(0, -1).transpose(0, -1)
+        )
 
     def turned(self, i: int) -> Tensor:
         """Features read as steps, which puts other units into each place for another number of steps."""
         h = self[i]
         turned = h.transpose(1, 2)
-        return turned.reshape(h.shape) if self.form % 2 else turned.flatten(1).unflatten(1, h.shape[1:])
+        return (
+            turned.reshape(h.shape)
+            if self.form % 2
+            else turned.flatten(1).unflatten(1, h.shape[1:])
+        )
 
     def flattened(self, i: int) -> Tensor:
         h = self[i]
@@ -173,7 +184,11 @@ class Moves:
         ][self.form % 4](self[i])  # fmt: skip
 
     def running(self, i: int) -> Tensor:
-        return self[i].cumsum(1) if self.form % 2 else torch.cumsum(self[i], dim=1, dtype=torch.float64)
+        return (
+            self[i].cumsum(1)
+            if self.form % 2
+            else torch.cumsum(self[i], dim=1, dtype=torch.float64)
+        )
 
     def written(self, i: int, first: int, j: int) -> None:
         width = self[j].shape[-1]
@@ -227,7 +242,9 @@ class Real(Moves):
         if self.form % 3 == 2 and (read.bias is None) == (back.bias is None):
             weights = [p for p in (read.weight, back.weight, read.bias, back.bias) if p is not None]
             start = torch.zeros(1, x.shape[0], back.in_features, **DOUBLE)
-            return torch.rnn_relu(x, start, weights, len(weights) > 2, 1, 0.0, False, False, True)[0]
+            return torch.rnn_relu(x, start, weights, len(weights) > 2, 1, 0.0, False, False, True)[
+                0
+            ]
         h = x.new_zeros(x.shape[0], back.in_features) if self.form % 2 else torch.zeros(
             x.shape[0], back.in_features, **DOUBLE
         )  # fmt: skip
@@ -359,7 +376,9 @@ class Real(Moves):
             else:
                 scores = torch.einsum("bntd,bnsd->bnts", q * size**-0.5, k)
             if causal:
-                scores = scores.masked_fill(torch.ones(steps, steps, dtype=torch.bool).triu(1), -torch.inf)
+                scores = scores.masked_fill(
+                    torch.ones(steps, steps, dtype=torch.bool).triu(1), -torch.inf
+                )
             out = scores.softmax(-1) @ v
         return out.transpose(1, 2).flatten(2)
 
@@ -423,7 +442,9 @@ class Real(Moves):
 class Squared(Moves):
     """The squared network, on squared weights and ones; clones, so that autograd keeps what a write would change."""
 
-    def __init__(self, x: Tensor, layers: list[tuple[Tensor, Tensor | None]], vectors: list[Tensor]) -> None:
+    def __init__(
+        self, x: Tensor, layers: list[tuple[Tensor, Tensor | None]], vectors: list[Tensor]
+    ) -> None:
         super().__init__(x)
         self.layers, self.vectors = layers, vectors
         self.cuts: list[
@@ -436,11 +457,14 @@ class Squared(Moves):
         left = list(self.cuts)
         while True:
             reached = [
-                torch.autograd.grad(total, mark, retain_graph=True, allow_unused=True)[0] for _, mark in left
+                torch.autograd.grad(total, mark, retain_graph=True, allow_unused=True)[0]
+                for _, mark in left
             ]
             if all(g is None for g in reached):
                 return total
-            total = total + sum(e.sum() for (e, _), g in zip(left, reached, strict=True) if g is not None)
+            total = total + sum(
+                e.sum() for (e, _), g in zip(left, reached, strict=True) if g is not None
+            )
             left = [cut for cut, g in zip(left, reached, strict=True) if g is None]
 
     def leaving(self, entering: Tensor) -> Tensor:
@@ -581,8 +605,13 @@ class Model(nn.Module):
 def squared_path_norm(program: Program, model: Model) -> tuple[Tensor, dict[str, Tensor]]:
     """gamma_net^2 and kappa1 = dG/dq of a program, by the hand-written interpreter and autograd."""
     q = {name: p.detach().square().requires_grad_() for name, p in model.named_parameters()}
-    owner = {k: k for k in range(len(program.layers))} | {second: first for first, second in program.tied}
-    layers = [(q[f"layers.{owner[k]}.weight"], q.get(f"layers.{k}.bias")) for k in range(len(program.layers))]
+    owner = {k: k for k in range(len(program.layers))} | {
+        second: first for first, second in program.tied
+    }
+    layers = [
+        (q[f"layers.{owner[k]}.weight"], q.get(f"layers.{k}.bias"))
+        for k in range(len(program.layers))
+    ]
     vectors = [q[f"vectors.{v}"] for v in range(len(program.vectors))]
     total = Squared(torch.ones_like(program.input(1)), layers, vectors).norm(program.statements)
     slopes = torch.autograd.grad(total, list(q.values()), materialize_grads=True)
@@ -608,7 +637,9 @@ class _Drawing:
         self.random, self.with_refused = random.Random(seed), with_refused
         steps = self.random.choice([None, 2, 3])
         self.made = Program(seed, steps, self.random.choice(SIZES))
-        self.forms: list[tuple[int | None, int]] = [(steps, self.made.features)]  # (T, F) of every variable
+        self.forms: list[tuple[int | None, int]] = [
+            (steps, self.made.features)
+        ]  # (T, F) of every variable
         self.products = 0
 
     def program(self) -> Program:
@@ -629,7 +660,9 @@ class _Drawing:
         width, most = self.forms[i][1], max(1, self.made.examples - 1)
         self.say(name, (i, self.layer(width, width), self.random.randint(1, most)), self.forms[i])
 
-    def say(self, name: str, args: tuple[Any, ...], form: tuple[int | None, int] | None = None) -> None:
+    def say(
+        self, name: str, args: tuple[Any, ...], form: tuple[int | None, int] | None = None
+    ) -> None:
         if name in REFUSED:
             form = self.forms[args[0]]
         self.made.statements.append(Statement(name, args, self.random.randrange(24)))
@@ -706,18 +739,33 @@ class _Drawing:
     draw_cut_again = draw_cut
 
     def draw_loop(self) -> None:
-        i = 0 if self.forms[0][0] is not None and self.random.random() < 0.5 else self.any(steps=True)
+        i = (
+            0
+            if self.forms[0][0] is not None and self.random.random() < 0.5
+            else self.any(steps=True)
+        )
         if i >= 0:
             k = self.layer(self.forms[i][1])
             width = self.made.layers[k][1]
             self.say("loop", (i, k, self.layer(width, width)), (self.forms[i][0], width))
 
     def draw_windows(self) -> None:
-        i = 0 if self.forms[0][0] is not None and self.random.random() < 0.5 else self.any(steps=True)
+        i = (
+            0
+            if self.forms[0][0] is not None and self.random.random() < 0.5
+            else self.any(steps=True)
+        )
         if i >= 0:
             k, times = self.layer(self.forms[i][1]), self.forms[i][0] or 1
-            width, lengths = self.made.layers[k][1], [n for n in range(1, times + 1) if times % n == 0]
-            self.say("windows", (i, k, self.layer(width, width), self.random.choice(lengths)), (times, width))
+            width, lengths = (
+                self.made.layers[k][1],
+                [n for n in range(1, times + 1) if times % n == 0],
+            )
+            self.say(
+                "windows",
+                (i, k, self.layer(width, width), self.random.choice(lengths)),
+                (times, width),
+            )
 
     def draw_sum(self) -> None:
         i = self.any()
@@ -763,7 +811,9 @@ class _Drawing:
     def draw_written(self) -> None:
         j = self.any()
         steps, width = self.forms[j]
-        fitting = [i for i, (t, f) in enumerate(self.forms) if i and t == steps and f >= width and i != j]
+        fitting = [
+            i for i, (t, f) in enumerate(self.forms) if i and t == steps and f >= width and i != j
+        ]
         if fitting:
             i = self.random.choice(fitting)
             self.say("written", (i, self.random.randint(0, self.forms[i][1] - width), j))
@@ -876,7 +926,11 @@ class _Drawing:
     def draw_maxout(self) -> None:
         i = self.any()
         steps, width = self.forms[i]
-        i = i if width % 2 == 0 and self.random.random() < 0.5 else self.fresh(i, self.random.choice([2, 4]))
+        i = (
+            i
+            if width % 2 == 0 and self.random.random() < 0.5
+            else self.fresh(i, self.random.choice([2, 4]))
+        )
         self.say("maxout", (i,), (steps, self.forms[i][1] // 2))
 
     def draw_prelu(self) -> None:

@@ -1,6 +1,7 @@
 """Random programs against their squared network, interpreted by hand, and against their own rescalings.
 
-A program that was ever traced wrong stays in `EVER_WRONG`, written out: what a seed draws may change.
+A program that was ever traced wrong stays in `EVER_WRONG`, written out: what a seed draws may
+change.
 """
 
 from collections import Counter
@@ -86,7 +87,9 @@ def check(program: Program) -> str:
         raise
     assert not program.refused, "it mixes examples, or writes whole numbers, and was traced"
     norm, kappa = squared_path_norm(program, model)
-    torch.testing.assert_close(ps.paths.squared_path_norm(network).detach(), norm, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        ps.paths.squared_path_norm(network).detach(), norm, rtol=1e-9, atol=1e-12
+    )
     for name, found in ps.paths.kappa(network).items():
         torch.testing.assert_close(
             found, kappa[name], rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}"
@@ -94,8 +97,13 @@ def check(program: Program) -> str:
     slopes = {f"vectors.{s.args[1]}" for s in program.statements if s.name == "prelu"}
     for name in {*network.outside} - slopes:  # on no path
         assert not kappa[name].any(), name
-    generator, gauge = torch.Generator().manual_seed(seed), ps.rescaling.balance.balancing_factors(network)
-    factors = ps.rescaling.random_rescale_(network, 2.0**-6, 2.0**6, powers_of_two=True, generator=generator)
+    generator, gauge = (
+        torch.Generator().manual_seed(seed),
+        ps.rescaling.balance.balancing_factors(network),
+    )
+    factors = ps.rescaling.random_rescale_(
+        network, 2.0**-6, 2.0**6, powers_of_two=True, generator=generator
+    )
     after = ps.rescaling.balance.balancing_factors(network)
     alive = torch.tensor(
         [
@@ -160,7 +168,10 @@ def check_on_data(program: Program) -> str:
     except (ps.UntraceableError, ps.network.UnmatchedForwardError, RuntimeError) as error:
         if "same for all examples" in str(error):  # a layer of learned units
             return "refused"
-        if any(words in str(error) for words in (*UNSURE, "in-place", "inplace", "single memory location")):
+        if any(
+            words in str(error)
+            for words in (*UNSURE, "in-place", "inplace", "single memory location")
+        ):
             return "impossible"
         raise
     if network.cuts:
@@ -192,7 +203,9 @@ def check_listed(program: Program) -> str:
     with torch.no_grad():
         try:
             network = ps.trace(model, x)
-            outputs = torch.cat([model(one).flatten(1) for one in x.split(1)])  # a cut may mix examples
+            outputs = torch.cat(
+                [model(one).flatten(1) for one in x.split(1)]
+            )  # a cut may mix examples
             paths = ps.paths.enumerate_paths(network, limit=FEW)
         except (ps.UntraceableError, ps.paths.TooManyPathsError, RuntimeError) as error:
             known = isinstance(error, (ps.UntraceableError, ps.paths.TooManyPathsError))

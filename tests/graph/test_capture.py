@@ -91,7 +91,14 @@ def test_what_depends_on_the_inputs_alone_is_known():
 
 NAMES = [
     *("_enable", "_disable", "_to_functional", "_from_functional", "_is_functional", "_sync"),
-    *("_add_batch_dim", "_batch_dim", "_is_batched", "_level", "_set_fallback_warning", "_unwrapped"),
+    *(
+        "_add_batch_dim",
+        "_batch_dim",
+        "_is_batched",
+        "_level",
+        "_set_fallback_warning",
+        "_unwrapped",
+    ),
 ]
 
 

@@ -47,7 +47,9 @@ def test_all_examples_have_the_values_and_gradients_of_the_model():
     assert values.differs(ref)
     assert_close(values[ref].squeeze(1), model(x), rtol=1e-14, atol=1e-14)
     slopes = torch.autograd.grad(values[ref].square().sum(), parameters)
-    assert_close(slopes, torch.autograd.grad(model(x).square().sum(), parameters), rtol=1e-12, atol=1e-12)
+    assert_close(
+        slopes, torch.autograd.grad(model(x).square().sum(), parameters), rtol=1e-12, atol=1e-12
+    )
 
 
 def test_values_that_examples_share_have_a_gradient_for_each():

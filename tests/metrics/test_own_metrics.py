@@ -80,7 +80,12 @@ def cnn():
 
 def convolutions():
     return nn.Sequential(
-        nn.Unflatten(1, (1, 3, 4)), nn.Conv2d(1, 4, 2), nn.ReLU(), nn.Conv2d(4, 3, 2), nn.Flatten(2), Mean()
+        nn.Unflatten(1, (1, 3, 4)),
+        nn.Conv2d(1, 4, 2),
+        nn.ReLU(),
+        nn.Conv2d(4, 3, 2),
+        nn.Flatten(2),
+        Mean(),
     )
 
 
@@ -91,7 +96,9 @@ class Mean(nn.Module):
 
 MODELS = {"mlp": mlp, "cnn": cnn, "rnn": Recurrent, "convolutions": convolutions}
 RULES = {
-    "PathSGD": lambda p, network, metric: ps.optim.PathSGD(p, network, lr=0.05, momentum=0.5, metric=metric),
+    "PathSGD": lambda p, network, metric: ps.optim.PathSGD(
+        p, network, lr=0.05, momentum=0.5, metric=metric
+    ),
     "PathAdam": lambda p, network, metric: ps.optim.PathAdam(p, network, lr=0.01, metric=metric),
     "Invariant": lambda p, network, metric: ps.optim.Invariant(
         p, network, torch.optim.AdamW, lr=0.01, metric=metric

@@ -8,17 +8,24 @@ from torch.testing import assert_close
 
 import pathspace as ps
 from cases import BY_NAME, call, mlp, trace
-from pathspace.metrics import quasi_diagonal_metric, solve_diagonal, solve_full, solve_quasi_diagonal
+from pathspace.metrics import (
+    quasi_diagonal_metric,
+    solve_diagonal,
+    solve_full,
+    solve_quasi_diagonal,
+)
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-11}
 
 
 def random_metric(units, size, seed=0):
-    J = torch.randn(units, 3 * size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    J = torch.randn(
+        units, 3 * size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
     return J.transpose(1, 2) @ J
 
 
-# --- solves --------------------------------------------------------------------------------------------
+# --- solves ---------------------------------------------------------------------------------------
 
 
 def test_full_solve_is_the_inverse():
@@ -35,7 +42,10 @@ def test_quasi_diagonal_is_full_for_one_weight_and_a_bias():
 def test_quasi_diagonal_is_full_where_weights_are_uncorrelated_given_the_bias():
     """The metric whose inverse has the quasi-diagonal's pattern: M_ij = M_0i M_0j / M_00 for i != j."""
     generator = torch.Generator().manual_seed(0)
-    M_00, cross = torch.tensor([2.0]).double(), torch.randn(1, 4, generator=generator, dtype=torch.float64)
+    M_00, cross = (
+        torch.tensor([2.0]).double(),
+        torch.randn(1, 4, generator=generator, dtype=torch.float64),
+    )
     remainder = torch.rand(1, 4, generator=generator, dtype=torch.float64) + 0.5
     inner = cross.t() @ cross / M_00 + torch.diag(remainder[0])
     M = torch.cat([torch.cat([M_00.unsqueeze(1), cross], 1), torch.cat([cross.t(), inner], 1)])
@@ -53,14 +63,16 @@ def test_quasi_diagonal_without_cross_terms_is_diagonal():
 
 def test_inputs_that_never_vary_and_units_without_data_stay_put():
     one = torch.ones(1, 1)
-    d, d_0 = solve_quasi_diagonal(one, one[0], 4 * one, 2 * one, one[0])  # h = 2 always: M_11 = M_01^2 / M_00
+    d, d_0 = solve_quasi_diagonal(
+        one, one[0], 4 * one, 2 * one, one[0]
+    )  # h = 2 always: M_11 = M_01^2 / M_00
     assert d.item() == 0
     assert d_0.item() == 1
     d, d_0 = solve_quasi_diagonal(0 * one, one[0], 0 * one, 0 * one, 0 * one[0])
     assert (d.item(), d_0.item()) == (0, 0)
 
 
-# --- the metric ----------------------------------------------------------------------------------------
+# --- the metric -----------------------------------------------------------------------------------
 
 PAIRS = {
     "mlp": {"0.weight": "0.bias", "2.weight": "2.bias", "4.weight": "4.bias"},
@@ -71,7 +83,11 @@ PAIRS = {
         "rnn.bias_hh_l0": "rnn.bias_ih_l0",
         "out.weight": "out.bias",
     },
-    "hand-written loop": {"read.weight": "read.bias", "step.weight": "read.bias", "out.weight": "out.bias"},
+    "hand-written loop": {
+        "read.weight": "read.bias",
+        "step.weight": "read.bias",
+        "out.weight": "out.bias",
+    },
     "mlp without bias": {},
 }
 
@@ -93,7 +109,9 @@ def test_metric_is_made_of_single_derivatives(name, statistic):
     J = {key: torch.stack(rows).reshape(n, -1, *rows[0].shape) for key, rows in J.items()}
     if statistic == "covariance":
         J = {key: j - j.mean(0) for key, j in J.items()}
-    assert_close(dict(metric.diagonal), {key: j.square().mean(0).sum(0) for key, j in J.items()}, **TIGHT)
+    assert_close(
+        dict(metric.diagonal), {key: j.square().mean(0).sum(0) for key, j in J.items()}, **TIGHT
+    )
     for weight, bias in PAIRS[name].items():
         other = J[bias].reshape(*J[bias].shape, *[1] * (J[weight].dim() - 3))
         assert_close(metric.cross[weight], (J[weight] * other).mean(0).sum(0), **TIGHT)
@@ -111,7 +129,7 @@ def test_data_share_is_a_factor_of_the_cross_terms():
         quasi_diagonal_metric(network, x, alpha=0.0)
 
 
-# --- shifts --------------------------------------------------------------------------------------------
+# --- shifts ---------------------------------------------------------------------------------------
 
 
 def run_with_shift(make, shift, steps=12):
@@ -150,14 +168,26 @@ def run_with_shift(make, shift, steps=12):
             True,
         ),
         (lambda p, n: ps.optim.QuasiDiagonal(p, n, lr=0.02, normalization="none"), True),
-        (lambda p, n: ps.optim.QuasiDiagonal(p, n, lr=0.02, damping=0.0), False),  # a mean of kappa is not
         (
-            lambda p, n: ps.optim.DDPSGD(p, n, lr=0.02, alpha=1.0, normalization="none", estimator="exact"),
+            lambda p, n: ps.optim.QuasiDiagonal(p, n, lr=0.02, damping=0.0),
+            False,
+        ),  # a mean of kappa is not
+        (
+            lambda p, n: ps.optim.DDPSGD(
+                p, n, lr=0.02, alpha=1.0, normalization="none", estimator="exact"
+            ),
             False,
         ),
         (lambda p, n: ps.optim.PathSGD(p, n, lr=0.02), False),
     ],
-    ids=["quasi-diagonal", "quasi-diagonal by signs", "by default", "normalized", "diagonal", "paths"],
+    ids=[
+        "quasi-diagonal",
+        "quasi-diagonal by signs",
+        "by default",
+        "normalized",
+        "diagonal",
+        "paths",
+    ],
 )
 def test_shifts_of_the_input_do_not_matter(make, invariant):
     shift = torch.tensor([2.0, -1.0, 0.5], dtype=torch.float64)
@@ -172,7 +202,12 @@ def test_second_bias_of_a_recurrent_layer_does_not_move(refresh_every):
     x = torch.randn(4, 5, 2, dtype=torch.float64)
     network = ps.trace(model, x, output=lambda r: r[0][:, -1])
     optimizer = ps.optim.QuasiDiagonal(
-        model.parameters(), network, lr=0.01, damping=0.0, estimator="exact", refresh_every=refresh_every
+        model.parameters(),
+        network,
+        lr=0.01,
+        damping=0.0,
+        estimator="exact",
+        refresh_every=refresh_every,
     )
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     for _ in range(4):
@@ -190,7 +225,9 @@ def test_alpha_must_be_positive():
 
 
 def test_an_estimator_that_does_not_exist_is_refused():
-    with pytest.raises(ValueError, match="estimator must be 'exact', 'signs' or 'auto', got 'exakt'"):
+    with pytest.raises(
+        ValueError, match="estimator must be 'exact', 'signs' or 'auto', got 'exakt'"
+    ):
         quasi_diagonal_metric(
             ps.trace(nn.Linear(2, 1), torch.zeros(1, 2)), torch.ones(3, 2), estimator="exakt"
         )
@@ -243,7 +280,9 @@ def test_damping_bounds_the_steps_below_a_layer_of_zeros(lr):
     with torch.no_grad():
         for p in model[-1].parameters():
             p.zero_()
-    optimizer = ps.optim.QuasiDiagonal(model.parameters(), ps.trace(model, torch.zeros(1, 4)), lr=lr)
+    optimizer = ps.optim.QuasiDiagonal(
+        model.parameters(), ps.trace(model, torch.zeros(1, 4)), lr=lr
+    )
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     for _ in range(12):
         optimizer.zero_grad()
@@ -281,7 +320,9 @@ def test_what_comes_back_after_a_refresh_has_the_metric_of_that_refresh(absent):
         d = solve_quasi_diagonal(g, g_0, metric.diagonal[w], metric.cross[w], metric.diagonal[b])
         for name, direction in zip((w, b), d, strict=True):
             c = next(iter(optimizer.metric.state.values()))["normalizer"]
-            assert_close(before[name] - network.parameters[name].detach(), 0.05 * c * direction, **TIGHT)
+            assert_close(
+                before[name] - network.parameters[name].detach(), 0.05 * c * direction, **TIGHT
+            )
 
 
 def test_it_has_a_metric_of_its_own():
@@ -294,7 +335,9 @@ def test_it_has_a_metric_of_its_own():
 def test_clipping_survives_a_large_gradient():
     torch.manual_seed(0)
     model, x = mlp(3, 8, 2), torch.randn(6, 3)
-    optimizer = ps.optim.QuasiDiagonal(model.parameters(), ps.trace(model, x), lr=0.05, clip_norm=1.0)
+    optimizer = ps.optim.QuasiDiagonal(
+        model.parameters(), ps.trace(model, x), lr=0.05, clip_norm=1.0
+    )
     for scale in (1.0, 1.0, 1e25):  # the products of the last gradients overflow float32
         optimizer.zero_grad()
         (scale * model(x).square().mean()).backward()

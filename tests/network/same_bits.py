@@ -16,7 +16,11 @@ def rescaled_unseen(model: nn.Module, network: ps.Network, x: Tensor) -> Tensor:
     def seen() -> list[Tensor]:
         measures = (
             ps.paths.data_dependent_norm(network, x, alpha=alpha, statistic=statistic)
-            for alpha, statistic in ((0.0, "second_moment"), (0.5, "second_moment"), (1.0, "covariance"))
+            for alpha, statistic in (
+                (0.0, "second_moment"),
+                (0.5, "second_moment"),
+                (1.0, "covariance"),
+            )
         )
         return [model(x), ps.paths.squared_path_norm(network), *measures]
 

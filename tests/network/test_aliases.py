@@ -103,7 +103,9 @@ def test_most_aliases_are_followed():
     traced = 0
     for alias in ALIASES.values():
         try:
-            traced += ps.trace(Writes(alias, _assigned), torch.randn(5, 4, **DOUBLE)).num_classes > 0
+            traced += (
+                ps.trace(Writes(alias, _assigned), torch.randn(5, 4, **DOUBLE)).num_classes > 0
+            )
         except ps.UntraceableError:
             continue
     assert traced >= 28

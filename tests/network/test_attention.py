@@ -1,7 +1,8 @@
 """Attention inside the geometry: values and output projections, queries and keys, in blocks as they are in use.
 
-The blocks are written out with random weights: GPT-2 (LayerNorm, GELU, tied embeddings), Llama (RMSNorm, rotary
-embeddings, grouped heads, SwiGLU), ViT (patches, a class token), `nn.TransformerEncoderLayer`.
+The blocks are written out with random weights: GPT-2 (LayerNorm, GELU, tied embeddings), Llama
+(RMSNorm, rotary embeddings, grouped heads, SwiGLU), ViT (patches, a class token),
+`nn.TransformerEncoderLayer`.
 """
 
 import copy
@@ -106,7 +107,11 @@ class ViT(nn.Module):
         self.token, self.places = (nn.Parameter(torch.zeros(1, n, WIDTH)) for n in (1, 5))
         self.before, self.between = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
-        self.up, self.down, self.head = nn.Linear(WIDTH, 12), nn.Linear(12, WIDTH), nn.Linear(WIDTH, 3)
+        self.up, self.down, self.head = (
+            nn.Linear(WIDTH, 12),
+            nn.Linear(12, WIDTH),
+            nn.Linear(WIDTH, 3),
+        )
 
     def forward(self, x):
         x = self.patches(x).flatten(2).transpose(1, 2)
@@ -145,8 +150,12 @@ class SeveralHeads(nn.Module):
 
     def forward(self, x, padding=None):
         h = self.start(x).transpose(0, 1)
-        mask = torch.ones(len(h), len(h), dtype=torch.bool).triu(1) if self.mask is None else self.mask
-        h, _ = self.attention(h, h, h, key_padding_mask=padding, attn_mask=mask, need_weights=self.weights)
+        mask = (
+            torch.ones(len(h), len(h), dtype=torch.bool).triu(1) if self.mask is None else self.mask
+        )
+        h, _ = self.attention(
+            h, h, h, key_padding_mask=padding, attn_mask=mask, need_weights=self.weights
+        )
         return self.end(h.transpose(0, 1))
 
 
@@ -176,7 +185,8 @@ def normal(*shape):
 
 QK, V, NORM = WIDTH, WIDTH, WIDTH
 BLOCKS = {  # the model, its input, and its unit classes
-    # gains of the norms in front of attention and MLP; the last one stands before the tied table, which is fixed
+    # gains of the norms in front of attention and MLP; the last one stands before the tied table,
+    # which is fixed
     "GPT-2": (GPT2, tokens, 2 * NORM + QK + V),
     "GPT-2, attention by hand": (lambda: GPT2(by_hand), tokens, 2 * NORM + QK + V),
     "GPT-2, attention by einsum": (lambda: GPT2(by_einsum), tokens, 2 * NORM + QK + V),
@@ -188,9 +198,18 @@ BLOCKS = {  # the model, its input, and its unit classes
     "decoder layer": (DecoderLayer, lambda: normal(3, STEPS, 3), 2 * (QK + V) + 12 + NORM),
     # what enters it and what leaves it are free, too
     "several heads in one call": (SeveralHeads, lambda: normal(3, STEPS, 3), QK + V + 2 * WIDTH),
-    "learned mask": (lambda: SeveralHeads(learned=True), lambda: normal(3, STEPS, 3), QK + V + 2 * WIDTH),
-    "learned key": (lambda: SeveralHeads(add_bias_kv=True), lambda: normal(3, STEPS, 3), QK + V + 2 * WIDTH),
-    # the scores of a head and pair of steps are added to a table of their distances, looked up by inputs
+    "learned mask": (
+        lambda: SeveralHeads(learned=True),
+        lambda: normal(3, STEPS, 3),
+        QK + V + 2 * WIDTH,
+    ),
+    "learned key": (
+        lambda: SeveralHeads(add_bias_kv=True),
+        lambda: normal(3, STEPS, 3),
+        QK + V + 2 * WIDTH,
+    ),
+    # the scores of a head and pair of steps are added to a table of their distances, looked up by
+    # inputs
     "relative positions": (Relative, lambda: normal(3, STEPS, 3), QK + V),
 }
 
@@ -222,7 +241,11 @@ def test_rescaling_is_bitwise_invisible_and_kappa_follows_it(name):
     def seen():
         data = [
             ps.paths.data_dependent_norm(network, x, alpha=alpha, statistic=statistic)
-            for alpha, statistic in ((0.0, "second_moment"), (0.5, "second_moment"), (0.5, "covariance"))
+            for alpha, statistic in (
+                (0.0, "second_moment"),
+                (0.5, "second_moment"),
+                (0.5, "covariance"),
+            )
         ]
         return [model(x), ps.paths.squared_path_norm(network), *data]
 
@@ -264,7 +287,9 @@ def test_several_heads_in_one_call_are_those_written_out(options, weights):
     torch_own = functional.multi_head_attention_forward
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(functional, "multi_head_attention_forward", note)
-        theirs = attention(h, h, h, key_padding_mask=padding, attn_mask=model.mask, need_weights=weights)
+        theirs = attention(
+            h, h, h, key_padding_mask=padding, attn_mask=model.mask, need_weights=weights
+        )
     args, kwargs = seen["call"]
     for ours, other in zip(multi_head_attention(*args, **kwargs), theirs, strict=True):
         assert (ours is None) == (other is None)
@@ -290,7 +315,9 @@ def test_a_mask_that_is_added_by_hand_keeps_the_path_norm_finite(large, counted,
 
         def forward(self, x):
             scores = self.query(x) @ self.key(x).transpose(1, 2)
-            mask = torch.full((STEPS, STEPS), self.fill).triu(1) if where == "constant" else self.mask
+            mask = (
+                torch.full((STEPS, STEPS), self.fill).triu(1) if where == "constant" else self.mask
+            )
             return (scores + mask[:STEPS, :STEPS]).softmax(-1) @ x
 
     torch.manual_seed(0)
@@ -326,7 +353,9 @@ def test_steps_that_come_first_are_no_batch():
     assert [network.call.batch_dim for network in found] == [0, 1]
     assert found[0].num_classes == found[1].num_classes
     torch.testing.assert_close(*map(ps.paths.kappa, found), rtol=1e-5, atol=0)
-    with pytest.raises(ps.UntraceableError, match="dimension 0 of the example input cannot be the batch"):
+    with pytest.raises(
+        ps.UntraceableError, match="dimension 0 of the example input cannot be the batch"
+    ):
         ps.trace(second, x.transpose(0, 1), batch_dim=0)
 
 
@@ -352,7 +381,8 @@ def test_a_learned_mask_in_one_call_is_a_summand_of_the_scores():
     for alpha in (0.0, 0.5, 1.0):
         for statistic in ("second_moment", "covariance"):
             one, other = (
-                ps.paths.data_dependent_kappa(n, x, alpha=alpha, statistic=statistic) for n in networks
+                ps.paths.data_dependent_kappa(n, x, alpha=alpha, statistic=statistic)
+                for n in networks
             )
             assert "table.weight" in one
             for name in other:
@@ -371,7 +401,9 @@ def test_the_scale_of_scores_is_a_fixed_edge():
 
         torch.manual_seed(0)
         model = GPT2(attention).double()
-        return ps.paths.kappa(ps.trace(model, torch.zeros(1, STEPS, dtype=torch.long)))["qkv.weight"]
+        return ps.paths.kappa(ps.trace(model, torch.zeros(1, STEPS, dtype=torch.long)))[
+            "qkv.weight"
+        ]
 
     default, given, larger = (of_scale(scale) for scale in (None, SIZE**-0.5, 3 * SIZE**-0.5))
     torch.testing.assert_close(given, default, rtol=1e-13, atol=0)
@@ -455,7 +487,9 @@ def test_the_optimizer_on_data_is_bitwise_invariant(name):
     networks = [ps.trace(m, x) for m in (ours, theirs)]
     ps.rescaling.random_rescale_(networks[1], 2.0**-4, 2.0**4, powers_of_two=True)
     for m, network in zip((ours, theirs), networks, strict=True):
-        optimizer = ps.optim.DDPSGD(m.parameters(), network, lr=0.02, alpha=0.5, statistic="second_moment")
+        optimizer = ps.optim.DDPSGD(
+            m.parameters(), network, lr=0.02, alpha=0.5, statistic="second_moment"
+        )
         for _ in range(3):
             optimizer.zero_grad()
             m(x).square().mean().backward()
@@ -475,7 +509,9 @@ def test_balancing_keeps_the_function(name):
 def test_path_space_refuses_products_by_name():
     model, x, _ = made("ViT")
     network = ps.trace(model, x)
-    with pytest.raises(ValueError, match=r"multiplies two activations or weights \((matmul|__matmul__)"):
+    with pytest.raises(
+        ValueError, match=r"multiplies two activations or weights \((matmul|__matmul__)"
+    ):
         ps.optim.GSGD(model.parameters(), network, lr=0.01)
     with pytest.raises(ps.UntraceableError, match=r"multiplies two activations.*no sum over paths"):
         ps.paths.unroll(network)
@@ -483,5 +519,7 @@ def test_path_space_refuses_products_by_name():
 
 def test_a_strict_trace_refuses_attention():
     model, x, _ = made("GPT-2")
-    with pytest.raises(ps.UntraceableError, match=r"'scaled_dot_product_attention'.*attention multiplies"):
+    with pytest.raises(
+        ps.UntraceableError, match=r"'scaled_dot_product_attention'.*attention multiplies"
+    ):
         ps.trace(model, x, strict=True)

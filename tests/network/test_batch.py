@@ -1,6 +1,7 @@
 """A batch is so many examples, each for itself: what mixes them is refused by name, whatever the example's size.
 
-Functions take the model, its units h ``[B, T, 6]`` or ``[B, 6]``, and what the model was called with.
+Functions take the model, its units h ``[B, T, 6]`` or ``[B, 6]``, and what the model was called
+with.
 """
 # ruff: noqa: ARG005
 

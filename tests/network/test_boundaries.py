@@ -23,7 +23,9 @@ class Model(nn.Module):
     def __init__(self, function, **more):
         super().__init__()
         torch.manual_seed(0)
-        self.a, self.b, self.c, self.o = (nn.Linear(n, m) for n, m in ((3, 4), (4, 4), (4, 4), (4, 2)))
+        self.a, self.b, self.c, self.o = (
+            nn.Linear(n, m) for n, m in ((3, 4), (4, 4), (4, 4), (4, 2))
+        )
         for layer in (self.a, self.b, self.c, self.o):
             nn.init.uniform_(layer.bias, 0.2, 0.6)  # no unit is dead
         for name, part in more.items():
@@ -37,7 +39,10 @@ class Model(nn.Module):
 
 def square(m):
     """The layers of a squared model as functions, by name."""
-    return {name: lambda h, n=name: functional.linear(h, m[f"{n}.weight"], m[f"{n}.bias"]) for name in "abco"}
+    return {
+        name: lambda h, n=name: functional.linear(h, m[f"{n}.weight"], m[f"{n}.bias"])
+        for name in "abco"
+    }
 
 
 def total(*parts):
@@ -238,7 +243,9 @@ def test_paths_are_those_between_the_cuts(name):
         squares.detach(), ps.paths.squared_path_norm(network).detach(), rtol=1e-12, atol=0
     )
     flow = ps.paths.activity(network, X)
-    torch.testing.assert_close(listed.output(network.parameters, flow), flow.outputs, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        listed.output(network.parameters, flow), flow.outputs, rtol=1e-12, atol=1e-12
+    )
     if name != "chosen":  # units that are compared share a scale, which their paths do not know
         rank = ps.paths.path_rank(ps.paths.path_jacobian(network, listed))
         assert rank == ps.paths.degrees_of_freedom(network)
@@ -256,12 +263,20 @@ OPTIMIZERS = {
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("rule", "name"),
-    in_turn(OPTIMIZERS, ["gelu", "gated", "divided", "branched", "looped"], everywhere=("PathSGD",)),
+    in_turn(
+        OPTIMIZERS, ["gelu", "gated", "divided", "branched", "looped"], everywhere=("PathSGD",)
+    ),
 )
 def test_optimizers_are_bitwise_invariant(name, rule):
     model = Model(CASES[name][0]).float()
     report = ps.rescaling.check_invariance(
-        model, X.float(), lambda y: y.square().mean(), OPTIMIZERS[rule], steps=10, low=2.0**-4, high=2.0**4
+        model,
+        X.float(),
+        lambda y: y.square().mean(),
+        OPTIMIZERS[rule],
+        steps=10,
+        low=2.0**-4,
+        high=2.0**4,
     )
     assert report.passed
 
@@ -314,7 +329,9 @@ def test_an_operator_that_draws_numbers_draws_none_in_a_trace():
 
 
 def test_operators_of_torch_are_followed():
-    model = Model(lambda m, x: m.o(torch.ops.aten.relu.default(torch.ops.aten.linear(x, *m.a.parameters()))))
+    model = Model(
+        lambda m, x: m.o(torch.ops.aten.relu.default(torch.ops.aten.linear(x, *m.a.parameters())))
+    )
     network = ps.trace(model, X)
     assert (network.num_classes, network.cuts) == (4, ())
 
@@ -395,14 +412,19 @@ def test_what_a_module_keeps_for_its_next_call_holds_its_scale():
 
 
 def test_says_where_it_was_cut():
-    layers = [nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4), nn.ReLU()) for _ in range(3)]
+    layers = [
+        nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4), nn.ReLU()) for _ in range(3)
+    ]
     network = ps.trace(nn.Sequential(*layers, nn.Linear(4, 2), nn.Softmax(-1)), torch.zeros(1, 4))
     assert repr(network).splitlines() == [
         "Network(130 weights in 14 parameters, 12 unit classes)",
         "  cut at 'gelu' in '*.1', 3 times",
         "  cut at 'softmax' in '4'",
     ]
-    assert [(cut.operation, cut.module) for cut in network.cuts[:2]] == [("gelu", "0.1"), ("gelu", "1.1")]
+    assert [(cut.operation, cut.module) for cut in network.cuts[:2]] == [
+        ("gelu", "0.1"),
+        ("gelu", "1.1"),
+    ]
 
 
 def test_a_loop_is_reported_once():
@@ -524,10 +546,13 @@ def test_tensors_inside_an_object_are_no_inputs():
     """They would be constants, whatever the next batch holds."""
     model = Model(lambda m, x, batch: m.o(m.a(x + batch.values).relu()))
     with pytest.raises(
-        ValueError, match=r"example_input holds a Batch, whose tensors.*module that takes the tensors"
+        ValueError,
+        match=r"example_input holds a Batch, whose tensors.*module that takes the tensors",
     ):
         ps.trace(model, (X, Batch(X)))
-    assert ps.trace(Model(lambda m, x, _: m.o(m.a(x).relu())), (X, Batch("a name"))).num_classes == 4
+    assert (
+        ps.trace(Model(lambda m, x, _: m.o(m.a(x).relu())), (X, Batch("a name"))).num_classes == 4
+    )
 
 
 @pytest.mark.parametrize("of", ["inputs", "activations"])
@@ -580,7 +605,9 @@ def test_what_asks_for_values_of_inputs_says_what_to_do():
         def forward(self, x, mask=None):
             return masked(self, x, mask)
 
-    with pytest.raises(ps.UntraceableError, match=r"values of its inputs.*a mask\) out of the example"):
+    with pytest.raises(
+        ps.UntraceableError, match=r"values of its inputs.*a mask\) out of the example"
+    ):
         ps.trace(Masked(None), (X, torch.ones(len(X), 4)))
     assert ps.trace(Masked(None), X).num_classes == 4
 

@@ -150,7 +150,12 @@ def test_a_call_by_name_is_that_by_position(name):
 
 def test_a_call_that_no_rule_knows_is_a_cut():
     network = ps.trace(
-        Model(lambda m, h, z: functional.leaky_relu(torch.flip(input=h, dims=(1,)), negative_slope=0.5)), X
+        Model(
+            lambda m, h, z: functional.leaky_relu(
+                torch.flip(input=h, dims=(1,)), negative_slope=0.5
+            )
+        ),
+        X,
     )
     assert not network.cuts
     cut = ps.trace(Model(lambda m, h, z: torch.mm(h, m.w, torch.float64)), X)

@@ -62,7 +62,10 @@ NO_MATTER = {  # with the number of unit classes
     "two questions": (two_questions, 8),
     "a movement": (expanded, 4),
     "a member": (lambda m, h, mask: m.middle(h if 0 in mask else h.clone()), 8),
-    "the same numbers": (lambda m, h, mask: h if torch.equal(mask, MASK.to(mask)) else h.reshape(-1, 4), 4),
+    "the same numbers": (
+        lambda m, h, mask: h if torch.equal(mask, MASK.to(mask)) else h.reshape(-1, 4),
+        4,
+    ),
 }
 
 

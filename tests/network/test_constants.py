@@ -1,7 +1,8 @@
 """Constants, masks, choices and products with sums: what they are to path geometry.
 
-The oracle lists every path of the network, with its weights and its fixed factors, found by probing:
-gamma_net^2 = sum over paths of the squared product, and kappa its derivative in the squared weights.
+The oracle lists every path of the network, with its weights and its fixed factors, found by
+probing: gamma_net^2 = sum over paths of the squared product, and kappa its derivative in the
+squared weights.
 """
 
 from contextlib import suppress
@@ -124,7 +125,9 @@ def made(name, seed=0):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = build()
-        inputs = tuple(s if isinstance(s, torch.Tensor) else torch.randn(s, **DOUBLE) for s in (shape, *more))
+        inputs = tuple(
+            s if isinstance(s, torch.Tensor) else torch.randn(s, **DOUBLE) for s in (shape, *more)
+        )
     return model, inputs if more else inputs[0], classes
 
 
@@ -148,7 +151,9 @@ def test_rescaling_is_bitwise_invisible(name):
 @pytest.mark.parametrize("name", slow_besides(RESCALED[::3], RESCALED))
 def test_rescaling_is_bitwise_invisible_to_path_sgd(name):
     model, inputs, _ = made(name)
-    enumerated.check_rescaling(model, inputs, [lambda p, n: ps.optim.PathSGD(p, n, lr=0.01, momentum=0.9)])
+    enumerated.check_rescaling(
+        model, inputs, [lambda p, n: ps.optim.PathSGD(p, n, lr=0.01, momentum=0.9)]
+    )
 
 
 @pytest.mark.sample(15)
@@ -174,7 +179,11 @@ REFUSED = {
         ((2,),),
         "in a way that is not known.*arange",
     ),
-    "a mask that is no number": (lambda _, h, k: h.masked_fill(k < 0, torch.nan), ((2, 4),), "no number"),
+    "a mask that is no number": (
+        lambda _, h, k: h.masked_fill(k < 0, torch.nan),
+        ((2, 4),),
+        "no number",
+    ),
     "random choices": (lambda _, h: h * torch.bernoulli(h), (), "draws"),
 }
 
@@ -273,9 +282,9 @@ def test_a_constant_in_the_form_of_a_tensor_keeps_its_values(form):
     squares = {name: p.detach().square() for name, p in model.named_parameters()}
     hidden = (squares["read.weight"].sum(1) + squares["read.bias"]) * A.square()
     expected = (squares["out.weight"] @ hidden + squares["out.bias"]).sum().item()
-    assert ps.paths.squared_path_norm(ps.trace(model, torch.zeros(2, 3, **DOUBLE))).item() == pytest.approx(
-        expected
-    )
+    assert ps.paths.squared_path_norm(
+        ps.trace(model, torch.zeros(2, 3, **DOUBLE))
+    ).item() == pytest.approx(expected)
 
 
 @pytest.mark.filterwarnings("ignore:the network has no unit class")

@@ -92,7 +92,9 @@ def test_lists_of_paths(model_and_data):
     exponents = ps.paths.express(network, skeleton, paths).exponents
     assert paths.counts.sum(1).max() == 2
     assert exponents.device == paths.counts.device == torch.device("cpu")
-    assert ps.paths.path_rank(ps.paths.path_jacobian(network)) == ps.paths.degrees_of_freedom(network)
+    assert ps.paths.path_rank(ps.paths.path_jacobian(network)) == ps.paths.degrees_of_freedom(
+        network
+    )
     assert bool((paths.counts.double() @ ps.paths.reduction_graph(network).exponents() == 0).all())
     again = ps.paths.Skeleton.from_edges(network, skeleton.incoming, skeleton.outgoing)
     assert torch.equal(again.edges, skeleton.edges)

@@ -1,7 +1,7 @@
 """Random functions of constants: no draw of a trace decides on classes, path norm or kappa.
 
-The oracle of kappa is the model in evaluation form. The oracle of unit classes are the outputs of a rescaled copy under
-the same random state.
+The oracle of kappa is the model in evaluation form. The oracle of unit classes are the outputs of a
+rescaled copy under the same random state.
 """
 
 import copy
@@ -38,7 +38,9 @@ DRAWS = {
     "dropout by torch": lambda t, m: torch.dropout(t, 0.5, m.training),
     "dropout in place": lambda t, m: functional.dropout(t.clone(), 0.5, m.training, True),
     "dropout1d": lambda t, m: functional.dropout1d(t.view(1, 4, -1), 0.5, m.training).view(t.shape),
-    "dropout2d": lambda t, m: functional.dropout2d(t.view(1, 4, 1, -1), 0.5, m.training).view(t.shape),
+    "dropout2d": lambda t, m: functional.dropout2d(t.view(1, 4, 1, -1), 0.5, m.training).view(
+        t.shape
+    ),
     "alpha dropout": lambda t, m: functional.alpha_dropout(t, 0.5, m.training),
     "feature alpha dropout": lambda t, m: functional.feature_alpha_dropout(
         t.view(1, 4, -1), 0.5, m.training
@@ -88,7 +90,9 @@ CHOOSING = {
     "layerdrop": lambda m, h: h if torch.rand([]) < 0.5 else h + m.kernel,
     "one of several": lambda _, h: h if torch.rand_like(h[0, 0]) < 0.5 else h.tanh(),
     "an index": lambda m, h: h[:, functional.dropout(m.table, 0.5, m.training) > 0],
-    "a question": lambda m, h: h if functional.dropout(m.table, 0.5, m.training).sum() > 0 else h.abs(),
+    "a question": lambda m, h: (
+        h if functional.dropout(m.table, 0.5, m.training).sum() > 0 else h.abs()
+    ),
     "a number": lambda m, h: h * float(functional.dropout(m.table, 0.5, m.training)[0]),
 }
 
@@ -102,7 +106,10 @@ def test_no_draw_decides_on_steps(name):
 
 def test_a_choice_by_a_draw_ties_both_branches():
     model = Model(
-        lambda m, h: torch.where(functional.dropout(torch.ones(4), 0.5, m.training) > 0, h, h.flip(1)), (4,)
+        lambda m, h: torch.where(
+            functional.dropout(torch.ones(4), 0.5, m.training) > 0, h, h.flip(1)
+        ),
+        (4,),
     ).train()
     x = torch.randn(5, 3, **DOUBLE)
     network = ps.trace(model, x)

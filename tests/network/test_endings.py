@@ -17,7 +17,9 @@ class Model(nn.Module):
 
     def __init__(self, function=lambda a, b, *_: (a, b)):
         super().__init__()
-        self.body, self.first, self.second = (nn.Linear(*n, **DOUBLE) for n in ((3, 4), (4, 2), (4, 2)))
+        self.body, self.first, self.second = (
+            nn.Linear(*n, **DOUBLE) for n in ((3, 4), (4, 2), (4, 2))
+        )
         self.after, self._function = nn.Linear(2, 1, **DOUBLE), function
 
     def forward(self, x, *rest):
@@ -70,7 +72,9 @@ def test_the_network_is_that_of_what_enters(name):
     paths = [ps.paths.enumerate_paths(n) for n in (ours, theirs)]
     assert len(paths[0]) == len(paths[1])
     flow = ps.paths.activity(ours, inputs)
-    torch.testing.assert_close(paths[0].output(ours.parameters, flow), flow.outputs, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        paths[0].output(ours.parameters, flow), flow.outputs, rtol=1e-12, atol=1e-12
+    )
     known = (paths[0].factor * paths[0].values(ours.parameters)).square().sum().item()
     assert ps.paths.squared_path_norm(ours).item() == pytest.approx(known, rel=1e-12)
 

@@ -37,7 +37,9 @@ class Sequences(nn.Module):
 
 class Transformer(nn.Sequential):
     def __init__(self):
-        super().__init__(nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True), nn.Linear(4, 2))
+        super().__init__(
+            nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True), nn.Linear(4, 2)
+        )
 
 
 MODELS = {
@@ -100,7 +102,9 @@ def test_a_decomposed_program_is_traced_too(name):
 def test_quantities_on_data_are_those_of_the_module(name):
     model, x, program = pair(name)
     network, other = ps.trace(model, x), ps.trace(program, x)
-    norms = [ps.paths.data_dependent_norm(n, x, statistic="second_moment") for n in (network, other)]
+    norms = [
+        ps.paths.data_dependent_norm(n, x, statistic="second_moment") for n in (network, other)
+    ]
     assert_close(*norms, **SAME)
     assert torch.equal(ps.paths.dead_units(network, x), ps.paths.dead_units(other, x))
 
@@ -180,7 +184,9 @@ def test_every_network_of_the_zoo_is_traced_as_a_program(case):
 
 
 def numbers(*shape):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(len(shape)))
+    return torch.randn(
+        *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(len(shape))
+    )
 
 
 X, W, ONES = numbers(2, 4, 6, 6), numbers(4), torch.ones(4, dtype=torch.float64)
@@ -220,7 +226,9 @@ CALLS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("op", "args"), CALLS, ids=lambda part: str(part) if callable(part) else "")
+@pytest.mark.parametrize(
+    ("op", "args"), CALLS, ids=lambda part: str(part) if callable(part) else ""
+)
 def test_an_aten_operation_is_what_it_is_written_as(op, args):
     expected, found = op(*args), DECOMPOSITIONS[op.overloadpacket](*args)
     several = isinstance(expected, (tuple, list)) and op is not aten.split_with_sizes.default

@@ -28,7 +28,9 @@ WAYS = {  # units that no layer makes
     "after a ReLU": lambda m, h: h + m.middle(m.table.relu()),
     "expanded": lambda m, h: h + m.middle(m.table.expand(len(h), -1)),
     "added to zeros": lambda m, h: h + m.middle(torch.zeros_like(h) + m.table),
-    "a bias of nothing": lambda m, h: h + m.middle(functional.linear(0 * h, m.middle.weight, m.table)),
+    "a bias of nothing": lambda m, h: (
+        h + m.middle(functional.linear(0 * h, m.middle.weight, m.table))
+    ),
     "joined": lambda m, h: h + m.middle(torch.cat([m.table[:2], m.table[2:]])),
 }
 

@@ -15,7 +15,9 @@ class Model(nn.Module):
     def __init__(self, function):
         super().__init__()
         torch.manual_seed(0)
-        self.read, self.middle, self.out = (nn.Linear(*n, **DOUBLE) for n in ((3, 4), (4, 4), (4, 2)))
+        self.read, self.middle, self.out = (
+            nn.Linear(*n, **DOUBLE) for n in ((3, 4), (4, 4), (4, 2))
+        )
         self._function = function
 
     def forward(self, x):
@@ -28,7 +30,9 @@ def check_kept(model, classes):
     before = model(x)
     network = ps.trace(model, x)
     assert network.num_classes == classes
-    ps.rescaling.random_rescale_(network, powers_of_two=True, generator=torch.Generator().manual_seed(1))
+    ps.rescaling.random_rescale_(
+        network, powers_of_two=True, generator=torch.Generator().manual_seed(1)
+    )
     assert torch.equal(model(x), before)
 
 
@@ -87,7 +91,9 @@ def test_the_mask_of_a_guard_is_a_mask():
     check_kept(Model(lambda m, h, x: torch.where(h.isnan(), m.middle(h).relu(), h)), 4)
 
 
-@pytest.mark.parametrize("question", [lambda h: (h > 0).any(), lambda h: h.isnan().any() or (h > 1).all()])
+@pytest.mark.parametrize(
+    "question", [lambda h: (h > 0).any(), lambda h: h.isnan().any() or (h > 1).all()]
+)
 def test_other_questions_about_activations_are_refused(question):
     with pytest.raises(ps.UntraceableError, match="depends on"):
         ps.trace(Model(raises_unless(question)), torch.randn(5, 3, **DOUBLE))
@@ -165,7 +171,9 @@ def test_a_size_computed_from_data_is_refused_by_name(name):
     assert type(caught.value) is ps.UntraceableError
 
 
-@pytest.mark.parametrize("name", ["a bound of units", "an index", "arange", "zeros", "narrow", "repeat"])
+@pytest.mark.parametrize(
+    "name", ["a bound of units", "an index", "arange", "zeros", "narrow", "repeat"]
+)
 def test_a_size_that_is_a_constant_tensor_is_a_number(name):
     def function(m, h, x):
         made = COUNTED[name](h, x, torch.tensor(2))
@@ -247,15 +255,23 @@ PUT_IN = {
     "what is made of a view": beside,
     "written into a part": into(lambda h: h.chunk(2, -1)[0]),
     "written into a row": into(lambda h: h.t()[1]),
-    "an input that is computed further": lambda m, h, x: h + (1 - (x[:, :1] > 0).double()) * INFINITY * 2,
-    "a softmax over what inputs mask": lambda m, h, x: h.masked_fill(x[:, :1] > 0, INFINITY).softmax(-1),
-    "a softmax over a row without a number": lambda m, h, x: (h + torch.full((4,), INFINITY)).softmax(-1),
+    "an input that is computed further": lambda m, h, x: (
+        h + (1 - (x[:, :1] > 0).double()) * INFINITY * 2
+    ),
+    "a softmax over what inputs mask": lambda m, h, x: h.masked_fill(
+        x[:, :1] > 0, INFINITY
+    ).softmax(-1),
+    "a softmax over a row without a number": lambda m, h, x: (
+        h + torch.full((4,), INFINITY)
+    ).softmax(-1),
     "a softmax over the largest": lambda m, h, x: (h + m.limits.neg()).softmax(-1),
     "the logarithm of a softmax": lambda m, h, x: (h + m.limits).log_softmax(-1),
     "a softmax over the other dimension": lambda m, h, x: (h + m.limits).softmax(0),
     "a second mask": lambda m, h, x: (h + m.limits).masked_fill(x[:, :1] > 0, INFINITY).softmax(-1),
     "after a softmax": lambda m, h, x: (h + m.limits).softmax(-1) + m.limits,
-    "what follows": lambda m, h, x: h.masked_fill(x[:, :1] > 0, INFINITY).amax(-1, keepdim=True) + h,
+    "what follows": lambda m, h, x: (
+        h.masked_fill(x[:, :1] > 0, INFINITY).amax(-1, keepdim=True) + h
+    ),
 }
 
 
@@ -292,7 +308,9 @@ ENDED = {
     "the largest": lambda m, s: (s + m.causal).amax(-1, keepdim=True).expand_as(s),
     "the largest and its place": lambda m, s: (s + m.causal).max(-1, keepdim=True)[0].expand_as(s),
     "a bound": lambda m, s: torch.maximum(s, torch.full((4,), INFINITY, **DOUBLE)),
-    "PyTorch's": lambda m, s: nn.functional.scaled_dot_product_attention(s, s, s, attn_mask=m.causal),
+    "PyTorch's": lambda m, s: nn.functional.scaled_dot_product_attention(
+        s, s, s, attn_mask=m.causal
+    ),
 }
 
 
@@ -319,7 +337,9 @@ def test_an_infinity_whose_places_are_constant_ends_at_a_softmax(name):
     before = model(x)
     network = ps.trace(model, x)
     assert not any(o.name == "clamp" for o in network.program.operations)
-    ps.rescaling.random_rescale_(network, powers_of_two=True, generator=torch.Generator().manual_seed(1))
+    ps.rescaling.random_rescale_(
+        network, powers_of_two=True, generator=torch.Generator().manual_seed(1)
+    )
     assert torch.equal(model(x), before)
 
 
@@ -353,7 +373,8 @@ def test_a_refused_guard_names_where_the_infinity_is_put_in():
     model = Model(function)
     model.masking = Masking()
     with pytest.raises(
-        ps.UntraceableError, match=r"at 'masked_fill' in module 'masking', and asks .* Use torch\.finfo"
+        ps.UntraceableError,
+        match=r"at 'masked_fill' in module 'masking', and asks .* Use torch\.finfo",
     ):
         ps.trace(model, torch.randn(5, 3, **DOUBLE))
 
@@ -367,7 +388,9 @@ def test_a_guard_on_an_infinity_of_a_given_input_is_refused():
     mask = torch.zeros(5, 4, **DOUBLE)
     ps.trace(Scored(None), (torch.randn(5, 3, **DOUBLE), mask))
     mask[0, 0] = INFINITY
-    with pytest.raises(ps.UntraceableError, match="the given input holds a number that is not finite"):
+    with pytest.raises(
+        ps.UntraceableError, match="the given input holds a number that is not finite"
+    ):
         ps.trace(Scored(None), (torch.randn(5, 3, **DOUBLE), mask))
 
 

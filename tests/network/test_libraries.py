@@ -20,7 +20,10 @@ DOUBLE = {"dtype": torch.float64}
 class Centred(nn.Conv2d):
     def forward(self, input):
         w = self.weight
-        mean, var = w.mean(dim=(1, 2, 3), keepdim=True), w.var(dim=(1, 2, 3), keepdim=True, unbiased=False)
+        mean, var = (
+            w.mean(dim=(1, 2, 3), keepdim=True),
+            w.var(dim=(1, 2, 3), keepdim=True, unbiased=False),
+        )
         return functional.conv2d(input, (w - mean) / (var + 1e-5).sqrt(), self.bias)
 
 
@@ -44,7 +47,9 @@ class Scaled(nn.Conv2d):
 
     def forward(self, input):
         rows, gain = self.weight.reshape(1, self.out_channels, -1), (self.gain * 0.3).view(-1)
-        w = functional.batch_norm(rows, None, None, weight=gain, training=True, momentum=0.0, eps=1e-6)
+        w = functional.batch_norm(
+            rows, None, None, weight=gain, training=True, momentum=0.0, eps=1e-6
+        )
         return functional.conv2d(input, w.reshape_as(self.weight), self.bias)
 
 
@@ -79,7 +84,9 @@ def test_a_pooled_parameter_is_made_of_biases():
 class Excited(nn.Module):
     def __init__(self, norm, dim=2):
         super().__init__()
-        conv, pool = (nn.Conv2d, nn.AdaptiveAvgPool2d) if dim == 2 else (nn.Conv1d, nn.AdaptiveAvgPool1d)
+        conv, pool = (
+            (nn.Conv2d, nn.AdaptiveAvgPool2d) if dim == 2 else (nn.Conv1d, nn.AdaptiveAvgPool1d)
+        )
         self.read, self.out = conv(3, 4, 3), nn.Linear(4, 2)
         self.gate = nn.Sequential(pool(1), conv(4, 4, 1), norm, nn.Sigmoid())
 
@@ -96,12 +103,16 @@ class Excited(nn.Module):
 ])  # fmt: skip
 def test_a_normalization_outside_needs_no_more_than_one_value(norm, dim, batch_dim):
     shape = (1, 3, 4, 4)[: 2 + dim]
-    network = ps.trace(Excited(norm(), dim), torch.zeros(shape), outside=["gate"], batch_dim=batch_dim)
+    network = ps.trace(
+        Excited(norm(), dim), torch.zeros(shape), outside=["gate"], batch_dim=batch_dim
+    )
     assert {name.split(".")[0] for name in network.parameters} == {"read", "out"}
 
 
 def test_inputs_may_be_normalized_by_their_batch():
-    model = nn.Sequential(nn.BatchNorm1d(3, affine=False), nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    model = nn.Sequential(
+        nn.BatchNorm1d(3, affine=False), nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)
+    )
     assert ps.trace(model, torch.zeros(1, 3)).num_classes == 4
 
 
@@ -116,7 +127,10 @@ def test_models_with_batch_norm_may_be_on_the_meta_device(mode, outside):
         empty = made()
     found = ps.trace(empty, torch.zeros(2, 3, 4, 4), outside=outside)
     known = ps.trace(made(), torch.zeros(2, 3, 4, 4), outside=outside)
-    assert (found.num_classes, list(found.parameters)) == (known.num_classes, list(known.parameters))
+    assert (found.num_classes, list(found.parameters)) == (
+        known.num_classes,
+        list(known.parameters),
+    )
     with pytest.raises(RuntimeError, match=r"meta device.*trace it again"):
         ps.paths.kappa(found)
 
@@ -183,7 +197,9 @@ class Convolution(nn.Module):
         root.masked_fill_(root == float("inf"), 0)
         weight = root[row] * weight * root[col]
         said = weight.view(-1, 1) * self.lin(x).index_select(0, row)
-        heard = said.new_zeros(n, said.size(1)).scatter_add_(0, col.view(-1, 1).expand_as(said), said)
+        heard = said.new_zeros(n, said.size(1)).scatter_add_(
+            0, col.view(-1, 1).expand_as(said), said
+        )
         return heard + self.bias
 
 
@@ -232,7 +248,9 @@ SPARSE = torch.eye(3).to_sparse()
 
 def by_hand(m, h):
     indices = torch.tensor([[0, 1, 2], [2, 0, 1]])
-    return torch.sparse.mm(torch.sparse_coo_tensor(indices, torch.ones(3), (3, 3), check_invariants=True), h)
+    return torch.sparse.mm(
+        torch.sparse_coo_tensor(indices, torch.ones(3), (3, 3), check_invariants=True), h
+    )
 
 
 SPARSE_CASES = {
@@ -245,7 +263,10 @@ SPARSE_CASES = {
 
 
 def test_a_sparse_input_of_mm_is_a_matrix_like_any_other():
-    model, inputs = Around(Part(lambda m, h, a: torch.spmm(a, h))), (torch.randn(3, 4), SPARSE)  # torch.mm
+    model, inputs = (
+        Around(Part(lambda m, h, a: torch.spmm(a, h))),
+        (torch.randn(3, 4), SPARSE),
+    )  # torch.mm
     network, before = ps.trace(model, inputs), model(*inputs)
     assert network.num_classes == 6
     ps.rescaling.random_rescale_(network, 2.0**-6, 2.0**6, powers_of_two=True)
@@ -276,7 +297,9 @@ class Around(nn.Module):
 def test_sparse_tensors_are_refused_and_may_stay_outside(name):
     function, buffers, more = SPARSE_CASES[name]
     model, inputs = Around(Part(function, **copy.deepcopy(buffers))), (torch.zeros(3, 4), *more)
-    with pytest.raises(ps.UntraceableError, match=r"sparse tensors are not known.*outside=\['part'\]"):
+    with pytest.raises(
+        ps.UntraceableError, match=r"sparse tensors are not known.*outside=\['part'\]"
+    ):
         ps.trace(model, inputs, strict=True)
     assert set(ps.trace(model, inputs, outside=["part"]).parameters) == {
         "read.weight", "read.bias", "out.weight", "out.bias"
@@ -297,7 +320,9 @@ def degrees(m, h):
     lambda m, h: torch.stack([row.softmax(0) for row in h]), lambda m, h: functional.relu(h, inplace=True) * 2,
 ])  # fmt: skip
 def test_a_part_outside_may_use_constants(function):
-    assert len(ps.trace(Around(Part(function)), torch.zeros(2, 4), outside=["part"]).parameters) == 4
+    assert (
+        len(ps.trace(Around(Part(function)), torch.zeros(2, 4), outside=["part"]).parameters) == 4
+    )
 
 
 @pytest.mark.parametrize("function", [
@@ -305,7 +330,9 @@ def test_a_part_outside_may_use_constants(function):
     lambda m, h: torch.from_numpy(h.detach().numpy()), lambda m, h: h * torch.bincount((h > 0).long().flatten())[1],
 ])  # fmt: skip
 def test_a_part_outside_whose_form_depends_on_values_is_refused(function):
-    with pytest.raises(ps.UntraceableError, match=r"module 'part'.*depends on values.*Leave a larger module"):
+    with pytest.raises(
+        ps.UntraceableError, match=r"module 'part'.*depends on values.*Leave a larger module"
+    ):
         ps.trace(Around(Part(function)), torch.zeros(2, 4), outside=["part"])
 
 

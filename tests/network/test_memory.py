@@ -117,7 +117,9 @@ FOLLOWED = [
 
 
 @pytest.mark.sample(3)
-@pytest.mark.parametrize(("function", "shape"), FOLLOWED, ids=lambda item: getattr(item, "__name__", ""))
+@pytest.mark.parametrize(
+    ("function", "shape"), FOLLOWED, ids=lambda item: getattr(item, "__name__", "")
+)
 def test_follows_writes_into_shared_memory(function, shape):
     torch.manual_seed(0)
     model, x = Model(function), torch.randn(shape, **DOUBLE)
@@ -315,7 +317,9 @@ def test_refuses_to_change_a_parameter(change):
 
 
 def test_a_copy_of_a_parameter_may_be_changed():
-    model = Model(lambda m, x: m.out(torch.nn.functional.linear(x, m.a.weight.clone().mul_(2.0)).relu()))
+    model = Model(
+        lambda m, x: m.out(torch.nn.functional.linear(x, m.a.weight.clone().mul_(2.0)).relu())
+    )
     network = ps.trace(model, torch.randn(2, 3, **DOUBLE))
     squares = {name: p.detach().square() for name, p in model.named_parameters()}
     hidden = 4 * squares["a.weight"].sum(1)

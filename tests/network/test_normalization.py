@@ -84,7 +84,9 @@ def test_weights_in_front_scale_kappa_inversely_and_nothing_else(name):
     before = ps.paths.kappa(network)
     norm = squared_path_norm(network).item()
     fronts = [
-        key for key in network.parameters if key.split(".")[0] in ("embed", "inner", "stem", "conv", "down")
+        key
+        for key in network.parameters
+        if key.split(".")[0] in ("embed", "inner", "stem", "conv", "down")
     ]
     for front, t in zip(fronts, (0.125, 32.0, 2.0), strict=False):
         with torch.no_grad():
@@ -119,13 +121,15 @@ def test_zero_gains_and_zero_masses_are_bounded(name):
     assert all(torch.isfinite(p.grad).all() for p in network.parameters.values())
 
 
-# --- forms -----------------------------------------------------------------------------------------------
+# --- forms ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3])
 def test_a_trace_in_training_form_leaves_the_statistics_alone(dim):
     kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dim - 1](1, 2, 3)
-    norm = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[dim - 1](2, momentum=None if dim == 3 else 0.1)
+    norm = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[dim - 1](
+        2, momentum=None if dim == 3 else 0.1
+    )
     model = nn.Sequential(kind, norm, nn.ReLU(), nn.Flatten(), nn.LazyLinear(1)).train()
     x = torch.randn(1, 1, *([5] * dim))
     model(x)
@@ -147,7 +151,9 @@ def test_a_network_keeps_the_form_in_which_it_was_traced():
     model[3].train()
     mixed = ps.trace(model, x)
     batch = ps.trace(model.train(), x)
-    found = {key: ps.paths.kappa(n)["0.weight"] for key, n in (("f", fixed), ("m", mixed), ("b", batch))}
+    found = {
+        key: ps.paths.kappa(n)["0.weight"] for key, n in (("f", fixed), ("m", mixed), ("b", batch))
+    }
     assert len({k.sum().item() for k in found.values()}) == 3
     for mode in (True, False):
         model.train(mode)
@@ -182,7 +188,7 @@ def test_a_batch_of_one_example_holds_all_positions():
     assert_close(ps.paths.kappa(many), ps.paths.kappa(few), rtol=0, atol=0)
 
 
-# --- layers ----------------------------------------------------------------------------------------------
+# --- layers ---------------------------------------------------------------------------------------
 
 
 class Written(nn.Module):
@@ -214,7 +220,9 @@ BY_HAND = {
 def test_a_root_mean_square_written_by_hand_is_recognised(way):
     found = []
     for function in (BY_HAND[way], lambda x: functional.rms_norm(x, (4,))):
-        model = shaken(nn.Sequential(nn.Linear(3, 4), Written(function), nn.ReLU(), nn.Linear(4, 2)))
+        model = shaken(
+            nn.Sequential(nn.Linear(3, 4), Written(function), nn.ReLU(), nn.Linear(4, 2))
+        )
         network = ps.trace(model, torch.zeros(1, 3).double())
         assert network.num_classes == 4
         found.append(ps.paths.kappa(network))
@@ -230,7 +238,8 @@ def test_that_of_a_square_is_recognised_too(square, way):
     for function in (BY_HAND[way], lambda x: functional.rms_norm(x, (4,))):
         written = Written(lambda x, of=function: of(square(x.relu())))
         network = ps.trace(
-            shaken(nn.Sequential(nn.Linear(3, 4), written, nn.Linear(4, 2))), torch.zeros(1, 3).double()
+            shaken(nn.Sequential(nn.Linear(3, 4), written, nn.Linear(4, 2))),
+            torch.zeros(1, 3).double(),
         )
         assert not network.cuts
         found.append(ps.paths.kappa(network))
@@ -268,14 +277,19 @@ def test_a_mean_square_that_is_returned_is_a_product():
     network = ps.trace(model, torch.zeros(1, 3).double())
     assert network.num_classes == 0
     h = model.first.weight.square().sum(1) + model.first.bias.square()
-    expected = h.square().sum() / 16 + (model.second.weight.square() @ h + model.second.bias.square()).sum()
+    expected = (
+        h.square().sum() / 16
+        + (model.second.weight.square() @ h + model.second.bias.square()).sum()
+    )
     assert squared_path_norm(network).item() == pytest.approx(expected.item())
 
 
 def test_statistics_may_be_of_several_dimensions_and_without_gains():
     conv = nn.Conv2d(1, 2, 3, padding=1, bias=False)
     model = shaken(
-        nn.Sequential(conv, nn.LayerNorm((2, 3, 3), elementwise_affine=False), nn.Flatten(), nn.Linear(18, 1))
+        nn.Sequential(
+            conv, nn.LayerNorm((2, 3, 3), elementwise_affine=False), nn.Flatten(), nn.Linear(18, 1)
+        )
     )
     network = ps.trace(model, torch.zeros(1, 1, 3, 3).double())
     assert network.num_classes == 0
@@ -299,7 +313,9 @@ def test_instance_norm_with_running_statistics_is_a_fixed_map():
     kappa = []
     for kind in (nn.InstanceNorm1d, nn.BatchNorm1d):
         norm = kind(4, affine=True, track_running_stats=True)
-        model = shaken(nn.Sequential(nn.Conv1d(1, 4, 2), norm, nn.Flatten(), nn.Linear(12, 2))).eval()
+        model = shaken(
+            nn.Sequential(nn.Conv1d(1, 4, 2), norm, nn.Flatten(), nn.Linear(12, 2))
+        ).eval()
         norm.running_mean.copy_(torch.arange(4.0))
         norm.running_var.copy_(torch.arange(1.0, 5.0))
         kappa.append(ps.paths.kappa(ps.trace(model, torch.zeros(1, 1, 4).double())))
@@ -413,7 +429,9 @@ def test_weights_in_front_may_leave_the_room_of_their_type_when_squared(t):
         model.conv.weight.mul_(t)
     found = ps.paths.kappa(ps.trace(model, x))
     for key, k in found.items():
-        assert_close(k.double(), expected[key] / (t**2 if key == "conv.weight" else 1), rtol=1e-5, atol=0)
+        assert_close(
+            k.double(), expected[key] / (t**2 if key == "conv.weight" else 1), rtol=1e-5, atol=0
+        )
 
 
 def test_a_normalization_may_be_the_last_layer():

@@ -45,7 +45,10 @@ def names(model, *kinds):
 @pytest.mark.parametrize(
     ("outside", "meant"),
     [
-        (nn.LayerNorm, ["blocks.0.norm", "blocks.1.norm", "blocks.2.norm", "blocks.3.norm", "norm"]),
+        (
+            nn.LayerNorm,
+            ["blocks.0.norm", "blocks.1.norm", "blocks.2.norm", "blocks.3.norm", "norm"],
+        ),
         ([nn.GELU, nn.Tanh], ["blocks.0.activation", "blocks.2.activation", "blocks.3.activation"]),
         ("blocks.*.norm", ["blocks.0.norm", "blocks.1.norm", "blocks.2.norm", "blocks.3.norm"]),
         (["blocks.[01].*", "norm"], None),

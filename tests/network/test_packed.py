@@ -1,7 +1,7 @@
 """Packed sequences: every length opens its own paths, and all of them count.
 
-Two oracles: the list of paths found by probing (see ``oracles.enumerated``), and a graph that is written down by hand,
-in which one path stands for all the lengths that open it.
+Two oracles: the list of paths found by probing (see ``oracles.enumerated``), and a graph that is
+written down by hand, in which one path stands for all the lengths that open it.
 
 Functions take the model, the states and the last states, and what the model was called with.
 """
@@ -59,9 +59,9 @@ def mean_of_valid(m, states, last, x, n):
 
 
 def largest(m, states, last, x, n):
-    padded = pad_packed_sequence(states, batch_first=True, padding_value=-torch.inf, total_length=x.shape[1])[
-        0
-    ]
+    padded = pad_packed_sequence(
+        states, batch_first=True, padding_value=-torch.inf, total_length=x.shape[1]
+    )[0]
     return m.out(padded.amax(1))
 
 
@@ -71,7 +71,9 @@ def twice(m, states, last, x, n):
 
 
 def every_step(m, states, last, x, n):
-    return pad_packed_sequence(states._replace(data=m.out(states.data)), batch_first=True, total_length=4)[0]
+    return pad_packed_sequence(
+        states._replace(data=m.out(states.data)), batch_first=True, total_length=4
+    )[0]
 
 
 # name: (model, classes)
@@ -187,11 +189,18 @@ class WholeLength(nn.Module):
 
     def __init__(self, packs):
         super().__init__()
-        self.rnn, self.out = nn.RNN(2, 3, 2, nonlinearity="relu", **DOUBLE), nn.Linear(3, 1, **DOUBLE)
+        self.rnn, self.out = (
+            nn.RNN(2, 3, 2, nonlinearity="relu", **DOUBLE),
+            nn.Linear(3, 1, **DOUBLE),
+        )
         self.packs = packs
 
     def forward(self, x):
-        given = pack_padded_sequence(x, [x.shape[0]] * x.shape[1], enforce_sorted=False) if self.packs else x
+        given = (
+            pack_padded_sequence(x, [x.shape[0]] * x.shape[1], enforce_sorted=False)
+            if self.packs
+            else x
+        )
         states, last = self.rnn(given)
         states = pad_packed_sequence(states)[0] if self.packs else states
         return self.out(states.sum(0) + last[0])
@@ -223,7 +232,10 @@ class Gated(nn.Module):
 
     def __init__(self, layer, sort, **options):
         super().__init__()
-        self.read, self.rnn = nn.Linear(2, 3, **DOUBLE), layer(3, 2, batch_first=True, **options, **DOUBLE)
+        self.read, self.rnn = (
+            nn.Linear(2, 3, **DOUBLE),
+            layer(3, 2, batch_first=True, **options, **DOUBLE),
+        )
         self.hidden, self.out = nn.Linear(2, 4, **DOUBLE), nn.Linear(4, 1, **DOUBLE)
         self.sort = sort
 
@@ -237,7 +249,11 @@ class Gated(nn.Module):
         return self.out(self.hidden(padded[..., :2].sum(1) + last[-1]).relu())
 
 
-GATED = [(nn.LSTM, True, {}), (nn.GRU, False, {"num_layers": 2}), (nn.LSTM, True, {"bidirectional": True})]
+GATED = [
+    (nn.LSTM, True, {}),
+    (nn.GRU, False, {"num_layers": 2}),
+    (nn.LSTM, True, {"bidirectional": True}),
+]
 
 
 @pytest.mark.parametrize(("layer", "sort", "options"), GATED)
@@ -292,7 +308,9 @@ def test_says_what_is_wrong(name):
 @pytest.mark.parametrize("given", [lambda p: p, lambda p: (p,), lambda p: {"input": p}])
 def test_sequences_that_come_packed_are_to_be_packed_inside(given):
     packed = pack_padded_sequence(torch.randn(3, 2, 2, **DOUBLE), torch.tensor([3, 2]))
-    with pytest.raises(ValueError, match=r"holds a PackedSequence.*takes the tensors, and makes it of them"):
+    with pytest.raises(
+        ValueError, match=r"holds a PackedSequence.*takes the tensors, and makes it of them"
+    ):
         ps.trace(nn.RNN(2, 2, nonlinearity="relu", **DOUBLE), given(packed))
 
 

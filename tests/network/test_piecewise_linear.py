@@ -88,7 +88,10 @@ def messages(m, h, z):
 
 
 def messages_along_inputs(m, h, z, edges):
-    return torch.zeros_like(h).index_add(0, edges[1], h.index_select(0, edges[0])) + m.l(h)[edges[1][:1]]
+    return (
+        torch.zeros_like(h).index_add(0, edges[1], h.index_select(0, edges[0]))
+        + m.l(h)[edges[1][:1]]
+    )
 
 
 def dropped(m, h, z):
@@ -202,7 +205,9 @@ def made(name):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = build()
-        inputs = tuple(s if isinstance(s, torch.Tensor) else torch.randn(s, **DOUBLE) for s in (shape, *more))
+        inputs = tuple(
+            s if isinstance(s, torch.Tensor) else torch.randn(s, **DOUBLE) for s in (shape, *more)
+        )
     return model, inputs if more else inputs[0], classes
 
 
@@ -224,7 +229,9 @@ def test_rescaling_is_bitwise_invisible(name):
 def test_optimizers_do_not_see_a_rescaling(name):
     model, inputs, classes = made(name)
     makers = [lambda p, n: ps.optim.PathSGD(p, n, lr=0.01, momentum=0.9)]
-    if classes and list(CASES).index(name) % 3 == 0:  # path space has the network's symmetries alone
+    if (
+        classes and list(CASES).index(name) % 3 == 0
+    ):  # path space has the network's symmetries alone
         makers.append(lambda p, n: ps.optim.GSGD(p, n, lr=0.01))
     enumerated.check_rescaling(model, inputs, makers)
 
@@ -274,7 +281,9 @@ def test_a_maximum_at_places_has_the_paths_of_a_sum(kind, edges):
     assert ours.num_classes == theirs.num_classes == 4
     for key, value in ps.paths.kappa(theirs).items():
         assert torch.equal(ps.paths.kappa(ours)[key], value)
-    enumerated.check_rescaling(model, inputs, [lambda p, n: ps.optim.PathSGD(p, n, lr=0.01, momentum=0.9)])
+    enumerated.check_rescaling(
+        model, inputs, [lambda p, n: ps.optim.PathSGD(p, n, lr=0.01, momentum=0.9)]
+    )
 
 
 class Random(nn.Module):

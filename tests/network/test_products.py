@@ -119,7 +119,9 @@ def terms_of_power(k):
 
 def terms_of_deep(w, x):
     h = w.linear("a", x)
-    return w.linear("o", [times(b, c) for b, c in zip(w.linear("b", h), w.linear("c", h), strict=True)])
+    return w.linear(
+        "o", [times(b, c) for b, c in zip(w.linear("b", h), w.linear("c", h), strict=True)]
+    )
 
 
 def added(*lists):
@@ -142,7 +144,9 @@ def terms_of_bilinear(w, x, names):
     a, b = (w.linear(name, x) for name in names)
     pairs = [(i, j) for i in range(len(a)) for j in range(len(b))]
     rows = [
-        added(*([times(w.of("c.weight", r, i, j), a[i], b[j])] for i, j in pairs), [w.of("c.bias", r)])
+        added(
+            *([times(w.of("c.weight", r, i, j), a[i], b[j])] for i, j in pairs), [w.of("c.bias", r)]
+        )
         for r in range(2)
     ]
     return w.linear("o", [row[0] for row in rows])
@@ -164,13 +168,17 @@ CASES = {  # the function, its layers, its paths, how many unit classes
     "powers meet": (
         powers_meet,
         A | B | OUT,
-        lambda w, x: w.linear("o", added([times(a, a) for a in w.linear("a", x)], w.linear("b", x))),
+        lambda w, x: w.linear(
+            "o", added([times(a, a) for a in w.linear("a", x)], w.linear("b", x))
+        ),
         3,
     ),
     "squares meet": (
         squares_meet,
         A | B | OUT,
-        lambda w, x: w.linear("o", added(*([times(a, a) for a in w.linear(name, x)] for name in ("a", "b")))),
+        lambda w, x: w.linear(
+            "o", added(*([times(a, a) for a in w.linear(name, x)] for name in ("a", "b")))
+        ),
         3,
     ),
     "inverse": (inverse, A | B, terms_of_two, 3),
@@ -195,7 +203,12 @@ CASES = {  # the function, its layers, its paths, how many unit classes
         lambda w, x: terms_of_bilinear(w, x, "ab"),
         3 + 2 + 2,
     ),
-    "of one": (of_one, A | {"c": (3, 3, 2), "o": (2, 2)}, lambda w, x: terms_of_bilinear(w, x, "aa"), 3 + 2),
+    "of one": (
+        of_one,
+        A | {"c": (3, 3, 2), "o": (2, 2)},
+        lambda w, x: terms_of_bilinear(w, x, "aa"),
+        3 + 2,
+    ),
     "in place": (in_place, A | B | OUT, lambda w, x: w.linear("o", terms_of_two(w, x)), 6),
     "looped": (looped, A | B | {"c": (3, 3)} | OUT, terms_of_looped, 6),
 }
@@ -209,7 +222,9 @@ def made(name, dtype=torch.float64):
 
 
 @pytest.mark.sample(7)
-@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # of torch, at bilinear maps
+@pytest.mark.filterwarnings(
+    "ignore:There is a performance drop:UserWarning"
+)  # of torch, at bilinear maps
 @pytest.mark.parametrize("name", CASES)
 def test_finds_all_scalings_that_keep_the_function(name):
     model = made(name)
@@ -231,9 +246,13 @@ def test_masses_multiply(name):
     network, weights = ps.trace(model, X), Weights(model)
     norm, first, second = masses(weights, CASES[name][2](weights, [ONE, ONE]))
     flatten = ps.paths.reduction_graph(network).flatten
-    torch.testing.assert_close(ps.paths.squared_path_norm(network).detach(), norm, rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        ps.paths.squared_path_norm(network).detach(), norm, rtol=1e-12, atol=0
+    )
     torch.testing.assert_close(flatten(ps.paths.kappa(network)), first, rtol=1e-11, atol=1e-14)
-    torch.testing.assert_close(flatten(ps.paths.second_term(network)), second, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(
+        flatten(ps.paths.second_term(network)), second, rtol=1e-10, atol=1e-12
+    )
 
 
 @pytest.mark.sample(3)
@@ -245,16 +264,27 @@ def test_rescaling_is_bitwise_invisible_and_kappa_follows_it(name):
     def seen():
         data = [
             ps.paths.data_dependent_norm(network, X, alpha=alpha, statistic=statistic)
-            for alpha, statistic in ((0.0, "second_moment"), (0.5, "second_moment"), (0.5, "covariance"))
+            for alpha, statistic in (
+                (0.0, "second_moment"),
+                (0.5, "second_moment"),
+                (0.5, "covariance"),
+            )
         ]
         return [model(X), ps.paths.squared_path_norm(network), *data]
 
     def metrics():
         on_data = (
             ps.paths.data_dependent_kappa(network, X, alpha=alpha, statistic=statistic)
-            for alpha, statistic in ((0.5, "second_moment"), (1.0, "second_moment"), (0.5, "covariance"))
+            for alpha, statistic in (
+                (0.5, "second_moment"),
+                (1.0, "second_moment"),
+                (0.5, "covariance"),
+            )
         )
-        return [*(ps.paths.kappa(network, second_term=second) for second in (False, True)), *on_data]
+        return [
+            *(ps.paths.kappa(network, second_term=second) for second in (False, True)),
+            *on_data,
+        ]
 
     before, kappas = [t.detach().clone() for t in seen()], metrics()
     factors = ps.rescaling.random_rescale_(
@@ -326,7 +356,9 @@ def test_optimizers_are_bitwise_invariant(name, rule):
 
 def test_edges_of_a_class_are_those_that_its_scale_moves():
     network = ps.trace(made("ReGLU"), X)
-    first, other = (next(c for c in network.unit_classes if c.name == f"linear in '{n}'[1]") for n in "ab")
+    first, other = (
+        next(c for c in network.unit_classes if c.name == f"linear in '{n}'[1]") for n in "ab"
+    )
     assert first.incoming == (("a.weight", (1, 0)), ("a.weight", (1, 1)), ("a.bias", (1,)))
     assert first.outgoing == other.outgoing == (("o.weight", (0, 1)), ("o.weight", (1, 1)))
     network = ps.trace(made("squared ReLU"), X)
@@ -334,7 +366,9 @@ def test_edges_of_a_class_are_those_that_its_scale_moves():
     factors[1] = 4
     assert network.edge_factors("o.weight", factors).tolist() == [[1, 1 / 16, 1]] * 2
     for wrong in (factors[1:], torch.cat([factors, factors])):
-        with pytest.raises(ValueError, match=f"one scale for each of {network.num_classes} classes"):
+        with pytest.raises(
+            ValueError, match=f"one scale for each of {network.num_classes} classes"
+        ):
             network.edge_factors("o.weight", wrong)
 
 
@@ -363,7 +397,9 @@ def test_other_powers_are_cuts(power):
 
 
 def test_division_by_an_activation_is_a_cut():
-    network = ps.trace(Layers(lambda m, x: m.o(m.a(x) / (m.b(x).abs() + 1)), **A, **B, **OUT), X.float())
+    network = ps.trace(
+        Layers(lambda m, x: m.o(m.a(x) / (m.b(x).abs() + 1)), **A, **B, **OUT), X.float()
+    )
     assert [cut.operation for cut in network.cuts] == ["div"]
 
 
@@ -463,7 +499,9 @@ def test_the_linear_side_of_a_gated_linear_unit_is_free():
     q = {name: p.detach().square() for name, p in model.named_parameters()}
     h = q["a.weight"].sum(1) + q["a.bias"]
     norm = h[3:].sum() + (q["o.weight"] @ h[:3] + q["o.bias"]).sum()
-    torch.testing.assert_close(ps.paths.squared_path_norm(network).detach(), norm, rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        ps.paths.squared_path_norm(network).detach(), norm, rtol=1e-12, atol=0
+    )
 
 
 @pytest.mark.parametrize("statistic", ["second_moment", "covariance"])
@@ -487,7 +525,13 @@ def test_a_gated_linear_unit_on_data_is_the_one_written_out(statistic):
 @pytest.mark.parametrize("rule", OPTIMIZERS)
 def test_optimizers_of_a_gated_linear_unit_are_bitwise_invariant(rule):
     report = ps.rescaling.check_invariance(
-        GLU(), X.float(), lambda y: y.square().mean(), OPTIMIZERS[rule], steps=12, low=2.0**-6, high=2.0**6
+        GLU(),
+        X.float(),
+        lambda y: y.square().mean(),
+        OPTIMIZERS[rule],
+        steps=12,
+        low=2.0**-6,
+        high=2.0**6,
     )
     assert report.passed
 
@@ -501,7 +545,9 @@ def test_scores_of_an_attention_without_softmax_keep_their_scale():
             self.q, self.k, self.v, self.o = (nn.Linear(3, 3) for _ in range(4))
 
         def forward(self, x):
-            return self.o(torch.relu(self.q(x)) @ self.k(x).transpose(1, 2) @ self.v(x) / math.sqrt(3))
+            return self.o(
+                torch.relu(self.q(x)) @ self.k(x).transpose(1, 2) @ self.v(x) / math.sqrt(3)
+            )
 
     model, x = Linear().double(), torch.randn(2, 4, 3, **DOUBLE)
     found = ps.paths.reduction_graph(ps.trace(model, x)).exponents()

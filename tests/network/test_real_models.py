@@ -1,8 +1,9 @@
 """Models as their libraries build them, small and with random weights: traced whole, and blind to scales.
 
-Nothing is downloaded. The numbers of unit classes are counted by hand: of an attention, one for each dimension of the
-values of a head, and one for each of its queries and keys; one for each hidden unit between the two weights of a ReLU
-or of the linear side of a gate; one for each gain of a norm that nothing but weights reads.
+Nothing is downloaded. The numbers of unit classes are counted by hand: of an attention, one for
+each dimension of the values of a head, and one for each of its queries and keys; one for each
+hidden unit between the two weights of a ReLU or of the linear side of a gate; one for each gain of
+a norm that nothing but weights reads.
 """
 
 import pytest
@@ -13,7 +14,9 @@ from torch.utils import _pytree as pytree
 import pathspace as ps
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of the libraries, while they are imported
+    pytest.mark.filterwarnings(
+        "ignore::DeprecationWarning"
+    ),  # of the libraries, while they are imported
     pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed:FutureWarning"),
 ]
 WORDS = torch.arange(14).reshape(2, 7) * 4
@@ -61,14 +64,22 @@ def llama():
 
 def opt():
     tf = library("transformers")
-    config = tf.OPTConfig(**SIZES, ffn_dim=24, max_position_embeddings=32, word_embed_proj_dim=16, **SPECIAL)
+    config = tf.OPTConfig(
+        **SIZES, ffn_dim=24, max_position_embeddings=32, word_embed_proj_dim=16, **SPECIAL
+    )
     return tf.OPTForCausalLM(config).eval(), {"input_ids": WORDS}
 
 
 def t5():
     tf = library("transformers")
     config = tf.T5Config(
-        vocab_size=64, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, decoder_start_token_id=0
+        vocab_size=64,
+        d_model=16,
+        d_kv=8,
+        d_ff=24,
+        num_layers=2,
+        num_heads=2,
+        decoder_start_token_id=0,
     )
     return tf.T5ForConditionalGeneration(config).eval(), {
         "input_ids": WORDS,
@@ -135,7 +146,9 @@ def resnet():
 
 def detr():
     tf = library("transformers")
-    backbone = tf.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], out_features=["stage2"])
+    backbone = tf.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], out_features=["stage2"]
+    )
     config = tf.DetrConfig(
         use_timm_backbone=False, use_pretrained_backbone=False, backbone_config=backbone, d_model=16, num_queries=5,
         num_labels=4, **ENCODER_DECODER,
@@ -233,7 +246,9 @@ def soft_actor():
 
 def q_network():
     policies, spaces = library("stable_baselines3.dqn.policies"), library("gymnasium").spaces
-    policy = policies.DQNPolicy(spaces.Box(-1, 1, (4,)), spaces.Discrete(3), lambda _: 1e-3, net_arch=[8, 8])
+    policy = policies.DQNPolicy(
+        spaces.Box(-1, 1, (4,)), spaces.Discrete(3), lambda _: 1e-3, net_arch=[8, 8]
+    )
     return policy.q_net, STATES
 
 
@@ -244,7 +259,9 @@ def actor_critic():
     """Two towers of two ReLU layers; the actions that it draws, their values and their probabilities."""
     policies, spaces = library("stable_baselines3.common.policies"), library("gymnasium").spaces
     box, actions = spaces.Box(-1, 1, (4,)), spaces.Discrete(3)
-    policy = policies.ActorCriticPolicy(box, actions, lambda _: 1e-3, activation_fn=nn.ReLU, net_arch=[8, 8])
+    policy = policies.ActorCriticPolicy(
+        box, actions, lambda _: 1e-3, activation_fn=nn.ReLU, net_arch=[8, 8]
+    )
     return policy, STATES
 
 
@@ -277,7 +294,8 @@ MODELS = {
         {"scaled_dot_product_attention", "softmax"},
     ),
     "bert, masked": (lambda: masked(bert), 2 * BLOCK + 16, {"scaled_dot_product_attention", "gelu"}),
-    # two heads share the keys and values of one, turned by pairs; the gains of its norms are 1 + w, which is no weight
+    # two heads share the keys and values of one, turned by pairs; the gains of its norms are 1 + w,
+    # which is no weight
     "gemma": (
         lambda: build("Gemma", **SIZES, **GATE, num_key_value_heads=1, head_dim=8, pad_token_id=0, **SPECIAL),
         2 * (8 + 4 + 24), {"scaled_dot_product_attention", "gelu", "mul"},
@@ -311,12 +329,14 @@ MODELS = {
         lambda: build("Electra", None, "ForPreTraining", **SIZES, **PLACES, embedding_size=8), 2 * BLOCK + 8 + 16,
         {"scaled_dot_product_attention", "gelu"},
     ),
-    # of a table of distances, which enters projections alone, the columns; the gains of the norm of its head
+    # of a table of distances, which enters projections alone, the columns; the gains of the norm of
+    # its head
     "deberta": (lambda: deberta(""), 2 * BLOCK + 2 * 16, {"softmax", "gelu", "sqrt"}),
     "deberta-v2": (lambda: deberta("V2"), 2 * BLOCK + 2 * 16, {"softmax", "gelu"}),
     # widths 8 and 16, and the norm in front of the merging of four patches
     "swin": (swin, 2 * (16 + 2 * 8) + 32 + 2 * (BLOCK + 2 * 16) + 16, {"softmax", "gelu"}),
-    # the norm of the shortened keys; hidden units in front of a convolution by channels; norms at the ends of stages
+    # the norm of the shortened keys; hidden units in front of a convolution by channels; norms at
+    # the ends of stages
     "segformer": (
         segformer, (16 + 2 * 8 + 8 + 16 + 8) + (BLOCK + 2 * 16 + 32 + 16) + 2 * 8 + 8,
         {"scaled_dot_product_attention", "gelu"},
@@ -335,7 +355,8 @@ MODELS = {
 }  # fmt: skip
 QUICK = ("gpt2", "transformer")
 EACH = pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODELS],
 )
 
 
@@ -368,7 +389,10 @@ def test_powers_of_two_keep_what_a_model_returns(name):
     network = ps.trace(model, inputs)
     assert {cut.operation for cut in network.cuts if cut.counts} == cuts
     assert network.num_classes == classes
-    before, weights = results(model, inputs), {n: p.detach().clone() for n, p in model.named_parameters()}
+    before, weights = (
+        results(model, inputs),
+        {n: p.detach().clone() for n, p in model.named_parameters()},
+    )
     generator = torch.Generator().manual_seed(0)
     ps.rescaling.random_rescale_(network, 2.0**-6, 2.0**6, powers_of_two=True, generator=generator)
     assert any(not torch.equal(p, weights[n]) for n, p in model.named_parameters())
@@ -385,15 +409,23 @@ def test_adamw_made_invariant_trains_both_members_alike(name):
     def optimizer(copy, network):
         return ps.optim.Invariant(copy.parameters(), network, torch.optim.AdamW, lr=1e-3)
 
-    report = ps.rescaling.check_invariance(model, inputs, loss, optimizer, steps=3, low=2.0**-6, high=2.0**6)
+    report = ps.rescaling.check_invariance(
+        model, inputs, loss, optimizer, steps=3, low=2.0**-6, high=2.0**6
+    )
     assert report.passed, report
 
 
 def bart():
     sides = {
-        f"{side}_{key}": n for side in ("encoder", "decoder") for key, n in (("layers", 1), ("ffn_dim", 24))
+        f"{side}_{key}": n
+        for side in ("encoder", "decoder")
+        for key, n in (("layers", 1), ("ffn_dim", 24))
     }
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 32}
+    heads = {
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+        "max_position_embeddings": 32,
+    }
     inputs = {"input_ids": WORDS, "decoder_input_ids": WORDS}
     return build(
         "Bart",
@@ -413,9 +445,13 @@ MORE = {
     "xlnet": lambda: build(
         "XLNet", None, "LMHeadModel", vocab_size=64, d_model=16, n_layer=1, n_head=2, d_inner=24
     ),
-    "albert": lambda: masked(lambda: build("Albert", None, "ForMaskedLM", **SIZES, **GATE, embedding_size=8)),
+    "albert": lambda: masked(
+        lambda: build("Albert", None, "ForMaskedLM", **SIZES, **GATE, embedding_size=8)
+    ),
     "olmo2": lambda: build("Olmo2", **SIZES, **GATE, **SPECIAL),
-    "longformer": lambda: build("Longformer", None, "ForMaskedLM", **SIZES, **PLACES, attention_window=4),
+    "longformer": lambda: build(
+        "Longformer", None, "ForMaskedLM", **SIZES, **PLACES, attention_window=4
+    ),
 }
 
 
@@ -434,7 +470,9 @@ def test_more_models_keep_what_they_return(name):
 @pytest.mark.slow
 def test_experts_may_stay_outside():
     """Tokens are sorted by their experts, which mixes the examples; the rest of the model goes on."""
-    model, inputs = build("Mixtral", **SIZES, **GATE, num_key_value_heads=1, num_local_experts=4, **SPECIAL)
+    model, inputs = build(
+        "Mixtral", **SIZES, **GATE, num_key_value_heads=1, num_local_experts=4, **SPECIAL
+    )
     network = ps.trace(model, inputs, outside=["*.experts"])
     # a norm before attention; the other one is read by experts
     assert network.num_classes == 2 * (8 + 4 + 16) + 16
@@ -453,7 +491,9 @@ def test_on_data_a_mask_is_followed():
     nothing = inputs | {"attention_mask": torch.ones_like(MASK)}
     other = ps.paths.data_dependent_kappa(network, nothing, alpha=0.5, statistic="second_moment")
     alone = {key: t for key, t in inputs.items() if key != "attention_mask"}
-    plain = ps.paths.data_dependent_kappa(ps.trace(model, alone), alone, alpha=0.5, statistic="second_moment")
+    plain = ps.paths.data_dependent_kappa(
+        ps.trace(model, alone), alone, alpha=0.5, statistic="second_moment"
+    )
     for key, value in plain.items():
         torch.testing.assert_close(other[key], value, rtol=1e-4, atol=1e-6)
         assert key not in ("bert.encoder.layer.0.attention.self.value.weight",) or not torch.equal(

@@ -65,7 +65,8 @@ def affine(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.T
 
 affine.register_fake(dense_form)
 affine.register_autograd(
-    lambda ctx, g: (g @ ctx.saved_tensors[1], g.T @ ctx.saved_tensors[0], g.sum(0)), setup_context=keep
+    lambda ctx, g: (g @ ctx.saved_tensors[1], g.T @ ctx.saved_tensors[0], g.sum(0)),
+    setup_context=keep,
 )
 
 by_hand = torch.library.Library("registered_tests", "FRAGMENT")
@@ -82,7 +83,8 @@ def relu(x):
 ps.network.register(ramp, like=torch.relu)
 ps.network.register(torch.ops.registered_tests.tilted.default, like=torch.relu)
 ps.network.register(
-    torch.ops.registered_tests.dense, decomposition=lambda x, w, b: functional.linear(x, w, b).relu()
+    torch.ops.registered_tests.dense,
+    decomposition=lambda x, w, b: functional.linear(x, w, b).relu(),
 )
 ps.network.register(affine, like=functional.linear)
 ps.network.register(torch.ops.registered_tests.mixed, decomposition=lambda x, y: x + 0.5 * y)
@@ -102,7 +104,10 @@ class Net(nn.Module):
 
 # a model with registered operations, and its twin
 PAIRS = {
-    "ramp": (lambda m, x: m.c(ramp(m.b(ramp(m.a(x))))), lambda m, x: m.c(m.b(m.a(x).relu()).relu())),
+    "ramp": (
+        lambda m, x: m.c(ramp(m.b(ramp(m.a(x))))),
+        lambda m, x: m.c(m.b(m.a(x).relu()).relu()),
+    ),
     "packet": (
         lambda m, x: m.c(torch.ops.registered_tests.ramp(m.a(x))),
         lambda m, x: m.c(m.a(x).relu()),
@@ -116,17 +121,24 @@ PAIRS = {
         lambda m, x: m.c(m.b(m.a(x).relu()).relu()),
     ),
     "affine": (
-        lambda m, x: m.c(affine(affine(x, m.a.weight, m.a.bias).relu(), m.b.weight, m.b.bias).relu()),
+        lambda m, x: m.c(
+            affine(affine(x, m.a.weight, m.a.bias).relu(), m.b.weight, m.b.bias).relu()
+        ),
         lambda m, x: m.c(m.b(m.a(x).relu()).relu()),
     ),
     "mixed": (
         lambda m, x: m.c(torch.ops.registered_tests.mixed(m.a(x).relu(), m.b(m.a(x).relu()))),
         lambda m, x: m.c(m.a(x).relu() + 0.5 * m.b(m.a(x).relu())),
     ),
-    "function": (lambda m, x: m.c(relu(m.b(relu(m.a(x))))), lambda m, x: m.c(m.b(m.a(x).relu()).relu())),
+    "function": (
+        lambda m, x: m.c(relu(m.b(relu(m.a(x))))),
+        lambda m, x: m.c(m.b(m.a(x).relu()).relu()),
+    ),
     "of inputs and constants": (
         lambda m, x: m.c(m.a(tilted(x)).relu()) + tilted(m.offset),
-        lambda m, x: m.c(m.a(functional.leaky_relu(x, -0.5)).relu()) + functional.leaky_relu(m.offset, -0.5),
+        lambda m, x: (
+            m.c(m.a(functional.leaky_relu(x, -0.5)).relu()) + functional.leaky_relu(m.offset, -0.5)
+        ),
     ),
 }
 
@@ -149,7 +161,10 @@ def test_a_network_is_that_of_its_twin(name):
     assert not network.cuts
     for second_term in (False, True):
         assert_close(
-            ps.paths.kappa(network, second_term), ps.paths.kappa(expected, second_term), rtol=0, atol=0
+            ps.paths.kappa(network, second_term),
+            ps.paths.kappa(expected, second_term),
+            rtol=0,
+            atol=0,
         )
     assert ps.trace(model, x, strict=True).num_classes == network.num_classes
 
@@ -193,7 +208,9 @@ def test_trains_invariantly(name, rule):
 
 
 # torch 2.14 says so of an operation without torch.library.register_vmap; the paths are the same
-@pytest.mark.filterwarnings("ignore:There is a performance drop because we have not yet implemented")
+@pytest.mark.filterwarnings(
+    "ignore:There is a performance drop because we have not yet implemented"
+)
 @pytest.mark.parametrize("name", ["ramp", "tilted", "dense", "affine", "mixed", "function"])
 def test_its_paths_can_be_written_down(name):
     model, twin, x = made(name)
@@ -214,7 +231,9 @@ def bent(x: torch.Tensor) -> torch.Tensor:
     return x.tanh()
 
 
-bent.register_autograd(lambda ctx, g: g * (1 - ctx.saved_tensors[0].tanh() ** 2), setup_context=keep)
+bent.register_autograd(
+    lambda ctx, g: g * (1 - ctx.saved_tensors[0].tanh() ** 2), setup_context=keep
+)
 ps.network.register(bent, like=torch.relu)
 
 
@@ -264,12 +283,24 @@ WRONG = {
     ),
     "no operation": (("relu", {"like": torch.relu}), TypeError, "op must be a function"),
     "nothing about it": ((unknown, {}), TypeError, "either like="),
-    "both": ((unknown, {"like": torch.relu, "decomposition": torch.relu}), TypeError, "either like="),
+    "both": (
+        (unknown, {"like": torch.relu, "decomposition": torch.relu}),
+        TypeError,
+        "either like=",
+    ),
     "no function": ((unknown, {"like": "relu"}), TypeError, "like must be a function"),
-    "no decomposition": ((unknown, {"decomposition": 3}), TypeError, "decomposition must be a function"),
+    "no decomposition": (
+        (unknown, {"decomposition": 3}),
+        TypeError,
+        "decomposition must be a function",
+    ),
     "unknown": ((unknown, {"like": torch.nn.functional.gelu}), ValueError, "no rule for 'gelu'"),
     "a module": ((unknown, {"like": nn.ReLU}), ValueError, "no rule for 'ReLU'"),
-    "twice": ((ramp, {"like": torch.relu}), ValueError, "'registered_tests.ramp' is registered already"),
+    "twice": (
+        (ramp, {"like": torch.relu}),
+        ValueError,
+        "'registered_tests.ramp' is registered already",
+    ),
     "another overload": (
         (torch.ops.registered_tests.ramp.default, {"like": torch.abs}),
         ValueError,

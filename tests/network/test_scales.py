@@ -103,11 +103,13 @@ def test_a_merge_goes_through_the_labels_that_it_is_given(monkeypatch):
 def test_labels_of_a_sum_are_merged_at_once(monkeypatch):
     calls = []
     merge = Scales._merge
-    monkeypatch.setattr(Scales, "_merge", lambda self, a, b: calls.append(len(a)) or merge(self, a, b))
-    scales = Scales()
-    labels = torch.cat([scales.fresh(9, "here"), -scales.fresh(2, "there"), torch.tensor([WILD])]).reshape(
-        3, 4
+    monkeypatch.setattr(
+        Scales, "_merge", lambda self, a, b: calls.append(len(a)) or merge(self, a, b)
     )
+    scales = Scales()
+    labels = torch.cat(
+        [scales.fresh(9, "here"), -scales.fresh(2, "there"), torch.tensor([WILD])]
+    ).reshape(3, 4)
     common = scales.unify_along(labels, (1,))
     assert calls == [8]
     assert torch.equal(common, torch.tensor([[2], [6], [10]]))

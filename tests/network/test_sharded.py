@@ -26,7 +26,8 @@ def mesh(tmp_path_factory):
     store = f"file://{tmp_path_factory.mktemp('group') / 'store'}"
     torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
     yield device_mesh.init_device_mesh("cpu", (1,))
-    gc.collect()  # a wrapper that outlives the group ends its threads while it holds the interpreter's lock
+    # a wrapper that outlives the group ends its threads while it holds the interpreter's lock
+    gc.collect()
     torch.distributed.destroy_process_group()
 
 
@@ -47,7 +48,9 @@ def as_dtensors(model, mesh):
 
     def parts(_, module, mesh):
         for name, p in list(module.named_parameters(recurse=False)):
-            module.register_parameter(name, nn.Parameter(distribute_tensor(p.detach(), mesh, [Shard(0)])))
+            module.register_parameter(
+                name, nn.Parameter(distribute_tensor(p.detach(), mesh, [Shard(0)]))
+            )
 
     return distribute_module(model, mesh, parts)
 
@@ -58,7 +61,9 @@ def wrapped(model, _mesh):
     return FullyShardedDataParallel(model, device_id=torch.device("cpu"))
 
 
-@pytest.mark.parametrize(("shard", "by"), [(split, "FSDP"), (as_dtensors, "DTensor"), (wrapped, "FSDP")])
+@pytest.mark.parametrize(
+    ("shard", "by"), [(split, "FSDP"), (as_dtensors, "DTensor"), (wrapped, "FSDP")]
+)
 @pytest.mark.filterwarnings(
     "ignore:FSDP will not all-gather",
     "ignore:FSDP is switching to use",
@@ -89,7 +94,9 @@ def test_a_model_whose_weights_are_whole_for_the_moment_is_sharded_all_the_same(
         ps.trace(model, torch.zeros(1, 4))
 
 
-INSTEAD = "given weights .* FSDP's fully_shard .*make the optimizer after.*AdamW.*DistributedDataPar"
+INSTEAD = (
+    "given weights .* FSDP's fully_shard .*make the optimizer after.*AdamW.*DistributedDataPar"
+)
 
 
 @pytest.mark.parametrize("name", PATH)
@@ -110,7 +117,10 @@ def test_optimizers_that_need_whole_weights(mesh):
     for name in SHARDED:
         with pytest.raises(ValueError, match=r"given weights .* \(without second_term\)"):
             getattr(ps.optim, name)(model.parameters(), network, second_term=True)
-    invariant = lambda rule, **options: ps.optim.Invariant(model.parameters(), network, rule, **options)  # noqa: E731
+
+    def invariant(rule, **options):
+        return ps.optim.Invariant(model.parameters(), network, rule, **options)
+
     for rule in (torch.optim.Rprop, torch.optim.LBFGS):
         with pytest.raises(ValueError, match=f"Invariant was {INSTEAD}"):
             invariant(rule, points=())
@@ -131,7 +141,9 @@ def test_an_optimizer_that_was_made_before(mesh):
     optimizer = ps.optim.PathSGD(model.parameters(), ps.trace(model, torch.zeros(1, 4)))
     split(model, mesh)
     model(torch.randn(3, 4)).square().sum().backward()
-    with pytest.raises(RuntimeError, match=r"after this PathSGD was made, .* make the optimizer after it"):
+    with pytest.raises(
+        RuntimeError, match=r"after this PathSGD was made, .* make the optimizer after it"
+    ):
         optimizer.step()
 
 
@@ -141,7 +153,11 @@ def test_what_follows_a_model_that_was_sharded_after_tracing(mesh):
     kappa, norm = ps.paths.kappa(network), ps.paths.squared_path_norm(network).detach()
     before = [weakref.ref(p) for p in model.parameters()]
     split(model, mesh)
-    assert all(map(torch.equal, (k.full_tensor() for k in ps.paths.kappa(network).values()), kappa.values()))
+    assert all(
+        map(
+            torch.equal, (k.full_tensor() for k in ps.paths.kappa(network).values()), kappa.values()
+        )
+    )
     assert torch.equal(ps.paths.squared_path_norm(network), norm)
     gc.collect()
     assert not any(p() is not None for p in before)  # the network would keep them in memory
@@ -162,7 +178,9 @@ def test_weights_that_are_whole_for_the_moment(mesh):
     split(model, mesh)
     with torch.no_grad():
         model(torch.zeros(1, 4))
-    with pytest.raises(RuntimeError, match=r"'0.weight' is split .* whole at present: call reshard\(\)"):
+    with pytest.raises(
+        RuntimeError, match=r"'0.weight' is split .* whole at present: call reshard\(\)"
+    ):
         ps.optim.PathSGD(model.parameters(), network)
     model.reshard()
     optimizer = ps.optim.PathSGD(model.parameters(), network)
@@ -202,7 +220,9 @@ def test_weights_that_tensor_parallelism_splits(mesh):
     parallel.parallelize_module(
         model, mesh, {"0": parallel.ColwiseParallel(), "2": parallel.RowwiseParallel()}
     )
-    with pytest.raises(RuntimeError, match=r"'2.weight' was split .*as S\(1\).*no tensor parallelism"):
+    with pytest.raises(
+        RuntimeError, match=r"'2.weight' was split .*as S\(1\).*no tensor parallelism"
+    ):
         ps.optim.PathAdam(model.parameters(), network)
 
 
@@ -242,7 +262,9 @@ def test_a_parameter_of_another_shape():
     model = build()
     network = ps.trace(model, torch.zeros(1, 4))
     model[2].weight.data = torch.zeros(3, 8)
-    with pytest.raises(RuntimeError, match=r"'2.weight' was replaced after tracing \(a new layer or shape"):
+    with pytest.raises(
+        RuntimeError, match=r"'2.weight' was replaced after tracing \(a new layer or shape"
+    ):
         ps.paths.kappa(network)
 
 

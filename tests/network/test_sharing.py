@@ -50,7 +50,9 @@ def assert_rescaling_keeps_the_function(model, inputs, **options):
 
 
 REPEATS = {
-    "repeated weight rows": lambda m, x: m.o(functional.linear(x, m.p.reshape(3, 3).repeat(2, 1)).relu()),
+    "repeated weight rows": lambda m, x: m.o(
+        functional.linear(x, m.p.reshape(3, 3).repeat(2, 1)).relu()
+    ),
     "expanded weight rows": lambda m, x: m.o(functional.linear(x, m.p[:3].expand(6, 3)).relu()),
     "repeated bias": lambda m, x: m.o((m.i(x) + m.p[:3].repeat(2)).relu()),
     "interleaved bias": lambda m, x: m.o((m.i(x) + m.p[:3].repeat_interleave(2)).relu()),
@@ -133,7 +135,9 @@ def loop(m, x, h=None):
 def test_a_state_handed_in_scales_with_its_units():
     model = Model(loop, i=linear(3, 4), r=linear(4, 4), o=linear(4, 2))
     x, h = normal(5, 6, 3), torch.zeros(5, 4, dtype=torch.float64)
-    assert ps.trace(model, (x, h), output=lambda r: r[0]).num_classes == 0  # an input like any other
+    assert (
+        ps.trace(model, (x, h), output=lambda r: r[0]).num_classes == 0
+    )  # an input like any other
     network = assert_rescaling_keeps_the_function(model, (x, h), output=lambda r: r[0], states=[1])
     assert network.num_classes == 4
     torch.testing.assert_close(
@@ -178,7 +182,9 @@ class Stream(nn.Module):
     [("attribute", False, 0), ("attribute", True, 0), ("buffer", False, 0), ("nn.RNN", False, 4)],
 )
 @pytest.mark.filterwarnings("ignore:the network has no unit class")
-def test_what_the_next_call_reads_has_the_scale_one_but_the_state_of_a_layer(place, called, classes):
+def test_what_the_next_call_reads_has_the_scale_one_but_the_state_of_a_layer(
+    place, called, classes
+):
     """It was free, and the second call of a rescaled model returned something else than before."""
     torch.manual_seed(0)
     model, steps = Stream(place), normal(4, 5, 3)
@@ -242,7 +248,11 @@ def test_replaced_parameters_are_noticed():
     network = ps.trace(model, torch.zeros(1, 3))
     model[2] = nn.Linear(4, 2)
     factors = torch.ones(network.num_classes)
-    for use in (ps.paths.kappa, ps.paths.squared_path_norm, lambda n: ps.rescaling.rescale_(n, factors)):
+    for use in (
+        ps.paths.kappa,
+        ps.paths.squared_path_norm,
+        lambda n: ps.rescaling.rescale_(n, factors),
+    ):
         with pytest.raises(RuntimeError, match="replaced after tracing"):
             use(network)
 
@@ -258,9 +268,13 @@ def test_parameters_in_the_same_memory_are_refused():
     """As an autoencoder is tied by data, where to rescale one parameter changes the other, and the function."""
     model = nn.Sequential(linear(3, 5), nn.ReLU(), linear(5, 3))
     model[2].weight.data = model[0].weight.data.t()
-    with pytest.raises(ValueError, match=r"parameters '0.weight' and '2.weight' lie in the same memory"):
+    with pytest.raises(
+        ValueError, match=r"parameters '0.weight' and '2.weight' lie in the same memory"
+    ):
         ps.trace(model, normal(2, 3))
-    ps.trace(nn.Sequential(model, linear(3, 4), nn.ReLU(), linear(4, 1)), normal(2, 3), outside=["0"])
+    ps.trace(
+        nn.Sequential(model, linear(3, 4), nn.ReLU(), linear(4, 1)), normal(2, 3), outside=["0"]
+    )
     model[2].weight = nn.Parameter(model[2].weight.data.clone())
     ps.trace(model, normal(2, 3))
 
@@ -280,7 +294,9 @@ class Beside(nn.Module):
 READ = {
     "buffer": lambda m: m.register_buffer("own", m.read.weight.data[:2].t()),
     "attribute": lambda m: setattr(m, "own", m.out.weight.detach()[:, 1:].t()),
-    "by numpy": lambda m: setattr(m, "own", torch.from_numpy(m.out.weight.detach().numpy()).t()[:3]),
+    "by numpy": lambda m: setattr(
+        m, "own", torch.from_numpy(m.out.weight.detach().numpy()).t()[:3]
+    ),
     "computed": lambda m: setattr(m, "own", m.read.weight[:2].t() + 0),
     "computed, of another form": lambda m: setattr(m, "own", m.out.weight.sum(0)[1:, None]),
 }
@@ -289,7 +305,9 @@ KEPT = {
     "in a list": lambda m: setattr(m, "kept", [m.out.bias.data]),
     "bytes": lambda m: setattr(m, "kept", m.read.bias.data.view(torch.uint8)[-3:]),
     "by name": lambda m: setattr(m, "kept", m.state_dict()),
-    "complex numbers of it": lambda m: setattr(m, "kept", torch.view_as_complex(m.out.weight.view(2, 2, 2))),
+    "complex numbers of it": lambda m: setattr(
+        m, "kept", torch.view_as_complex(m.out.weight.view(2, 2, 2))
+    ),
 }
 
 
@@ -315,7 +333,9 @@ def test_parameters_that_share_some_memory_are_refused(how):
 
 @pytest.mark.parametrize("how", READ)
 def test_what_lies_in_the_memory_of_a_parameter_is_refused_where_it_is_read(how):
-    with pytest.raises(ps.UntraceableError, match=r"made of one before or lies in its memory.*in forward"):
+    with pytest.raises(
+        ps.UntraceableError, match=r"made of one before or lies in its memory.*in forward"
+    ):
         ps.trace(Beside(READ[how]), normal(2, 3))
 
 
@@ -332,7 +352,10 @@ def test_tensors_that_lie_beside_each_other_in_one_memory_are_not():
         model.read.weight = nn.Parameter(whole[:, :3])
         model.read.bias = nn.Parameter(whole[:, 3])
         model.register_buffer("own", whole.t()[5:, :2])
-        model.seen, model.same = [whole[:, 7], model.own, model.own[0]], [model.read.weight, whole[:, 4]]
+        model.seen, model.same = (
+            [whole[:, 7], model.own, model.own[0]],
+            [model.read.weight, whole[:, 4]],
+        )
 
     assert ps.trace(Beside(keep, reads=False), normal(2, 3)).num_classes == 4
 

@@ -1,6 +1,7 @@
 """Unit classes hold for inputs of all sizes that a model takes, or for the only size that it takes.
 
-The oracle is a rescaled copy of the model, on images and sequences of other sizes than the traced ones.
+The oracle is a rescaled copy of the model, on images and sequences of other sizes than the traced
+ones.
 """
 
 import copy
@@ -34,11 +35,16 @@ MIXED = {
     "by view": lambda h: h.permute(0, 2, 3, 1).contiguous().view(h.shape),
     "flat between": lambda h: h.permute(0, 2, 3, 1).flatten(1).unflatten(1, h.shape[1:]),
     "turned image": lambda h: h.transpose(1, 2).reshape(h.shape),
-    "half of them": lambda h: torch.cat([h[:, :4], h[:, 4:].permute(0, 2, 3, 1).reshape(h[:, 4:].shape)], 1),
+    "half of them": lambda h: torch.cat(
+        [h[:, :4], h[:, 4:].permute(0, 2, 3, 1).reshape(h[:, 4:].shape)], 1
+    ),
 }
 KEPT = {  # with the number of classes
     "there and back": (lambda h: h.flatten(2).transpose(1, 2).transpose(1, 2).reshape(h.shape), 8),
-    "groups of channels": (lambda h: h.view(len(h), 2, 4, *h.shape[2:]).transpose(1, 2).reshape(h.shape), 8),
+    "groups of channels": (
+        lambda h: h.view(len(h), 2, 4, *h.shape[2:]).transpose(1, 2).reshape(h.shape),
+        8,
+    ),
     "flat and back": (lambda h: h.flatten(1).view(h.shape), 8),
     "windows": (
         lambda h: h.view(*h.shape[:2], h.shape[2] // 2, 2, h.shape[3]).flip(3).reshape(h.shape),
@@ -83,7 +89,11 @@ def test_a_model_of_one_size_keeps_the_classes_of_that_size():
     """Where no other size is taken, a mixture of given numbers of units is as it was traced."""
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Linear(3, 12, **DOUBLE), nn.ReLU(), nn.Unflatten(1, (3, 4)), Turned(), nn.Linear(12, 2, **DOUBLE)
+        nn.Linear(3, 12, **DOUBLE),
+        nn.ReLU(),
+        nn.Unflatten(1, (3, 4)),
+        Turned(),
+        nn.Linear(12, 2, **DOUBLE),
     )
     network = ps.trace(model, torch.randn(5, 3, **DOUBLE))
     assert network.num_classes == 12

@@ -18,7 +18,9 @@ import pathspace as ps
 
 
 def traced(**options):
-    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Dropout(0.1), nn.Sequential(nn.Linear(4, 2)))
+    model = nn.Sequential(
+        nn.Linear(3, 4), nn.ReLU(), nn.Dropout(0.1), nn.Sequential(nn.Linear(4, 2))
+    )
     return model, ps.trace(model, torch.zeros(2, 3), **options)
 
 
@@ -37,7 +39,10 @@ def _appended(model):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (_replaced, r"module '1' \(ReLU\) was replaced after tracing, by LeakyReLU: trace the model again"),
+        (
+            _replaced,
+            r"module '1' \(ReLU\) was replaced after tracing, by LeakyReLU: trace the model again",
+        ),
         (_taken_away, r"module '3\.0' \(Linear\) was removed after tracing"),
         (_appended, "'3' had 1 modules in a row when it was traced and has 2 now"),
     ],
@@ -68,7 +73,9 @@ def test_a_wrapper_round_a_module_replaces_nothing():
 
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("rule", ["PathSGD", "GSGD", "DDPSGD"])
-@pytest.mark.parametrize("change", [prune.random_unstructured, nn.utils.weight_norm, nn.utils.spectral_norm])
+@pytest.mark.parametrize(
+    "change", [prune.random_unstructured, nn.utils.weight_norm, nn.utils.spectral_norm]
+)
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated")
 def test_pruned_and_normalized_modules_may_be_left_outside(rule, change):
     torch.manual_seed(0)
@@ -197,7 +204,10 @@ DECIDES = {
     "an order of numbers": (lambda m, h, z: z + h[:, m.own.argsort()], torch.rand(4)),
     "written by it": (lambda m, h, z: torch.where(marked(m.own), h, z), INDEX[:2]),
     "turned": (lambda m, h, z: torch.where(m.own.clone().logical_not_(), h, z), CONDITION),
-    "copied": (lambda m, h, z: torch.where(torch.zeros(4, dtype=torch.bool).copy_(m.own), h, z), CONDITION),
+    "copied": (
+        lambda m, h, z: torch.where(torch.zeros(4, dtype=torch.bool).copy_(m.own), h, z),
+        CONDITION,
+    ),
 }
 
 
@@ -213,7 +223,9 @@ def test_a_buffer_that_decided_which_units_belong_together_keeps_its_values(name
     model.own.copy_(values.roll(1) if len(values) == 4 else values + 1)
     before = [p.clone() for p in model.parameters()]
     for use in (optimizer.step, network.check_current, lambda: ps.rescaling.balance_(network)):
-        with pytest.raises(RuntimeError, match=r"buffer 'own' has other values .* trace the model again"):
+        with pytest.raises(
+            RuntimeError, match=r"buffer 'own' has other values .* trace the model again"
+        ):
             use()
     assert all(map(torch.equal, before, model.parameters()))
     model.own = values.clone()  # another tensor with the old values
@@ -231,7 +243,10 @@ MAY_CHANGE = {
         torch.rand(4),
     ),
     "a step that is compared": (lambda m, h, z: torch.where(m.own < 4, h, z), torch.tensor(3)),
-    "numbers that are compared": (lambda m, h, z: torch.where(m.own > 0.5, h, z), CONDITION.float()),
+    "numbers that are compared": (
+        lambda m, h, z: torch.where(m.own > 0.5, h, z),
+        CONDITION.float(),
+    ),
     "numbers that leave out": (lambda m, _, z: z.masked_fill(m.own == 0, 0.5), CONDITION.float()),
     "a time to begin": (lambda m, h, z: z + h * (m.own >= 4), torch.tensor(3)),
     "a slow beginning": (lambda m, h, z: z + h * ((m.own - 3) / 9).clamp(0, 1), torch.tensor(3)),
@@ -247,7 +262,10 @@ MAY_CHANGE = {
     "a number in a part of a mask": (lambda m, _, z: z + through_a_view(m.own), torch.tensor(0)),
     "a load that begins at zero": (lambda m, _, z: z - m.own / 7, torch.zeros(4, dtype=torch.long)),
     "a time that begins at zero": (lambda m, _, z: z + m.own / 7, torch.tensor(0)),
-    "a mean that begins at zero": (lambda m, _, z: z - 2 * m.own, torch.tensor([0.0, 0.0, 1.0, 0.0])),
+    "a mean that begins at zero": (
+        lambda m, _, z: z - 2 * m.own,
+        torch.tensor([0.0, 0.0, 1.0, 0.0]),
+    ),
     "its sum": (lambda m, _, z: z - m.own.sum(), torch.zeros(4)),
     "a part of it that is written": (lambda m, _, z: z - written(2 * m.own), torch.zeros(4)),
     "as many as there are": (
@@ -259,7 +277,10 @@ MAY_CHANGE = {
     "one that fades out": (lambda m, h, z: h - h.mul(2 * m.own) + z * (3 * m.own), torch.zeros(4)),
     "a bound": (lambda m, h, z: (z - 2 * h).clamp(min=2 * m.own), torch.tensor(0.0)),
     "a learned factor": (lambda m, _, z: z + m.read.bias * (2 * m.own), torch.zeros(4)),
-    "a factor of inputs": (lambda m, _, z: z + torch.rand(4).ge(-1).float() * (2 * m.own), torch.zeros(4)),
+    "a factor of inputs": (
+        lambda m, _, z: z + torch.rand(4).ge(-1).float() * (2 * m.own),
+        torch.zeros(4),
+    ),
     "what is larger": (lambda m, _, z: torch.maximum(z, 2 * m.own), torch.zeros(4)),
     "filled in": (lambda m, _, z: torch.where(CONDITION, z, 2 * m.own), torch.zeros(4)),
     "edges": (lambda m, h, z: z + h @ (2 * m.own).diag(), torch.tensor([1.0, 0.0, 0.0, 1.0])),
@@ -292,7 +313,8 @@ def test_other_buffers_may_change(name):
 GENERIC = [
     name
     for name, (_, values) in MAY_CHANGE.items()
-    if values.is_floating_point() and name not in ("as many as there are", "edges", "edges between near ones")
+    if values.is_floating_point()
+    and name not in ("as many as there are", "edges", "edges between near ones")
 ]
 
 
@@ -391,7 +413,9 @@ def test_a_running_mean_may_decide_what_is_left_out():
 
 
 def test_a_mask_may_grow_and_be_made_anew():
-    model = Masked(lambda m, h, z: torch.where(m.own[:, : h.shape[1]], z, h), own=CONDITION[None].clone())
+    model = Masked(
+        lambda m, h, z: torch.where(m.own[:, : h.shape[1]], z, h), own=CONDITION[None].clone()
+    )
     network = ps.trace(model, torch.randn(5, 3))
     model.own = torch.cat([model.own, model.own], 1)
     network.check_current()
@@ -454,13 +478,22 @@ def _untied(model):
 
 
 WATCHED = {
-    "dilation": (lambda m: setattr(m.conv, "dilation", (2,)), r"attribute 'conv\.dilation' was \(1,\)"),
-    "padding mode": (lambda m: setattr(m.conv, "padding_mode", "circular"), r"'conv\.padding_mode'"),
+    "dilation": (
+        lambda m: setattr(m.conv, "dilation", (2,)),
+        r"attribute 'conv\.dilation' was \(1,\)",
+    ),
+    "padding mode": (
+        lambda m: setattr(m.conv, "padding_mode", "circular"),
+        r"'conv\.padding_mode'",
+    ),
     "kernel of a pool": (
         lambda m: setattr(m.pool, "kernel_size", 3),
         r"'pool\.kernel_size' was 2 .* is 3 now",
     ),
-    "number by name": (lambda m: setattr(m, "gain", 0.2), r"attribute 'gain' was 1\.0 .* is 0\.2 now"),
+    "number by name": (
+        lambda m: setattr(m, "gain", 0.2),
+        r"attribute 'gain' was 1\.0 .* is 0\.2 now",
+    ),
     "flag of what is dropped": (
         lambda m: setattr(m, "drop_last", True),
         r"'drop_last' was False .* is True now",
@@ -534,7 +567,11 @@ class Counted(nn.Module):
         self.drop, self.path = nn.Dropout(0), DropPath(0.0)
         self.norm = nn.BatchNorm1d(4)
         self.slope, self.epoch, self.scale, self.shift = 0.1, 0, 1.0, 0
-        self.gradient_checkpointing, self.dtype, self.place = False, torch.float32, torch.device("cpu")
+        self.gradient_checkpointing, self.dtype, self.place = (
+            False,
+            torch.float32,
+            torch.device("cpu"),
+        )
         self.stats, self.sizes, self.table = {"seen": 0}, [1, 2], {str(i): 1 for i in range(200)}
         self.passes = []
 
@@ -818,7 +855,9 @@ def test_a_shared_parameter_that_is_untied_is_refused(name, copied):
 def test_a_module_replaced_before_the_first_use_is_refused():
     model, network = traced()
     model[1] = nn.Tanh()
-    with pytest.raises(RuntimeError, match=r"module '1' \(ReLU\) was replaced after tracing, by Tanh"):
+    with pytest.raises(
+        RuntimeError, match=r"module '1' \(ReLU\) was replaced after tracing, by Tanh"
+    ):
         ps.paths.kappa(network)
 
 
@@ -866,7 +905,9 @@ HIDDEN = {
     "a buffer of the same number": lambda model: setattr(model, "which", "q"),
     "a buffer in place of a number": lambda model: setattr(model, "of_buffer", True),
     "a tensor in place of a number": lambda model: setattr(model, "factor", torch.tensor(1.0)),
-    "tensors in place of numbers": lambda model: setattr(model, "sizes", [torch.ones(4), torch.ones(4)]),
+    "tensors in place of numbers": lambda model: setattr(
+        model, "sizes", [torch.ones(4), torch.ones(4)]
+    ),
     "a wrapper that squares": _wrapped_squares,
     "a module in place of Identity": lambda model: setattr(model, "after", nn.Softmax(1)),
     "a module in place of None": lambda model: setattr(model, "between", nn.Softmax(1)),

@@ -15,7 +15,11 @@ class Makes(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.read, self.step, self.out = nn.Linear(3, 4), nn.Linear(4, 4, bias=False), nn.Linear(4, 2)
+        self.read, self.step, self.out = (
+            nn.Linear(3, 4),
+            nn.Linear(4, 4, bias=False),
+            nn.Linear(4, 2),
+        )
 
     def forward(self, x):
         h = torch.zeros(x.shape[0], 4)
@@ -81,7 +85,9 @@ def test_threads_find_what_one_finds_and_leave_the_process_as_it_was():
             torch.testing.assert_close(found[i][name], value, rtol=0, atol=0, msg=f"{name} of {i}")
 
 
-@pytest.mark.parametrize("call", [ps.paths.path_jacobian, ps.paths.unroll, ps.paths.enumerate_paths])
+@pytest.mark.parametrize(
+    "call", [ps.paths.path_jacobian, ps.paths.unroll, ps.paths.enumerate_paths]
+)
 def test_a_failure_leaves_the_process_as_it_was(call):
     broken = []
 
@@ -105,7 +111,9 @@ def test_numbers_are_as_exact_as_the_weights_beside_them():
     torch.manual_seed(0)
     model, x = Makes(), torch.randn(2, 3, 3)
     network = ps.trace(model, x)
-    ours = ps.paths.enumerate_paths(network).output(network.parameters, ps.paths.activity(network, x))
+    ours = ps.paths.enumerate_paths(network).output(
+        network.parameters, ps.paths.activity(network, x)
+    )
     double, h = Makes().double(), torch.zeros(2, 4, dtype=torch.float64)
     double.load_state_dict(model.state_dict())
     for t in range(3):

@@ -119,8 +119,16 @@ def test_leaves_global_state_untouched():
     before = torch.is_grad_enabled(), torch.get_default_dtype(), torch.is_inference_mode_enabled()
     trace(BY_NAME["small resnet"], BY_NAME["small resnet"].model())
     with pytest.raises(ps.UntraceableError):
-        ps.trace(nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2)), torch.randn(1, 2), strict=True)
-    assert before == (torch.is_grad_enabled(), torch.get_default_dtype(), torch.is_inference_mode_enabled())
+        ps.trace(
+            nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2)),
+            torch.randn(1, 2),
+            strict=True,
+        )
+    assert before == (
+        torch.is_grad_enabled(),
+        torch.get_default_dtype(),
+        torch.is_inference_mode_enabled(),
+    )
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.enable_grad])
@@ -166,7 +174,7 @@ def test_is_immutable(attribute):
         network.parameters["0.weight"] = None
 
 
-# --- refusals ------------------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 class Wrapped(nn.Module):
@@ -220,7 +228,10 @@ REFUSED = {
     "absolute threshold": (lambda h, _: functional.threshold(h, 0.5, 0.0), "threshold"),
     "attention": (attention, "softmax|matmul|mm|@"),
     "places of an order": (lambda h, _: h * h.sort(-1).indices, "sort"),
-    "a learned threshold": (lambda h, scale: torch.where(h > scale, h, torch.zeros_like(h)), "lt|gt|>"),
+    "a learned threshold": (
+        lambda h, scale: torch.where(h > scale, h, torch.zeros_like(h)),
+        "lt|gt|>",
+    ),
     "leaving the graph": (lambda h, _: torch.from_numpy(h.detach().numpy()), "detach|numpy"),
     "a branch on a value": (lambda h, _: h if h.sum() > 0 else 2 * h, "bool|gt|>|item|value|sum"),
 }
@@ -252,7 +263,10 @@ MODULES = {
     "Softmax": (lambda: nn.Softmax(-1), "(?i)softmax"),
     "Hardswish": (nn.Hardswish, "(?i)hardswish"),
     "attention": (lambda: nn.MultiheadAttention(4, 2), "(?i)attention"),
-    "transformer layer": (lambda: nn.TransformerEncoderLayer(4, 2, 8), "(?i)transformer|attention|norm"),
+    "transformer layer": (
+        lambda: nn.TransformerEncoderLayer(4, 2, 8),
+        "(?i)transformer|attention|norm",
+    ),
     "Bilinear": (lambda: nn.Bilinear(4, 4, 4), "(?i)bilinear"),
 }
 
@@ -326,7 +340,7 @@ def test_refuses_a_parameter_that_is_not_the_models_to_ask_for():
         ps.trace(model, torch.randn(2, 3), outside=["nothing.here"])
 
 
-# --- what is returned ----------------------------------------------------------------------------------
+# --- what is returned -----------------------------------------------------------------------------
 
 
 class Heads(nn.Module):
@@ -444,7 +458,7 @@ def test_parameters_on_no_path_are_outside():
     assert set(network.outside) == {"unused.weight", "unused.bias"}
 
 
-# --- outside -------------------------------------------------------------------------------------------
+# --- outside --------------------------------------------------------------------------------------
 
 
 def normalised() -> nn.Sequential:
@@ -465,7 +479,9 @@ def test_outside_leaves_modules_to_the_plain_rule(by):
     x = torch.randn(4, 3, dtype=torch.float64)
     network = ps.trace(model, x, outside=["3" if by == "name" else model[3]])
     assert set(network.outside) == {"3.weight", "3.bias"}
-    assert set(network.parameters) == {f"{k}.{kind}" for k in (0, 2, 4, 6) for kind in ("weight", "bias")}
+    assert set(network.parameters) == {
+        f"{k}.{kind}" for k in (0, 2, 4, 6) for kind in ("weight", "bias")
+    }
     # the units next to it are pinned: only the hidden units of either side are free
     assert network.num_classes == 4 + 6
     before = model(x)
@@ -500,7 +516,7 @@ def test_outside_does_not_hide_what_lies_elsewhere():
         ps.trace(model, torch.randn(4, 3, dtype=torch.float64), outside=["0.3"], strict=True)
 
 
-# --- cost ----------------------------------------------------------------------------------------------
+# --- cost -----------------------------------------------------------------------------------------
 
 
 def python_calls(function) -> int:
@@ -523,7 +539,9 @@ def test_cost_grows_no_faster_than_the_number_of_steps():
     model = HandLoop(1, 6)
     ps.trace(model, torch.randn(2, 10, 1))
     # eight times as many steps; one call more for every other pair of steps would show
-    short, long = (python_calls(lambda t=t: ps.trace(model, torch.randn(2, t, 1))) for t in (30, 240))
+    short, long = (
+        python_calls(lambda t=t: ps.trace(model, torch.randn(2, t, 1))) for t in (30, 240)
+    )
     assert long < 8 * short
     assert long < 240 * 2000
 

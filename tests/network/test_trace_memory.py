@@ -28,7 +28,11 @@ class Large(TorchDispatchMode):
 def test_no_table_of_all_elements():
     with torch.device("meta"):
         model = nn.Sequential(
-            nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 3)
+            nn.Linear(WIDTH, WIDTH),
+            nn.ReLU(),
+            nn.Linear(WIDTH, WIDTH),
+            nn.ReLU(),
+            nn.Linear(WIDTH, 3),
         )
     with Large() as large:
         ps.trace(model, torch.zeros(2, WIDTH))

@@ -78,7 +78,9 @@ def test_of_a_small_perceptron():
     for row in range(4):
         (unit,) = (c for c in network.unit_classes if ("0.bias", (row,)) in c.bias)
         assert set(unit.bias) == edges("0.bias", (row,))
-        assert set(unit.incoming) - set(unit.bias) == edges("0.weight", (row, 0), (row, 1), (row, 2))
+        assert set(unit.incoming) - set(unit.bias) == edges(
+            "0.weight", (row, 0), (row, 1), (row, 2)
+        )
         assert set(unit.outgoing) == edges("2.weight", (0, row), (1, row))
 
 
@@ -103,7 +105,9 @@ def test_of_a_convolution_with_a_flattened_read_out():
         assert set(unit.incoming) - set(unit.bias) == edges("0.weight", *taps)
         # two positions are left after pooling, flattened channel by channel
         columns = (2 * channel, 2 * channel + 1)
-        assert set(unit.outgoing) == edges("4.weight", *((row, k) for row in range(2) for k in columns))
+        assert set(unit.outgoing) == edges(
+            "4.weight", *((row, k) for row in range(2) for k in columns)
+        )
 
 
 def test_channels_added_by_a_skip_are_one_class():

@@ -121,8 +121,12 @@ def both_ways(w, x):
     return w.linear("o", added(a, a))
 
 
-CASES = {  # the model, its paths, unit classes, and whether these are all scalings that keep the function
-    **{f"adapter, {way}": (lambda way=way: adapter(way), adapter_terms, 3 + 2, True) for way in ADAPTERS},
+# the model, its paths, unit classes, and whether these are all scalings that keep the function
+CASES = {
+    **{
+        f"adapter, {way}": (lambda way=way: adapter(way), adapter_terms, 3 + 2, True)
+        for way in ADAPTERS
+    },
     **{f"maxout, {way}": (lambda way=way: maxout(way), maxout_terms, 3, True) for way in MAXOUT},
     **{
         f"PReLU, {way}": (build, both_ways if "written" in way else plain_terms, 3, True)
@@ -167,7 +171,9 @@ def test_masses_are_those_of_the_paths(name):
     model = made(name)
     network, weights = ps.trace(model, X), Weights(model)
     norm, first, second = masses(weights, CASES[name][1](weights, [ONE, ONE]))
-    torch.testing.assert_close(ps.paths.squared_path_norm(network).detach(), norm, rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        ps.paths.squared_path_norm(network).detach(), norm, rtol=1e-12, atol=0
+    )
     for metric, oracle in (
         (ps.paths.kappa(network), first),
         (ps.paths.second_term(network), second),
@@ -188,7 +194,9 @@ def test_rescaling_is_bitwise_invisible_on_data_too(name):
         on_data = (
             ps.paths.data_dependent_norm(network, X, alpha=0.5, statistic=s) for s in ("second_moment", "covariance")
         )  # fmt: skip
-        return [t.detach().clone() for t in (model(X), ps.paths.squared_path_norm(network), *on_data)]
+        return [
+            t.detach().clone() for t in (model(X), ps.paths.squared_path_norm(network), *on_data)
+        ]
 
     before = seen()
     metric = ps.paths.data_dependent_kappa(network, X, alpha=0.5, statistic="second_moment")
@@ -205,7 +213,9 @@ OPTIMIZERS = {
     "PathSGD": lambda m, n: ps.optim.PathSGD(m.parameters(), n, lr=0.02, momentum=0.9),
     "PathAdam": lambda m, n: ps.optim.PathAdam(m.parameters(), n, lr=0.01),
     "PathMuon": lambda m, n: ps.optim.PathMuon(m.parameters(), n, lr=0.01),
-    "DDPSGD": lambda m, n: ps.optim.DDPSGD(m.parameters(), n, lr=0.01, alpha=0.5, statistic="second_moment"),
+    "DDPSGD": lambda m, n: ps.optim.DDPSGD(
+        m.parameters(), n, lr=0.01, alpha=0.5, statistic="second_moment"
+    ),
     "Invariant": lambda m, n: ps.optim.Invariant(m.parameters(), n, torch.optim.AdamW, lr=0.01),
 }
 
@@ -228,7 +238,10 @@ def test_optimizers_are_bitwise_invariant(name, rule):
 
 
 def test_slopes_are_trained_and_frozen_weights_are_not():
-    for name, moves in (("PReLU, one each", {"p.weight"}), ("adapter, layers", {"a.weight", "b.weight"})):
+    for name, moves in (
+        ("PReLU, one each", {"p.weight"}),
+        ("adapter, layers", {"a.weight", "b.weight"}),
+    ):
         model = made(name)
         before = {key: p.detach().clone() for key, p in model.named_parameters()}
         optimizer = ps.optim.PathSGD(

@@ -1,7 +1,7 @@
 """Models as users bring them: each is traced rightly, or refused with the place and what to do.
 
-The oracle lists every path, by running the model on real tensors: what it returns is the sum over its paths, and
-gamma_net^2 the sum of their squares.
+The oracle lists every path, by running the model on real tensors: what it returns is the sum over
+its paths, and gamma_net^2 the sum of their squares.
 """
 
 import copy
@@ -30,7 +30,9 @@ class Model(nn.Module):
 
 
 def normal(*shape):
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(len(shape)))
+    return torch.randn(
+        shape, dtype=torch.float64, generator=torch.Generator().manual_seed(len(shape))
+    )
 
 
 def tokens(*shape):
@@ -47,7 +49,9 @@ def conv(*layers, flat):
 
 def bag(mode, **options):
     return Model(
-        lambda m, *t: m.o(m.e(*t).relu()), e=nn.EmbeddingBag(5, 3, mode=mode, **options), o=nn.Linear(3, 2)
+        lambda m, *t: m.o(m.e(*t).relu()),
+        e=nn.EmbeddingBag(5, 3, mode=mode, **options),
+        o=nn.Linear(3, 2),
     )
 
 
@@ -74,9 +78,9 @@ class Inverted(nn.Module):
         self.narrow = nn.Conv2d(2, 1, 1)
 
     def forward(self, x):
-        return (x + self.narrow(functional.relu(self.each(functional.relu(self.norm(self.wide(x))))))).mean(
-            (2, 3)
-        )
+        return (
+            x + self.narrow(functional.relu(self.each(functional.relu(self.norm(self.wide(x))))))
+        ).mean((2, 3))
 
 
 def cells(m, x):
@@ -88,7 +92,9 @@ def cells(m, x):
 
 def shared_layer():
     layer = nn.Linear(3, 3)
-    return nn.Sequential(nn.Linear(2, 3), nn.ReLU(), layer, nn.ReLU(), layer, nn.ReLU(), nn.Linear(3, 1))
+    return nn.Sequential(
+        nn.Linear(2, 3), nn.ReLU(), layer, nn.ReLU(), layer, nn.ReLU(), nn.Linear(3, 1)
+    )
 
 
 def tied_autoencoder():
@@ -170,14 +176,18 @@ def test_is_the_sum_over_its_paths(name):
     known = (paths.factor * paths.values(network.parameters)).square().sum().item()
     assert ps.paths.squared_path_norm(network).item() == pytest.approx(known, rel=1e-12)
     ours = paths.output(network.parameters, ps.paths.activity(network, inputs))
-    torch.testing.assert_close(ours, call(model, inputs).reshape(ours.shape), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        ours, call(model, inputs).reshape(ours.shape), rtol=1e-10, atol=1e-10
+    )
 
 
 NOTHING_TO_RESCALE = [name for name, (_, _, classes) in TRACED.items() if not classes]
 
 
 @pytest.mark.sample(4)
-@pytest.mark.parametrize("name", [n for n in TRACED if n not in ("half of it frozen", *NOTHING_TO_RESCALE)])
+@pytest.mark.parametrize(
+    "name", [n for n in TRACED if n not in ("half of it frozen", *NOTHING_TO_RESCALE)]
+)
 def test_rescaling_is_bitwise_invisible(name):
     model, inputs, _ = built(name)
     report = ps.rescaling.check_invariance(
@@ -189,7 +199,9 @@ def test_rescaling_is_bitwise_invisible(name):
 
 def pooled(fill):
     layers = {"i": nn.Linear(3, 8), "o": nn.Linear(8, 8), "r": nn.Linear(8, 2)}
-    return Model(lambda m, x, mask: m.r(m.o(m.i(x).masked_fill(mask, fill).amax(1)).relu()), **layers)
+    return Model(
+        lambda m, x, mask: m.r(m.o(m.i(x).masked_fill(mask, fill).amax(1)).relu()), **layers
+    )
 
 
 @pytest.mark.parametrize("fill", [-1e4, -1e9, torch.finfo(torch.float32).min])
@@ -307,7 +319,10 @@ def test_outputs_come_in_any_structure(form):
     model = Model(lambda m, x: form(m.a(m.i(x).relu()), m.b(m.i(x).relu())),
         i=nn.Linear(3, 4), a=nn.Linear(4, 2), b=nn.Linear(4, 1)).double()  # fmt: skip
     plain = Model(
-        lambda m, x: torch.cat([m.a(m.i(x).relu()), m.b(m.i(x).relu())], 1), i=model.i, a=model.a, b=model.b
+        lambda m, x: torch.cat([m.a(m.i(x).relu()), m.b(m.i(x).relu())], 1),
+        i=model.i,
+        a=model.a,
+        b=model.b,
     )
     x = normal(2, 3)
     network = ps.trace(model, x)

@@ -149,7 +149,9 @@ WAYS = {
         ),
     ),
     "second names, in place": (
-        lambda m, x: m.c(torch.divide(m.a(x).multiply_(3).absolute_().negative_(), 2).subtract_(m.z(x))),
+        lambda m, x: m.c(
+            torch.divide(m.a(x).multiply_(3).absolute_().negative_(), 2).subtract_(m.z(x))
+        ),
         lambda m, x: m.c(-(m.a(x) * 3).abs() / 2 - m.z(x)),
     ),
     "kept in a list": (lambda m, x: keeping(m, x, lambda y: [y]), lambda m, x: m.c(h(m, x))),
@@ -232,9 +234,9 @@ class Thrice(nn.Module):
             functional.linear(x.new_zeros(len(x), 4), self.w[:, :4]),
             functional.linear(self.a(x).relu(), self.w).relu(),
         )
-        return self.c((zeros + whole).relu()) + functional.linear(self.d(x).relu(), self.w[:, :4]).relu().sum(
-            -1, keepdim=True
-        )
+        return self.c((zeros + whole).relu()) + functional.linear(
+            self.d(x).relu(), self.w[:, :4]
+        ).relu().sum(-1, keepdim=True)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +256,9 @@ def test_parts_of_a_weight_that_are_read_on_zeros_free_no_unit(make):
     torch.testing.assert_close(model(x), before, rtol=1e-12, atol=1e-12)
     assert network.num_classes > 0
     edges = network.edges["w"]
-    assert bool(((edges.target != 0) | (edges.source != 0)).all())  # every element is an edge of hidden units
+    assert bool(
+        ((edges.target != 0) | (edges.source != 0)).all()
+    )  # every element is an edge of hidden units
 
 
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
@@ -279,7 +283,9 @@ class Resized(nn.Module):
 
     def forward(self, x):
         return self.out(
-            functional.interpolate(self.into(x).relu(), size=self.size, mode=self.mode, antialias=True)
+            functional.interpolate(
+                self.into(x).relu(), size=self.size, mode=self.mode, antialias=True
+            )
         )
 
 
@@ -290,5 +296,7 @@ def test_inputs_normalized_by_their_batch_are_normalized_by_it_on_data():
     white = functional.batch_norm(x, None, None, training=True)
     found = ps.paths.data_dependent_kappa(ps.trace(model, x), x, alpha=1.0)
     expected = ps.paths.data_dependent_kappa(ps.trace(body, white), white, alpha=1.0)
-    torch.testing.assert_close({name.removeprefix("1."): value for name, value in found.items()}, expected)
+    torch.testing.assert_close(
+        {name.removeprefix("1."): value for name, value in found.items()}, expected
+    )
     assert not model[0].running_mean.any()  # a look at the network is no step of training

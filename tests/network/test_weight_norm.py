@@ -1,7 +1,8 @@
 """Weight normalization, w = g v / |v|: the gain carries the scale of a row, and the length of v is free.
 
-In the squared network w^2 = g^2 v^2 / m, with m the sum of v^2 over what is normalized together, held in derivatives.
-Here paths are counted one by one, and which diagonal scalings keep the function is found by brute force.
+In the squared network w^2 = g^2 v^2 / m, with m the sum of v^2 over what is normalized together,
+held in derivatives. Here paths are counted one by one, and which diagonal scalings keep the
+function is found by brute force.
 """
 
 import copy
@@ -67,7 +68,10 @@ def mlp(norm=parametrizations.weight_norm, dim=0):
 
 
 NAMES = {
-    parametrizations.weight_norm: ("parametrizations.weight.original0", "parametrizations.weight.original1"),
+    parametrizations.weight_norm: (
+        "parametrizations.weight.original0",
+        "parametrizations.weight.original1",
+    ),
     by_hooks: ("weight_g", "weight_v"),
 }
 BOTH = pytest.mark.parametrize("norm", NAMES, ids=["parametrization", "hooks"])
@@ -93,8 +97,14 @@ def paths(model, norm, dim):
             edges.append((column, row, weights, 1 / together.sum().item()))
         return edges
 
-    found = [(row, weights, factor) for source, row, weights, factor in layer(0, False) if source is not None]
-    found += [(row, weights, factor) for source, row, weights, factor in layer(0, False) if source is None]
+    found = [
+        (row, weights, factor)
+        for source, row, weights, factor in layer(0, False)
+        if source is not None
+    ]
+    found += [
+        (row, weights, factor) for source, row, weights, factor in layer(0, False) if source is None
+    ]
     for number in (2, 4):
         edges, before = layer(number, True), found
         found = [(row, weights, factor) for source, row, weights, factor in edges if source is None]
@@ -127,15 +137,20 @@ def test_norm_and_kappa_are_those_of_the_paths_one_by_one(norm, dim):
     assert not network.cuts
     assert ps.paths.squared_path_norm(network).item() == pytest.approx(total, rel=1e-12)
     assert_close(ps.paths.kappa(network), kappa, **TIGHT)
-    assert_close(ps.paths.kappa(network, second_term=True), kappa, **TIGHT)  # no path meets a weight twice
+    assert_close(
+        ps.paths.kappa(network, second_term=True), kappa, **TIGHT
+    )  # no path meets a weight twice
 
 
 @DIMS
 def test_all_diagonal_scalings_that_keep_the_function_are_found(dim):
     model = mlp(dim=dim)
     network = ps.trace(model, X)
-    assert network.num_classes == scalings(mlp(by_hand, dim), [torch.randn(12, 3).double()]).shape[1]
-    # each layer has one scale in front, or one for every unit if the columns have gains; and the lengths of v
+    assert (
+        network.num_classes == scalings(mlp(by_hand, dim), [torch.randn(12, 3).double()]).shape[1]
+    )
+    # each layer has one scale in front, or one for every unit if the columns have gains; and the
+    # lengths of v
     assert network.num_classes == {0: 1 + 1 + 5 + 2, 1: 4 + 1 + 4 + 5, None: 1 + 1 + 1 + 1}[dim]
 
 
@@ -184,7 +199,9 @@ def test_kappa_on_data_holds_the_lengths():
 
     def held(number, h):
         g, v = (leaves[f"{number}.{name}"] for name in NAMES[parametrizations.weight_norm])
-        return functional.linear(h, v * (g / v.detach().norm(dim=1, keepdim=True)), leaves[f"{number}.bias"])
+        return functional.linear(
+            h, v * (g / v.detach().norm(dim=1, keepdim=True)), leaves[f"{number}.bias"]
+        )
 
     h = functional.linear(X, leaves["0.weight"], leaves["0.bias"]).relu()
     y = held(4, held(2, h).relu())
@@ -192,10 +209,14 @@ def test_kappa_on_data_holds_the_lengths():
     expected = {name: torch.zeros_like(p) for name, p in leaves.items()}
     for output in y.flatten():
         for name, slope in zip(
-            leaves, torch.autograd.grad(output, list(leaves.values()), retain_graph=True), strict=True
+            leaves,
+            torch.autograd.grad(output, list(leaves.values()), retain_graph=True),
+            strict=True,
         ):
             expected[name] += slope.square() / len(X)
-    assert_close(ps.paths.data_dependent_kappa(network, X, alpha=1.0), expected, rtol=1e-10, atol=1e-12)
+    assert_close(
+        ps.paths.data_dependent_kappa(network, X, alpha=1.0), expected, rtol=1e-10, atol=1e-12
+    )
 
 
 def test_balancing_keeps_the_function_and_undoes_a_rescaling():
@@ -204,7 +225,9 @@ def test_balancing_keeps_the_function_and_undoes_a_rescaling():
     ps.rescaling.balance_(network)
     assert_close(model(X), before, rtol=1e-10, atol=1e-12)
     balanced = copy.deepcopy(model.state_dict())
-    ps.rescaling.random_rescale_(network, powers_of_two=True, generator=torch.Generator().manual_seed(0))
+    ps.rescaling.random_rescale_(
+        network, powers_of_two=True, generator=torch.Generator().manual_seed(0)
+    )
     ps.rescaling.balance_(network)
     assert_close(model.state_dict(), balanced, rtol=1e-10, atol=1e-12)
 
@@ -220,7 +243,9 @@ def test_what_lists_paths_refuses_it_by_name():
     ):
         with pytest.raises((ValueError, RuntimeError), match=r"_weight_norm|sharing="):
             refused()
-    names = [f"{number}.{name}" for number in (2, 4) for name in NAMES[parametrizations.weight_norm]]
+    names = [
+        f"{number}.{name}" for number in (2, 4) for name in NAMES[parametrizations.weight_norm]
+    ]
     left = ps.trace(model, X, outside=["2.parametrizations.weight", "4.parametrizations.weight"])
     assert set(left.outside) >= set(names)
     ps.optim.GSGD(model.parameters(), left, lr=0.1)
@@ -271,7 +296,11 @@ class Tokens(nn.Module):
 ELSEWHERE = {
     "embedding": (nn.Embedding(7, 4), "weight", torch.tensor([[1, 2, 3], [0, 6, 1]])),
     "bilinear": (nn.Bilinear(3, 3, 4), "weight", (X[:2].float(), X[2:4].float())),
-    "recurrent": (nn.RNN(3, 4, nonlinearity="relu", batch_first=True), "weight_hh_l0", torch.randn(2, 5, 3)),
+    "recurrent": (
+        nn.RNN(3, 4, nonlinearity="relu", batch_first=True),
+        "weight_hh_l0",
+        torch.randn(2, 5, 3),
+    ),
     "attention": (
         nn.MultiheadAttention(4, 2, batch_first=True),
         "in_proj_weight",
@@ -294,7 +323,9 @@ def test_operations_that_do_not_know_such_a_weight_are_cut(name):
     network, before = ps.trace(model, x), seen()
     assert network.cuts
     assert network.num_classes
-    ps.rescaling.random_rescale_(network, powers_of_two=True, generator=torch.Generator().manual_seed(0))
+    ps.rescaling.random_rescale_(
+        network, powers_of_two=True, generator=torch.Generator().manual_seed(0)
+    )
     assert torch.equal(seen(), before)
     assert all(bool(torch.isfinite(k).all()) for k in ps.paths.kappa(network).values())
 
@@ -303,7 +334,9 @@ def test_operations_that_do_not_know_such_a_weight_are_cut(name):
 def test_on_data_such_a_weight_is_to_be_left_outside_of_a_cut(name):
     layer, weight, x = ELSEWHERE[name]
     model = Tokens(parametrizations.weight_norm(copy.deepcopy(layer), weight))
-    with pytest.raises(ps.network.UnmatchedForwardError, match=r"enters a cut.*outside=\['") as refused:
+    with pytest.raises(
+        ps.network.UnmatchedForwardError, match=r"enters a cut.*outside=\['"
+    ) as refused:
         ps.paths.data_dependent_kappa(ps.trace(model, x), x)
     named = str(refused.value).split("outside=['")[1].split("']")[0]
     assert ps.paths.data_dependent_kappa(ps.trace(model, x, outside=[named]), x)
@@ -335,12 +368,16 @@ def test_other_parametrizations_are_cuts(name, training):
     network = ps.trace(model, X)
     assert {cut.module for cut in network.cuts} == {"2.parametrizations.weight.0"}
     for parameter in (n for n, _ in model.named_parameters() if "parametrizations" in n):
-        labels = network.edges.get(parameter)  # where it is divided by a number, it has edges of fixed scales
+        labels = network.edges.get(
+            parameter
+        )  # where it is divided by a number, it has edges of fixed scales
         assert parameter in network.outside or not bool(labels.target.any() or labels.source.any())
     assert network.num_classes >= 4  # those behind it, between two plain layers
     model.eval()
     before = model(X)
-    ps.rescaling.random_rescale_(network, powers_of_two=True, generator=torch.Generator().manual_seed(0))
+    ps.rescaling.random_rescale_(
+        network, powers_of_two=True, generator=torch.Generator().manual_seed(0)
+    )
     assert torch.equal(model(X), before)
 
 
@@ -392,7 +429,9 @@ def test_convolutions(dim, transposed, groups, classes):
     assert norm.item() == pytest.approx(total.item(), rel=1e-12)
     kappa = dict(zip(q, torch.autograd.grad(total, list(q.values())), strict=True))
     assert_close(ps.paths.kappa(network), kappa, **TIGHT)
-    ps.rescaling.random_rescale_(network, powers_of_two=True, generator=torch.Generator().manual_seed(0))
+    ps.rescaling.random_rescale_(
+        network, powers_of_two=True, generator=torch.Generator().manual_seed(0)
+    )
     assert torch.equal(model(x), before)
     report = ps.rescaling.check_invariance(
         model.float(), x.float(), lambda y: y.square().mean(), OPTIMIZERS["PathSGD"], steps=5

@@ -36,7 +36,9 @@ def test_the_function_is_kept_and_every_channel_is_free(build, shape, classes, n
     network = ps.trace(model, x)
     assert network.num_classes == classes
     assert not network.cuts
-    ps.rescaling.random_rescale_(network, 2**-8, 2**8, powers_of_two=True, generator=torch.Generator())
+    ps.rescaling.random_rescale_(
+        network, 2**-8, 2**8, powers_of_two=True, generator=torch.Generator()
+    )
     assert_close(model(x), before, rtol=0, atol=0)
     for criterion in ("path", "range", "rounding"):
         ps.rescaling.balance_(network, x, criterion=criterion)
@@ -75,7 +77,8 @@ def test_derivatives_in_bounds_are_those_on_data(alpha):
     capped = (model[0](x) > 6).double().mean(0)
     assert_close(found, capped * model[2].weight.detach().square().sum(0))
     assert all(
-        bool(k.isfinite().all()) for k in ps.paths.data_dependent_kappa(network, x, alpha=alpha).values()
+        bool(k.isfinite().all())
+        for k in ps.paths.data_dependent_kappa(network, x, alpha=alpha).values()
     )
 
 

@@ -25,18 +25,26 @@ LAYERS = {
     "linear": (lambda bias: nn.Linear(4, 3, bias=bias), (7, 4)),
     "linear over time": (lambda bias: nn.Linear(4, 3, bias=bias), (3, 5, 4)),
     "conv1d": (lambda bias: nn.Conv1d(2, 3, 3, padding=1, bias=bias), (4, 2, 5)),
-    "conv2d": (lambda bias: nn.Conv2d(2, 3, 3, stride=2, padding=1, dilation=2, bias=bias), (3, 2, 6, 5)),
+    "conv2d": (
+        lambda bias: nn.Conv2d(2, 3, 3, stride=2, padding=1, dilation=2, bias=bias),
+        (3, 2, 6, 5),
+    ),
     "valid": (lambda bias: nn.Conv1d(2, 3, 2, padding="valid", bias=bias), (4, 2, 6)),
     "groups": (lambda bias: nn.Conv2d(4, 6, 2, groups=2, bias=bias), (3, 4, 4, 4)),
     "same": (lambda bias: nn.Conv1d(2, 3, 3, padding="same", bias=bias), (4, 2, 6)),
-    "circular": (lambda bias: nn.Conv1d(2, 3, 3, padding=1, padding_mode="circular", bias=bias), (4, 2, 5)),
+    "circular": (
+        lambda bias: nn.Conv1d(2, 3, 3, padding=1, padding_mode="circular", bias=bias),
+        (4, 2, 5),
+    ),
 }
 
 
 def mlp(*widths: int, bias: bool = True) -> nn.Sequential:
     torch.manual_seed(0)
     layers = [
-        m for i in range(len(widths) - 1) for m in (nn.Linear(*widths[i : i + 2], bias=bias), nn.ReLU())
+        m
+        for i in range(len(widths) - 1)
+        for m in (nn.Linear(*widths[i : i + 2], bias=bias), nn.ReLU())
     ]
     return nn.Sequential(*layers[:-1]).double()
 
@@ -48,7 +56,11 @@ def single(name: str, *, bias: bool) -> tuple[nn.Sequential, torch.Tensor, torch
     layer = build(bias)
     x = torch.randn(shape, dtype=torch.float64)
     rows, weight = oracle.predecessors(layer.double(), torch.ones_like(x))
-    out = nn.Linear(weight.shape[0], 1) if isinstance(layer, nn.Linear) else nn.Conv1d(weight.shape[0], 1, 1)
+    out = (
+        nn.Linear(weight.shape[0], 1)
+        if isinstance(layer, nn.Linear)
+        else nn.Conv1d(weight.shape[0], 1, 1)
+    )
     if isinstance(layer, nn.Conv2d):
         out = nn.Conv2d(weight.shape[0], 1, 1)
     return nn.Sequential(layer, nn.ReLU(), out).double(), x, rows[0].mean(0)
@@ -82,11 +94,17 @@ def test_layer_is_what_the_definition_says_and_so_are_its_gradients(name, rule, 
     )
     leaves = [x.clone().requires_grad_(), *normal[0].parameters()]
     z = normal[0](leaves[0])
-    rows = z.flatten(0, -2) if name.startswith("linear") else z.flatten(2).transpose(1, 2).flatten(0, 1)
+    rows = (
+        z.flatten(0, -2)
+        if name.startswith("linear")
+        else z.flatten(2).transpose(1, 2).flatten(0, 1)
+    )
     expected = oracle.normalized(normal[0], leaves[0], alpha, statistic, centred, d)
     torch.testing.assert_close(rows, expected, rtol=1e-11, atol=1e-12)
     seed = torch.randn_like(expected)
-    ours, theirs = (torch.autograd.grad(v, leaves, seed, allow_unused=True) for v in (rows, expected))
+    ours, theirs = (
+        torch.autograd.grad(v, leaves, seed, allow_unused=True) for v in (rows, expected)
+    )
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-11)
 
@@ -133,7 +151,9 @@ def test_torch_func_differentiates_what_a_backward_pass_does(rule):
     buffers = dict(other.named_buffers())
 
     def loss(parameters, buffers):
-        return torch.func.functional_call(other, (parameters, buffers), (x,)).square().sum(), buffers
+        return torch.func.functional_call(
+            other, (parameters, buffers), (x,)
+        ).square().sum(), buffers
 
     gradients, buffers = torch.func.grad(loss, has_aux=True)(parameters, buffers)
     normal(x).square().sum().backward()
@@ -191,11 +211,16 @@ def test_length_of_the_weights_does_not_matter_to_the_last_bit(rule):
 
 @pytest.mark.parametrize("momentum", [0.1, None])
 @pytest.mark.parametrize("convolutional", [False, True])
-def test_covariance_centred_is_batch_normalization_without_affine_parameters(convolutional, momentum):
+def test_covariance_centred_is_batch_normalization_without_affine_parameters(
+    convolutional, momentum
+):
     torch.manual_seed(2)
     if convolutional:
         layers = [nn.Conv2d(2, 4, 3, padding=1, bias=False), nn.Conv2d(4, 3, 3, bias=False)]
-        norms, x = [nn.BatchNorm2d(c, affine=False, momentum=momentum) for c in (4, 3)], (5, 2, 6, 6)
+        norms, x = (
+            [nn.BatchNorm2d(c, affine=False, momentum=momentum) for c in (4, 3)],
+            (5, 2, 6, 6),
+        )
         tail = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2)]
     else:
         layers = [nn.Linear(3, 5, bias=False), nn.Linear(5, 3, bias=False)]
@@ -237,7 +262,9 @@ def test_fold_gives_the_plain_network_of_evaluation_mode(rule):
     )  # fmt: skip
     model = model.double()
     x = torch.randn(4, 1, 6, 6, dtype=torch.float64)
-    normal = ps.nn.ddp_normalize(model, ps.trace(model, x), alpha=alpha, statistic=statistic, centred=centred)
+    normal = ps.nn.ddp_normalize(
+        model, ps.trace(model, x), alpha=alpha, statistic=statistic, centred=centred
+    )
     for _ in range(3):
         normal(torch.randn_like(x))
     plain = ps.nn.fold(normal)
@@ -250,7 +277,12 @@ def test_fold_gives_the_plain_network_of_evaluation_mode(rule):
     assert ps.trace(plain, x).num_classes == 12
     # with the batch itself as the running statistic, evaluation is training
     whole = ps.nn.ddp_normalize(
-        model, ps.trace(model, x), alpha=alpha, statistic="second_moment", centred=centred, momentum=1.0
+        model,
+        ps.trace(model, x),
+        alpha=alpha,
+        statistic="second_moment",
+        centred=centred,
+        momentum=1.0,
     )
     trained = whole(x)
     torch.testing.assert_close(whole.eval()(x), trained, rtol=1e-11, atol=1e-12)
@@ -328,7 +360,8 @@ def test_path_normalization_has_unit_path_measure_and_needs_no_batch():
     # every internal node has gamma^2 = 1, so the path norm is that of the last layer alone
     expected = plain[4].weight.square().sum() + plain[4].bias.square().sum()
     torch.testing.assert_close(ps.paths.squared_path_norm(ps.trace(plain, x)), expected)
-    # path-normalizing is a rescaling: the outputs are those of the rescaled network with its output layer kept
+    # path-normalizing is a rescaling: the outputs are those of the rescaled network with its output
+    # layer kept
     assert not torch.allclose(plain(x), model(x))
 
 
@@ -384,7 +417,9 @@ def test_half_precision_regions_compute_in_the_parameters_type():
 def test_half_precision_models_train(rule):
     alpha, statistic, centred = rule
     model, x = mlp(3, 5, 4, 2), torch.randn(64, 3, dtype=torch.float64)
-    exact = ps.nn.ddp_normalize(model, ps.trace(model, x), alpha=alpha, statistic=statistic, centred=centred)
+    exact = ps.nn.ddp_normalize(
+        model, ps.trace(model, x), alpha=alpha, statistic=statistic, centred=centred
+    )
     half = copy.deepcopy(exact).bfloat16()
     for m, inputs in ((exact, x), (half, x.bfloat16())):
         m(inputs).square().mean().backward()
@@ -406,7 +441,9 @@ def test_statistics_that_float16_does_not_hold_are_taken_in_a_type_that_does():
         torch.autograd.grad(z, normal[0].weight, g)[0],
         torch.autograd.grad(expected, w, g.double())[0],
     )
-    torch.testing.assert_close(ours.double(), exact, rtol=4e-3, atol=4e-3 * exact.abs().max().item())
+    torch.testing.assert_close(
+        ours.double(), exact, rtol=4e-3, atol=4e-3 * exact.abs().max().item()
+    )
 
 
 def test_evaluation_does_not_track_and_batch_statistics_flow_gradients():
@@ -443,7 +480,9 @@ def test_inference_mode_is_no_obstacle():
 
 def test_a_variance_of_one_value_is_refused():
     model = mlp(3, 5, 2)
-    normal = ps.nn.ddp_normalize(model, ps.trace(model, torch.zeros(1, 3).double()), statistic="covariance")
+    normal = ps.nn.ddp_normalize(
+        model, ps.trace(model, torch.zeros(1, 3).double()), statistic="covariance"
+    )
     with pytest.raises(ValueError, match="at least 2 values per channel"):
         normal(torch.randn(1, 3, dtype=torch.float64))
     with pytest.raises(ValueError, match=r"at least 2 values per channel.*got 0"):
@@ -528,7 +567,11 @@ def test_what_has_no_normalized_form_is_refused_by_name(model, shape, message):
 def test_without_a_path_measure_fixed_scales_do_no_harm():
     model = Fixed()
     normal = ps.nn.ddp_normalize(model, ps.trace(model, torch.zeros(2, 3)), alpha=1.0)
-    assert [type(m).__name__ for m in (normal.a, normal.b, normal.out)] == ["Linear", "DDPLinear", "Linear"]
+    assert [type(m).__name__ for m in (normal.a, normal.b, normal.out)] == [
+        "Linear",
+        "DDPLinear",
+        "Linear",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,11 @@ def test_nodes_and_gradients_are_what_the_definition_says(name, rule):
     z = oracle.normalized(normal[0], x, alpha, statistic, centred, d, sample)
     last = normal[2]
     expected = z.relu() @ last.weight.flatten(1).T + last.bias
-    rows = out.reshape(-1, 2) if name.startswith("linear") else out.flatten(2).transpose(1, 2).flatten(0, 1)
+    rows = (
+        out.reshape(-1, 2)
+        if name.startswith("linear")
+        else out.flatten(2).transpose(1, 2).flatten(0, 1)
+    )
     torch.testing.assert_close(rows, expected, rtol=1e-11, atol=1e-12)
     seed = torch.randn_like(expected)
     ours, theirs = (torch.autograd.grad(v, parameters, seed) for v in (rows, expected))
@@ -63,7 +67,9 @@ def test_two_layers_an_input_does_not_depend_on_the_others_and_averages_follow_t
     out = ps.nn.measured_on(one, x, sample)
     for i in range(len(x)):
         torch.testing.assert_close(ps.nn.measured_on(one, x[i : i + 1], sample)[0], out[i])
-    torch.testing.assert_close(ps.nn.measured_on(one, sample, sample), one(sample), rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(
+        ps.nn.measured_on(one, sample, sample), one(sample), rtol=1e-11, atol=1e-12
+    )
     # the averages are those of a pass of the sample alone
     one = ps.nn.ddp_normalize(model, ps.trace(model, x), **options)
     ps.nn.measured_on(one, x, sample)

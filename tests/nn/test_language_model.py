@@ -122,7 +122,8 @@ def test_weight_drop_takes_tied_and_parametrized_weights(bias):
     """The parameters of such a layer are fewer than its weights, or stand in another order."""
     torch.manual_seed(0)
     dropped, plain = (
-        ps.nn.StackedReLURNN(4, [4, 4], weight_drop=p, bias=bias).double().eval() for p in (0.4, 0.0)
+        ps.nn.StackedReLURNN(4, [4, 4], weight_drop=p, bias=bias).double().eval()
+        for p in (0.4, 0.0)
     )
     plain.load_state_dict(dropped.state_dict())
     for rnn in (dropped, plain):
@@ -157,7 +158,7 @@ def test_tied_weights_are_one_parameter():
     assert again.decoder.weight is again.embedding.weight
 
 
-# --- geometry ---------------------------------------------------------------------------------------------
+# --- geometry -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -222,7 +223,10 @@ def test_training_with_drops_does_not_see_the_scale(optimizer):
 
     model = language_model(embedding_dropout=0.2, layers=3, **DROPS).float()
     factors = 2.0 ** torch.randint(-6, 7, (10,))
-    ours, rescaled = trained(copy.deepcopy(model), make), trained(copy.deepcopy(model), make, factors)
+    ours, rescaled = (
+        trained(copy.deepcopy(model), make),
+        trained(copy.deepcopy(model), make, factors),
+    )
     assert torch.isfinite(ours).all()
     assert not torch.equal(ours[0], ours[-1])
     assert torch.equal(ours, rescaled)
@@ -243,14 +247,16 @@ def test_embedding_and_decoder_take_the_plain_rule():
     plain = torch.optim.SGD(other.parameters(), lr=0.1)
     tokens = torch.randint(7, (2, 5))
     for m, optimizer in ((model, path), (other, plain)):
-        functional.cross_entropy(m(tokens[:, :-1])[0].flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        functional.cross_entropy(
+            m(tokens[:, :-1])[0].flatten(0, 1), tokens[:, 1:].flatten()
+        ).backward()
         optimizer.step()
     for name, p in model.named_parameters():
         same = torch.equal(p, other.get_parameter(name))
         assert same == (not name.startswith("rnn."))
 
 
-# --- bad input --------------------------------------------------------------------------------------------
+# --- bad input ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -258,11 +264,17 @@ def test_embedding_and_decoder_take_the_plain_rule():
     [
         (lambda: ps.nn.StackedReLURNN(3, []), "needs a layer"),
         (lambda: ps.nn.StackedReLURNN(3, [4, 0]), "positive sizes"),
-        (lambda: ps.nn.StackedReLURNN(3, [4], weight_drop=1.0), r"weight_drop must be in \[0, 1\), got 1.0"),
+        (
+            lambda: ps.nn.StackedReLURNN(3, [4], weight_drop=1.0),
+            r"weight_drop must be in \[0, 1\), got 1.0",
+        ),
         (lambda: ps.nn.StackedReLURNN(3, [4.5]), r"whole: got 3 and \[4.5\]"),
         (lambda: ps.nn.StackedReLURNN("3", [4]), "whole: got 3"),
         (lambda: ps.nn.LanguageModel(0), "vocabulary must be a whole number, at least 1, got 0"),
-        (lambda: ps.nn.LanguageModel("5"), "vocabulary must be a whole number, at least 1, got '5'"),
+        (
+            lambda: ps.nn.LanguageModel("5"),
+            "vocabulary must be a whole number, at least 1, got '5'",
+        ),
         (lambda: ps.nn.LanguageModel(5, layers=0), "layers must be"),
         (lambda: ps.nn.LanguageModel(5, embedding_dropout=-0.1), "embedding_dropout must be"),
     ],
@@ -277,7 +289,9 @@ def test_what_is_no_number_is_named():
         ps.nn.StackedReLURNN(3, [4], weight_drop="0.1")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="dropout must be a number, got None"):
         ps.nn.RecurrentCNN(1, 2, dropout=None)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="hidden_sizes must be a sequence, one size per layer, got None"):
+    with pytest.raises(
+        TypeError, match="hidden_sizes must be a sequence, one size per layer, got None"
+    ):
         ps.nn.StackedReLURNN(3, None)  # type: ignore[arg-type]
 
 
@@ -293,18 +307,25 @@ def test_dropped_weights_of_any_module_are_edges():
             self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 2)
 
         def forward(self, x):
-            x = functional.linear(x, functional.dropout(self.first.weight, 0.5, self.training)).relu()
+            x = functional.linear(
+                x, functional.dropout(self.first.weight, 0.5, self.training)
+            ).relu()
             return self.second(x)
 
     model = DropConnect()
-    kappas = [ps.paths.kappa(ps.trace(model.train(mode), torch.zeros(1, 3))) for mode in (True, False)]
+    kappas = [
+        ps.paths.kappa(ps.trace(model.train(mode), torch.zeros(1, 3))) for mode in (True, False)
+    ]
     assert_close(kappas[0], kappas[1])
     assert set(kappas[0]) == {"first.weight", "second.weight", "second.bias"}
 
 
 @pytest.mark.parametrize("training", [False, True])
 def test_a_trace_of_either_form_can_be_followed_on_data(training):
-    model, tokens = language_model(embedding_dropout=0.3, **DROPS).train(training), torch.randint(7, (3, 6))
+    model, tokens = (
+        language_model(embedding_dropout=0.3, **DROPS).train(training),
+        torch.randint(7, (3, 6)),
+    )
     network = ps.trace(model, tokens, outside=["embedding", "decoder"])
     found = ps.paths.data_dependent_kappa(network, tokens, alpha=0.5)
     plain = language_model()

@@ -25,13 +25,20 @@ def test_it_is_the_recurrence(layers):
         entering = functional.conv2d(x, layer.forth.weight, padding=1)
         h = None
         for norm in layer.norms:
-            z = entering if h is None else entering + functional.conv2d(h, layer.back.weight, padding=1)
+            z = (
+                entering
+                if h is None
+                else entering + functional.conv2d(h, layer.back.weight, padding=1)
+            )
             scale = norm.weight / (norm.running_var + norm.eps).sqrt()
             h = (
-                (z - norm.running_mean[:, None, None]) * scale[:, None, None] + norm.bias[:, None, None]
+                (z - norm.running_mean[:, None, None]) * scale[:, None, None]
+                + norm.bias[:, None, None]
             ).clamp(min=0)
         x = functional.max_pool2d(h, 3, 2, 1) if number in (0, 2) else h
-    assert_close(model(images), functional.linear(x.amax((2, 3)), model.readout.weight, model.readout.bias))
+    assert_close(
+        model(images), functional.linear(x.amax((2, 3)), model.readout.weight, model.readout.bias)
+    )
 
 
 @pytest.mark.parametrize("unfoldings", [1, 3])
@@ -40,9 +47,13 @@ def test_its_unit_classes(unfoldings):
     network = ps.trace(model, images)
     # per layer: the maps that are fed back, and those of the last unfolding
     assert network.num_classes == 2 * 2 * 3
-    fed_back = [c for c in network.unit_classes if ("layers.0.back.weight", (0, 0, 0, 0)) in c.outgoing]
+    fed_back = [
+        c for c in network.unit_classes if ("layers.0.back.weight", (0, 0, 0, 0)) in c.outgoing
+    ]
     assert len(fed_back) == 1
-    gains = {name for name, _ in fed_back[0].incoming if name.endswith("weight") and "norms" in name}
+    gains = {
+        name for name, _ in fed_back[0].incoming if name.endswith("weight") and "norms" in name
+    }
     assert gains == {f"layers.0.norms.{t}.weight" for t in range(unfoldings)}
     # the sums before BatchNorm have the fixed scale 1
     assert not bool(network.edges["layers.0.forth.weight"].target.any())

@@ -60,7 +60,9 @@ def results(layer: nn.RNN, x, hx=None, weigh=(1.0, 1.0)) -> list[torch.Tensor]:
     return [states.detach(), last.detach(), *torch.autograd.grad(loss, wanted)]
 
 
-def agree(fast: nn.RNN, plain: nn.RNN, x, hx=None, weigh=(1.0, 1.0), tolerance: float = 1e-5) -> None:
+def agree(
+    fast: nn.RNN, plain: nn.RNN, x, hx=None, weigh=(1.0, 1.0), tolerance: float = 1e-5
+) -> None:
     mine, theirs = results(fast, x, hx, weigh), results(plain, x, hx, weigh)
     assert fast.kernel.startswith("compiled")
     for a, b in zip(mine, theirs, strict=True):
@@ -99,7 +101,13 @@ def test_equals_a_reference_over_a_thousand_steps():
 @pytest.mark.parametrize("begin", [False, True])
 def test_has_every_form(batch_first, bidirectional, layers, bias, begin):
     fast, plain = pair(
-        5, 9, layers, bias=bias, batch_first=batch_first, bidirectional=bidirectional, dtype=torch.float64
+        5,
+        9,
+        layers,
+        bias=bias,
+        batch_first=batch_first,
+        bidirectional=bidirectional,
+        dtype=torch.float64,
     )
     hx = torch.randn(layers * (1 + bidirectional), 4, 9, dtype=torch.float64) if begin else None
     x = torch.randn((4, 7, 5) if batch_first else (7, 4, 5), dtype=torch.float64)
@@ -132,7 +140,9 @@ def test_reads_gradients_as_they_lie():
             (states.mT @ states).sum(),
             states[..., ::2].sum(),
         ]
-        grads.append([torch.autograd.grad(loss, layer.parameters(), retain_graph=True) for loss in losses])
+        grads.append(
+            [torch.autograd.grad(loss, layer.parameters(), retain_graph=True) for loss in losses]
+        )
     for mine, theirs in zip(*grads, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
 
@@ -204,7 +214,9 @@ def test_gradcheck_of_both_orders(options):
         layer.load_state_dict(fast.state_dict())
         loss = layer(packed)[0].data.square().sum()
         first = torch.autograd.grad(loss, tuple(layer.parameters()), create_graph=True)
-        second.append(torch.autograd.grad(sum(g.square().sum() for g in first), tuple(layer.parameters())))
+        second.append(
+            torch.autograd.grad(sum(g.square().sum() for g in first), tuple(layer.parameters()))
+        )
     torch.testing.assert_close(*second)
 
 
@@ -229,8 +241,13 @@ def test_many_gradients_at_once():
     fast, plain = pair(3, 4, dtype=torch.float64)
     x = torch.randn(5, 2, 3, dtype=torch.float64)
     of = torch.autograd.functional
-    for make in (of.jacobian, lambda run, x, **how: of.hessian(lambda x: run(x).square().sum(), x, **how)):
-        seen = [make(lambda x, layer=layer: layer(x)[1], x, vectorize=True) for layer in (fast, plain)]
+    for make in (
+        of.jacobian,
+        lambda run, x, **how: of.hessian(lambda x: run(x).square().sum(), x, **how),
+    ):
+        seen = [
+            make(lambda x, layer=layer: layer(x)[1], x, vectorize=True) for layer in (fast, plain)
+        ]
         torch.testing.assert_close(*seen)
     assert fast.kernel.startswith("compiled")
 
@@ -334,7 +351,9 @@ def test_eight_threads_may_use_one_layer():
         for x, (states, grads) in zip(inputs, pool.map(run, inputs), strict=True):
             expected = plain(x)[0]
             torch.testing.assert_close(states, expected.detach())
-            torch.testing.assert_close(grads, torch.autograd.grad(expected.sum(), tuple(plain.parameters())))
+            torch.testing.assert_close(
+                grads, torch.autograd.grad(expected.sum(), tuple(plain.parameters()))
+            )
 
 
 def _in_child(queue, layer, x):
@@ -353,7 +372,9 @@ def test_forked_workers_have_threads_of_their_own():
             context = multiprocessing.get_context("fork")
             queue = context.SimpleQueue()
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # Python's about threads and fork
+                warnings.simplefilter(
+                    "ignore", DeprecationWarning
+                )  # Python's about threads and fork
                 worker = context.Process(target=_in_child, args=(queue, fast, x), daemon=True)
                 worker.start()
             worker.join(60)
@@ -526,7 +547,9 @@ def test_traces_and_moves_like_pytorchs(options):
         assert type(moved.rnn) is ps.nn.RNN
     assert fast.state_dict().keys() == plain.state_dict().keys()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The tensor attributes")  # PyTorch's, of any nn.RNN
+        warnings.filterwarnings(
+            "ignore", message="The tensor attributes"
+        )  # PyTorch's, of any nn.RNN
         exported = torch.export.export(fast, (x,))
     torch.testing.assert_close(exported.module()(x), plain(x))
 

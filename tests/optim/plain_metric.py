@@ -12,8 +12,9 @@ class PlainMetric:
     """D = (kappa + damping m r^2) / c, fresh for the first ``refresh_every`` steps and then every so many, with r =
     (weight in the balanced network) / (weight) at the first step.
 
-    m = mean of kappa / r^2, now or at the first step, and c = m or 1, or for "network" one mean over all parameters.
-    With a power p other than 1, D = (D of p = 1)^p (r^2)^(1 - p). In the frame "weights" r = 1.
+    m = mean of kappa / r^2, now or at the first step, and c = m or 1, or for "network" one mean
+    over all parameters. With a power p other than 1, D = (D of p = 1)^p (r^2)^(1 - p). In the frame
+    "weights" r = 1.
     """
 
     def __init__(self, case, model, options):
@@ -60,10 +61,14 @@ class PlainMetric:
             self.means = {name: value.mean() for name, value in seen.items()}
         normalizers = dict.fromkeys(kappa, 1.0) if kind == "none" else self.means
         if kind == "network":
-            normalizers = dict.fromkeys(kappa, torch.cat([value.flatten() for value in seen.values()]).mean())
+            normalizers = dict.fromkeys(
+                kappa, torch.cat([value.flatten() for value in seen.values()]).mean()
+            )
         damping = self.options["damping"]
         power = self.options["power"]
         self.values = {}
         for name, value in kappa.items():
-            damped = (value + damping * self.means[name] * self.gauge[name] ** 2) / normalizers[name]
+            damped = (value + damping * self.means[name] * self.gauge[name] ** 2) / normalizers[
+                name
+            ]
             self.values[name] = damped**power * self.gauge[name] ** (2 * (1 - power))

@@ -55,7 +55,7 @@ def half_mean_square(model, x, y):
     return (model(x) - y).square().mean() / 2
 
 
-# --- the start -------------------------------------------------------------------------------------------
+# --- the start ------------------------------------------------------------------------------------
 
 
 @pytest.mark.sample(6)
@@ -112,7 +112,7 @@ def test_other_things_than_skeletons_are_refused():
     assert all(map(torch.equal, before, model.parameters()))
 
 
-# --- the rule --------------------------------------------------------------------------------------------
+# --- the rule -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sizes", [(2, 3, 2), (2, 5, 3), (4, 3, 5)])
@@ -181,7 +181,9 @@ def test_from_ones_basis_paths_take_gradient_steps_and_multipliers_are_one(name)
         skeleton.products(network.parameters), torch.ones(1 + 2 * network.num_classes, dtype=D)
     )
     optimizer = METHODS["g-sgd-published"].build(
-        model, network, Settings().run_config("g-sgd-published", "default", 0.001, 0, evaluate_test=False)
+        model,
+        network,
+        Settings().run_config("g-sgd-published", "default", 0.001, 0, evaluate_test=False),
     )
     paths = PathValues(network, skeleton)
     for _ in range(3):

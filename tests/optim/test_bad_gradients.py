@@ -13,7 +13,9 @@ from conformance import REGISTRY, start
 
 FULL = [entry for entry in REGISTRY if entry.is_plain or entry.name.endswith("everything")]
 EVERY = pytest.mark.parametrize(
-    "entry", slow_besides([e for e in REGISTRY if e in FULL or e.kind == "Invariant"], REGISTRY), ids=str
+    "entry",
+    slow_besides([e for e in REGISTRY if e in FULL or e.kind == "Invariant"], REGISTRY),
+    ids=str,
 )
 REFUSED = "not finite.*are not changed"
 
@@ -113,7 +115,9 @@ def test_the_gradient_is_named():
 def test_sums_beyond_the_type_are_no_reason(dtype):
     """Finite gradients whose sum is not finite."""
     model = mlp(3, 4, 2).to(dtype)
-    optimizer = ps.optim.PathAdam(model.parameters(), ps.trace(model, torch.zeros(1, 3, dtype=dtype)))
+    optimizer = ps.optim.PathAdam(
+        model.parameters(), ps.trace(model, torch.zeros(1, 3, dtype=dtype))
+    )
     for p in model.parameters():
         p.grad = torch.full_like(p, 0.2 * torch.finfo(dtype).max)
     optimizer.step()
@@ -121,14 +125,20 @@ def test_sums_beyond_the_type_are_no_reason(dtype):
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize(("line_search", "good"), [(None, 0), (None, 1), (None, 3), ("strong_wolfe", 0)])
+@pytest.mark.parametrize(
+    ("line_search", "good"), [(None, 0), (None, 1), (None, 3), ("strong_wolfe", 0)]
+)
 def test_closures_that_are_called_several_times(line_search, good):
     """LBFGS: weights stay, and what it knows of the curvature."""
     torch.manual_seed(0)
     model = mlp(3, 4, 2)
     x = torch.randn(8, 3)
     optimizer = ps.optim.Invariant(
-        model.parameters(), ps.trace(model, x), torch.optim.LBFGS, lr=0.1, line_search_fn=line_search
+        model.parameters(),
+        ps.trace(model, x),
+        torch.optim.LBFGS,
+        lr=0.1,
+        line_search_fn=line_search,
     )
     calls = 0
     failing = False
@@ -151,7 +161,9 @@ def test_closures_that_are_called_several_times(line_search, good):
     assert_close(list(model.parameters()), weights, rtol=0, atol=0)
     rule = {key: kept for key, kept in state["state"][0].items() if not key.startswith("metric_")}
     now = {
-        key: kept for key, kept in state_of(optimizer)["state"][0].items() if not key.startswith("metric_")
+        key: kept
+        for key, kept in state_of(optimizer)["state"][0].items()
+        if not key.startswith("metric_")
     }
     assert_close(now, rule, rtol=0, atol=0)
     failing = False

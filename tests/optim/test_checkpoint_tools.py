@@ -34,7 +34,9 @@ ONE_PROCESS = pytest.mark.filterwarnings(
 
 
 def pair(name, x, weights=None):
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6), nn.Softsign(), nn.Linear(6, 2))
+    model = nn.Sequential(
+        nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6), nn.Softsign(), nn.Linear(6, 2)
+    )
     if weights is not None:
         model.load_state_dict(weights)
     kind, options = OPTIONS.get(name, (name, {}))
@@ -136,7 +138,9 @@ def goes_on(rank, folder, names):
 
 @ONE_PROCESS
 @pytest.mark.parametrize(
-    "names", [OF_EACH_KIND, pytest.param(EVERY, marks=pytest.mark.slow)], ids=["of each kind", "all"]
+    "names",
+    [OF_EACH_KIND, pytest.param(EVERY, marks=pytest.mark.slow)],
+    ids=["of each kind", "all"],
 )
 def test_two_processes_to_one_and_back(tmp_path, names):
     """To the last bit."""
@@ -149,12 +153,15 @@ def test_two_processes_to_one_and_back(tmp_path, names):
         assert all(all(map(torch.equal, ends[0], end)) for end in ends[1:]), name
 
 
-# --- before the first step ---------------------------------------------------------------------------------------
-# the tools take a step of rate 0 along gradients of 0 then, to see what a state will hold
+# --- before the first step
+# --------------------------------------------------------------------------------------- the tools
+# take a step of rate 0 along gradients of 0 then, to see what a state will hold
 
 FULL = [entry for entry in REGISTRY if entry.is_plain or entry.name.endswith("everything")]
 ENTRIES = pytest.mark.parametrize(
-    "entry", slow_besides([e for e in REGISTRY if e in FULL or e.kind == "Invariant"], REGISTRY), ids=str
+    "entry",
+    slow_besides([e for e in REGISTRY if e in FULL or e.kind == "Invariant"], REGISTRY),
+    ids=str,
 )
 
 
@@ -221,7 +228,9 @@ def test_a_state_of_no_steps_is_loaded_as_one(entry, left_over):
 @ENTRIES
 def test_with_gradients_left_over_nothing_is_lost_without_a_word(entry, tmp_path):
     run = fresh(entry).advance(3)
-    checkpoint.save({"optimizer": get_optimizer_state_dict(run.model, run.optimizer)}, checkpoint_id=tmp_path)
+    checkpoint.save(
+        {"optimizer": get_optimizer_state_dict(run.model, run.optimizer)}, checkpoint_id=tmp_path
+    )
     other = fresh(entry)
     other.model.load_state_dict(run.model.state_dict())
     other.steps = run.steps
@@ -229,9 +238,7 @@ def test_with_gradients_left_over_nothing_is_lost_without_a_word(entry, tmp_path
     other.outputs.clear()
     room = {"optimizer": get_optimizer_state_dict(other.model, other.optimizer)}
     # of GSGD and GAdam with moments torch says that a key is missing
-    refused = (
-        r"nothing of it but the options arrived.*zero_grad\(\) before|Missing key in checkpoint state_dict"
-    )
+    refused = r"nothing of it but the options arrived.*zero_grad\(\) before|Missing key in checkpoint state_dict"
     with pytest.raises((ValueError, CheckpointException), match=refused):
         load_into(other, room, tmp_path)
     other.optimizer.zero_grad()
@@ -266,7 +273,9 @@ def test_optimizers_that_share_a_metric_each_ask_before_their_first_steps():
         model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
         network, metric = ps.trace(model, x), ps.metrics.Path(refresh_every=3)
         halves = [
-            ps.optim.Invariant(model[i].parameters(), network, torch.optim.AdamW, lr=0.01, metric=metric)
+            ps.optim.Invariant(
+                model[i].parameters(), network, torch.optim.AdamW, lr=0.01, metric=metric
+            )
             for i in (0, 2)
         ]
         for half in halves if early else ():

@@ -45,10 +45,13 @@ THOROUGH = [entry for entry in INVARIANT if entry.thorough]
 IN_PATH_SPACE = ("GSGD", "GAdam")  # which refuse products of activations
 SMALL = [BY_NAME[name] for name in ("mlp", "rnn", "tied characters")]
 
-# Of every class, the rule as it is and one with most of its options at once: what an option adds is in the latter too,
-# where it meets others, so that the former is slow. One rule of each class is enough for what no option has a part in.
+# Of every class, the rule as it is and one with most of its options at once: what an option adds is
+# in the latter too, where it meets others, so that the former is slow. One rule of each class is
+# enough for what no option has a part in.
 FULL = [entry for entry in REGISTRY if entry.name.endswith("everything")]
-MANY = [entry for entry in REGISTRY if entry.is_plain or entry in FULL or entry.name == "PathSGD stale"]
+MANY = [
+    entry for entry in REGISTRY if entry.is_plain or entry in FULL or entry.name == "PathSGD stale"
+]
 SHOWN = [entry.name for entry in REGISTRY if entry in MANY or entry.thorough]
 ONE_OF_EACH = list({e.kind: e for e in reversed(MANY)}.values())
 
@@ -75,12 +78,19 @@ def brief(entry):
 def larger_networks_for(entries):
     """Pairs with networks that are not small: all of them for one rule of each kind of metric, two or three for others.
 
-    Options act on the gradient and the metric of one parameter, whatever network these come from, so that each network
-    meets some of these rules in turn. QuasiDiagonal has a metric of its own and no other rule that shows it.
+    Options act on the gradient and the metric of one parameter, whatever network these come from,
+    so that each network meets some of these rules in turn. QuasiDiagonal has a metric of its own
+    and no other rule that shows it.
     """
     turns = 0
     for entry in entries:
-        everywhere = entry.name in ("PathSGD", "PathAdam", "GSGD", "DDPSGD", "QuasiDiagonal everything")
+        everywhere = entry.name in (
+            "PathSGD",
+            "PathAdam",
+            "GSGD",
+            "DDPSGD",
+            "QuasiDiagonal everything",
+        )
         if not everywhere and entry not in (*THOROUGH, *FULL):
             continue
         possible = [c for c in LARGER if c not in PRODUCTS or entry.kind not in IN_PATH_SPACE]
@@ -124,7 +134,7 @@ def test_every_class_and_every_variant_takes_part():
     assert {entry.kind for entry in FULL} == names
 
 
-# --- invariance ----------------------------------------------------------------------------------------
+# --- invariance -----------------------------------------------------------------------------------
 
 
 @pytest.mark.sample(3, each=of_its_kind)
@@ -237,14 +247,15 @@ def test_suite_tells_methods_that_depend_on_the_scales(control, case, dtype):
     assert apart.outputs > 1e-4
 
 
-# --- its step ------------------------------------------------------------------------------------------
+# --- its step -------------------------------------------------------------------------------------
 
 
 @pytest.mark.sample(9, each=of_its_kind)
 @pytest.mark.parametrize(
     ("entry", "case"),
     slow_besides(
-        one_small_network_for(REGISTRY), [*small_networks_for(REGISTRY), *larger_networks_for(REGISTRY)]
+        one_small_network_for(REGISTRY),
+        [*small_networks_for(REGISTRY), *larger_networks_for(REGISTRY)],
     ),
     ids=str,
 )
@@ -310,7 +321,8 @@ def test_works_in_place(entry):
 @pytest.mark.parametrize(
     ("entry", "name"),
     slow_besides(
-        [(e, ("mlp", "rnn")[n % 2]) for n, e in enumerate(FULL)], itertools.product(MANY, ("mlp", "rnn"))
+        [(e, ("mlp", "rnn")[n % 2]) for n, e in enumerate(FULL)],
+        itertools.product(MANY, ("mlp", "rnn")),
     ),
     ids=str,
 )
@@ -348,7 +360,7 @@ def test_frozen_parameters_are_untouched(entry):
     assert all(torch.isfinite(p).all() for p in model.parameters())
 
 
-# --- the interface of torch.optim ----------------------------------------------------------------------
+# --- the interface of torch.optim -----------------------------------------------------------------
 
 
 @pytest.mark.sample(5)
@@ -461,7 +473,7 @@ def test_named_parameters_are_accepted(entry):
     assert_close(named.weights(), plain.weights(), rtol=0, atol=0)
 
 
-# --- outside the network -------------------------------------------------------------------------------
+# --- outside the network --------------------------------------------------------------------------
 
 
 @pytest.mark.sample(11, each=of_its_kind)
@@ -515,7 +527,11 @@ def test_what_is_outside_is_clipped_with_all_others(kind):
         beside = nn.Parameter(torch.zeros(2, dtype=torch.float64))
         options = {} if kind in LIKE_SGD else {"eps": 1.0}
         optimizer = getattr(ps.optim, kind)(
-            [*model.parameters(), beside], ps.trace(model, x), lr=0.01, clip_norm=clip_norm, **options
+            [*model.parameters(), beside],
+            ps.trace(model, x),
+            lr=0.01,
+            clip_norm=clip_norm,
+            **options,
         )
         before = model[0].weight.detach().clone()
         (1e-4 * model(x).square().mean()).backward()
@@ -534,7 +550,9 @@ def test_what_is_outside_is_clipped_with_all_others(kind):
 def _normalized():
     """A model with a layer that is left outside, its network and an input: to be copied."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+    model = nn.Sequential(
+        nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2)
+    )
     x = torch.randn(5, 3)
     return model, ps.trace(model, x, outside=["3"]), x
 
@@ -569,7 +587,7 @@ def test_modules_left_outside_are_trained(entry):
         assert not torch.equal(p, before[name]), name
 
 
-# --- resuming ------------------------------------------------------------------------------------------
+# --- resuming -------------------------------------------------------------------------------------
 
 
 @pytest.mark.sample(3, each=of_its_kind)
@@ -577,8 +595,8 @@ def test_modules_left_outside_are_trained(entry):
     ("entry", "case", "through_file"),
     slow_besides(
         [
-            # a file holds what a state does, and many options at once all that they add to it; torch's rules have
-            # states of their own
+            # a file holds what a state does, and many options at once all that they add to it;
+            # torch's rules have states of their own
             *((e, SMALL[0], True) for e in REGISTRY if e in MANY or e.kind == "Invariant"),
             *((e, SMALL[1 + n % 2], False) for n, e in enumerate(FULL)),
         ],
@@ -652,7 +670,7 @@ def test_resumes_exactly_after_a_step_without_a_gradient(entry):
     assert_close(rest.advance(4).weights(), whole.advance(4).weights(), rtol=0, atol=0)
 
 
-# --- awkward parameters --------------------------------------------------------------------------------
+# --- awkward parameters ---------------------------------------------------------------------------
 
 
 @functools.cache
@@ -742,7 +760,12 @@ def test_parameters_need_not_be_contiguous(entry):
     slow_besides(
         [
             *((e, SHARING[n % 4]) for n, e in enumerate(ONE_OF_EACH)),
-            *((e, name) for e in ONE_OF_EACH if e.name in ("PathSGD", "GSGD", "DDPSGD") for name in SHARING),
+            *(
+                (e, name)
+                for e in ONE_OF_EACH
+                if e.name in ("PathSGD", "GSGD", "DDPSGD")
+                for name in SHARING
+            ),
         ],
         itertools.product(ONE_OF_EACH, SHARING),
     ),

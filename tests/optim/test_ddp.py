@@ -57,7 +57,11 @@ def weights(model):
 @pytest.mark.parametrize(
     ("ours", "theirs", "options"),
     [
-        ("DDPSGD", "PathSGD", {"momentum": 0.9, "nesterov": True, "damping": 1e-2, "clip_norm": 0.5}),
+        (
+            "DDPSGD",
+            "PathSGD",
+            {"momentum": 0.9, "nesterov": True, "damping": 1e-2, "clip_norm": 0.5},
+        ),
         ("DDPSGD", "PathSGD", {"normalization": "none", "refresh_every": 3, "path_decay": 1e-3}),
         ("DDPSGD", "PathSGD", {"power": 0.5, "momentum": 0.9}),
         ("DDPAdam", "PathAdam", {"power": 0.5, "weight_decay": 0.1}),
@@ -67,12 +71,18 @@ def test_alpha_zero_is_the_path_optimizer_bitwise(ours, theirs, options):
     runs = []
     for name, own in ((ours, {"alpha": 0.0}), (theirs, {})):
         model, x, y = small()
-        optimizer = getattr(ps.optim, name)(model.parameters(), ps.trace(model, x), lr=0.02, **own, **options)
+        optimizer = getattr(ps.optim, name)(
+            model.parameters(), ps.trace(model, x), lr=0.02, **own, **options
+        )
         runs.append(weights(train(model, optimizer, x, y, 10)))
     assert_close(runs[0], runs[1], rtol=0, atol=0)
     model, x, y = small()
-    optimizer = getattr(ps.optim, ours)(model.parameters(), ps.trace(model, x), lr=0.02, alpha=0.5, **options)
-    assert not torch.allclose(weights(train(model, optimizer, x, y, 10))["0.weight"], runs[1]["0.weight"])
+    optimizer = getattr(ps.optim, ours)(
+        model.parameters(), ps.trace(model, x), lr=0.02, alpha=0.5, **options
+    )
+    assert not torch.allclose(
+        weights(train(model, optimizer, x, y, 10))["0.weight"], runs[1]["0.weight"]
+    )
 
 
 @pytest.mark.parametrize("name", ["mlp2-3-4-2b", "skip", "conv1d", "rnn_d2_H3_K1_T4b_last"])
@@ -81,7 +91,12 @@ def test_alpha_one_is_the_diagonal_natural_gradient(name):
     net = load(name)
     model, x = net.model, net.x
     optimizer = ps.optim.DDPSGD(
-        model.parameters(), ps.trace(model, x), lr=0.1, alpha=1.0, estimator="exact", normalization="none"
+        model.parameters(),
+        ps.trace(model, x),
+        lr=0.1,
+        alpha=1.0,
+        estimator="exact",
+        normalization="none",
     )
     fisher = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
     for i in range(len(x)):
@@ -104,7 +119,12 @@ def test_covariance_needs_damping_for_output_biases():
     for damping in (0.0, 0.1):
         model, x, y = small()
         optimizer = ps.optim.DDPSGD(
-            model.parameters(), ps.trace(model, x), lr=0.1, alpha=1.0, statistic="covariance", damping=damping
+            model.parameters(),
+            ps.trace(model, x),
+            lr=0.1,
+            alpha=1.0,
+            statistic="covariance",
+            damping=damping,
         )
         before = weights(model)["4.bias"]
         train(model, optimizer, x, y, 1)
@@ -134,12 +154,14 @@ def test_suite_tells_a_constant_added_to_the_metric():
 
     case = BY_NAME["mlp"]
     for kind, tells in ((ps.metrics.DataDependent, False), (Faulty, True)):
-        entry = Entry("faulty", lambda p, n, kind=kind: ps.optim.DDPSGD(p, n, lr=0.02, metric=kind()))
+        entry = Entry(
+            "faulty", lambda p, n, kind=kind: ps.optim.DDPSGD(p, n, lr=0.02, metric=kind())
+        )
         apart = difference(entry, case, torch.float32, power_of_two_factors(case.classes), steps=3)
         assert apart.none != tells
 
 
-# --- where the data comes from -------------------------------------------------------------------------
+# --- where the data comes from --------------------------------------------------------------------
 
 
 def test_a_batch_must_be_seen():
@@ -168,7 +190,9 @@ def test_watched_and_given_batches_give_the_same_run():
     model, x, y = small()
     optimizer = ps.optim.DDPSGD(model.parameters(), ps.trace(model, x), lr=0.05, watch=False)
     optimizer.observe(x * 3)
-    assert not torch.equal(weights(train(model, optimizer, x, y, 3))["0.weight"], runs[0]["0.weight"])
+    assert not torch.equal(
+        weights(train(model, optimizer, x, y, 3))["0.weight"], runs[0]["0.weight"]
+    )
 
 
 @pytest.mark.parametrize("name", ["mlp", "rnn time first", "siamese by keyword"])
@@ -177,10 +201,14 @@ def test_first_examples_of_a_batch_are_enough(name):
     steps = []
     for examples, batch in ((2, 5), (None, 5), (None, 2), (9, 2), (0.3, 5)):
         model = case.model(torch.float64)
-        optimizer = ps.optim.DDPSGD(model.parameters(), trace(case, model), lr=0.05, examples=examples)
+        optimizer = ps.optim.DDPSGD(
+            model.parameters(), trace(case, model), lr=0.05, examples=examples
+        )
         example = case.example(5, torch.float64)
         case.loss(call(model, example)).backward()
-        part = torch.utils._pytree.tree_map(lambda t, n=batch: t.narrow(case.batch_dim, 0, n), example)
+        part = torch.utils._pytree.tree_map(
+            lambda t, n=batch: t.narrow(case.batch_dim, 0, n), example
+        )
         call(model, part)
         if batch == 5:
             call(model, example)
@@ -221,10 +249,12 @@ def test_hook_leaves_with_the_optimizer_and_copies_do_not_carry_it():
     del other
     gc.collect()
     assert not model._forward_pre_hooks
-    assert not ps.optim.DDPSGD(model.parameters(), ps.trace(model, x), alpha=0.0).metric._latest.looks
+    assert not ps.optim.DDPSGD(
+        model.parameters(), ps.trace(model, x), alpha=0.0
+    ).metric._latest.looks
 
 
-# --- state ---------------------------------------------------------------------------------------------
+# --- state ----------------------------------------------------------------------------------------
 
 DRAWN = {"lr": 0.02, "estimator": "signs", "momentum": 0.5, "refresh_every": 2}
 
@@ -261,7 +291,9 @@ def test_seeds_next_to_each_other_draw_nothing_alike():
     model, x, _ = small()
     network = ps.trace(model, x)
     metrics = [ps.optim.DDPSGD(model.parameters(), network, seed=seed).metric for seed in range(4)]
-    numbers = [metric._generator(draws).initial_seed() for metric in metrics for draws in range(1000)]
+    numbers = [
+        metric._generator(draws).initial_seed() for metric in metrics for draws in range(1000)
+    ]
     assert len(set(numbers)) == len(numbers)
 
 
@@ -374,7 +406,9 @@ def test_batches_of_autocast_are_followed_in_full_precision():
     for enabled in (False, True):
         model, x, _ = small()
         model, x = model.float(), x.float()
-        optimizer = ps.optim.DDPSGD(model.parameters(), ps.trace(model, x), lr=0.01, refresh_every=2)
+        optimizer = ps.optim.DDPSGD(
+            model.parameters(), ps.trace(model, x), lr=0.01, refresh_every=2
+        )
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
             model(x).float().square().mean().backward()
             optimizer.step()
@@ -382,7 +416,7 @@ def test_batches_of_autocast_are_followed_in_full_precision():
     assert_close(runs[0], runs[1], rtol=0, atol=0)
 
 
-# --- types and places ----------------------------------------------------------------------------------
+# --- types and places -----------------------------------------------------------------------------
 
 
 class Mixed(nn.Module):
@@ -410,7 +444,12 @@ def test_models_of_two_types_train_as_in_one(kind, estimator, statistic):
     def run(model, x):
         network = ps.trace(model, x)
         optimizer = kind(
-            model.parameters(), network, lr=0.02, alpha=0.5, estimator=estimator, statistic=statistic
+            model.parameters(),
+            network,
+            lr=0.02,
+            alpha=0.5,
+            estimator=estimator,
+            statistic=statistic,
         )
         train(model, optimizer, x, torch.ones(8, 12, dtype=torch.float64), 3)
         return [p.detach().double() for p in model.parameters()]
@@ -432,7 +471,9 @@ def test_model_that_was_moved_is_told(kind):
     model, x, y = small()
     optimizer = kind(model.parameters(), ps.trace(model, x), lr=0.01, refresh_every=2)
     train(model, optimizer, x, y, 1)
-    for state in optimizer.state.values():  # another place; a move of the model leaves the state where it is
+    for state in (
+        optimizer.state.values()
+    ):  # another place; a move of the model leaves the state where it is
         state["gauge_rows"] = state["gauge_rows"].to("meta")
     with pytest.raises(RuntimeError, match=r"the model was moved after .*load_state_dict"):
         optimizer.step()
@@ -462,7 +503,9 @@ OPTIONS = {
         ],
     ),
 )
-def test_metric_beyond_float32_is_that_of_a_balanced_network(kind, options, power, nearby, monkeypatch):
+def test_metric_beyond_float32_is_that_of_a_balanced_network(
+    kind, options, power, nearby, monkeypatch
+):
     """One kappa is 2^120 times that of the balanced network, another one 2^-120 times.
 
     Networks that were balanced at their first step, and came there since, step where they are.
@@ -492,7 +535,9 @@ def test_planted_fault_without_float64_is_seen(monkeypatch):
     monkeypatch.setattr(data_dependent, "fits", lambda *_: True)
     monkeypatch.setattr(Surveyed, "moderate", True)
     with pytest.raises((AssertionError, FloatingPointError)):
-        test_metric_beyond_float32_is_that_of_a_balanced_network(ps.optim.DDPSGD, "M", 60, False, monkeypatch)
+        test_metric_beyond_float32_is_that_of_a_balanced_network(
+            ps.optim.DDPSGD, "M", 60, False, monkeypatch
+        )
 
 
 def test_kappa_itself_leaves_float32_only_where_it_must():
@@ -587,7 +632,11 @@ class BarelyOpen(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.enter, self.recur, self.leave = nn.Linear(3, 8), nn.Linear(8, 8, bias=False), nn.Linear(8, 2)
+        self.enter, self.recur, self.leave = (
+            nn.Linear(3, 8),
+            nn.Linear(8, 8, bias=False),
+            nn.Linear(8, 2),
+        )
         with torch.no_grad():
             self.enter.bias[:4] = -2.0
 
@@ -604,7 +653,9 @@ def test_no_weight_goes_ten_times_as_far_as_in_the_balanced_network(kind):
     torch.manual_seed(0)
     model, x = BarelyOpen(), torch.randn(64, 4, 3)
     options = {} if kind == "default" else {"damping": 0.0}
-    optimizer = ps.optim.DDPSGD(model.parameters(), ps.trace(model, x), lr=1e-3, alpha=1.0, **options)
+    optimizer = ps.optim.DDPSGD(
+        model.parameters(), ps.trace(model, x), lr=1e-3, alpha=1.0, **options
+    )
     before = weights(model)
     model(x).square().mean().backward()
     optimizer.step()

@@ -91,7 +91,9 @@ def test_norm_is_what_clipping_bounds(kind):
         model = model_of()
         options = {} if norm is None or bound is None else {"clip_norm": bound * norm}
         if kind == "PathAdam":
-            options["eps"] = 1.0  # else Adam's first step does not depend on the length of a gradient
+            options["eps"] = (
+                1.0  # else Adam's first step does not depend on the length of a gradient
+            )
         optimizer, _ = optimizer_of(kind, model, **options)
         step(optimizer, model)
         norm = norm or optimizer.diagnostics()["norm"]

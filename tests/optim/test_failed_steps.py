@@ -20,7 +20,9 @@ def build(kind, **options):
     torch.manual_seed(1)
     model = mlp(4, 5, 3)
     network = ps.trace(model, X)
-    return model, getattr(ps.optim, kind)(model.parameters(), network, lr=0.01, watch=False, **options)
+    return model, getattr(ps.optim, kind)(
+        model.parameters(), network, lr=0.01, watch=False, **options
+    )
 
 
 def step(model, optimizer, x=None):
@@ -63,7 +65,9 @@ def test_weights_may_be_rescaled_after_a_refused_first_step(kind):
     for factor in (1.0, 8.0):
         model, optimizer = build(kind)
         refuse_the_first_step(model, optimizer, "no batch")
-        ps.rescaling.rescale_(optimizer.network, torch.full((optimizer.network.num_classes,), factor))
+        ps.rescaling.rescale_(
+            optimizer.network, torch.full((optimizer.network.num_classes,), factor)
+        )
         for _ in range(3):
             step(model, optimizer, X)
         runs.append(model(X))
@@ -105,7 +109,8 @@ def take_step_of_ones(model, optimizer, edges):
 def test_beyond_float64_steps_are_those_of_the_balanced_network(rule, factor):
     model, network = deep(factor)
     edges = {
-        n: network.edge_factors(n, torch.full((network.num_classes,), factor)) for n in network.parameters
+        n: network.edge_factors(n, torch.full((network.num_classes,), factor))
+        for n in network.parameters
     }
     balance = {n: b.clone() for n, b in model.named_parameters()}
     options = {"alpha": 0.5} if rule == "QuasiDiagonal" else {}
@@ -131,7 +136,9 @@ def test_beyond_float64_steps_are_those_of_the_balanced_network(rule, factor):
             p.copy_(kept[name])
     model(X).square().mean().backward()
     take_step_of_ones(model, optimizer, edges)
-    assert not all(torch.equal(optimizer.state[p]["factor"], inverse[n]) for n, p in model.named_parameters())
+    assert not all(
+        torch.equal(optimizer.state[p]["factor"], inverse[n]) for n, p in model.named_parameters()
+    )
 
 
 @pytest.mark.parametrize("rule", ["PathSGD", "DDPSGD"])
@@ -156,7 +163,9 @@ def large(rule, **options):
     """A network that a rule is handed in three parts, in one of which are parameters that take the plain rule."""
     torch.manual_seed(1)
     model = torch.nn.ModuleList([mlp(4, 600, 600, 600, 3), torch.nn.Linear(2, 2)])
-    optimizer = ps.optim.Invariant(model.parameters(), ps.trace(model[0], X), rule, lr=0.01, **options)
+    optimizer = ps.optim.Invariant(
+        model.parameters(), ps.trace(model[0], X), rule, lr=0.01, **options
+    )
     for p in model.parameters():
         p.grad = torch.ones_like(p)
     return model, optimizer
@@ -212,7 +221,9 @@ def test_a_later_step_that_was_taken_in_part_says_so(monkeypatch):
 def test_a_decomposition_that_fails_at_any_step_moves_no_weight(monkeypatch):
     torch.manual_seed(1)
     model = torch.nn.Sequential(*(torch.nn.Linear(4, 4, bias=False) for _ in range(3)))
-    optimizer = ps.optim.Invariant(model.parameters(), ps.trace(model, X), SOAP, lr=0.01, weight_decay=0.1)
+    optimizer = ps.optim.Invariant(
+        model.parameters(), ps.trace(model, X), SOAP, lr=0.01, weight_decay=0.1
+    )
     step(model, optimizer)
     before, count = weights(model), itertools.count(1)
 
@@ -232,7 +243,9 @@ def test_a_closure_that_raises_leaves_the_weights_where_they_were(call):
     """LBFGS asks for the loss elsewhere."""
     torch.manual_seed(1)
     model = mlp(4, 5, 3)
-    optimizer = ps.optim.Invariant(model.parameters(), ps.trace(model, X), torch.optim.LBFGS, lr=0.1)
+    optimizer = ps.optim.Invariant(
+        model.parameters(), ps.trace(model, X), torch.optim.LBFGS, lr=0.1
+    )
     for p in model.parameters():
         p.grad = torch.ones_like(p)
     before, count = weights(model), itertools.count(1)

@@ -139,7 +139,9 @@ def test_a_member_far_away_steps_alike(rule, name):
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("rule", ["PathSGD with options", "PathAdam", "PathMuon", "DDPSGD with options"])
+@pytest.mark.parametrize(
+    "rule", ["PathSGD with options", "PathAdam", "PathMuon", "DDPSGD with options"]
+)
 def test_a_member_far_away_steps_alike_in_float64(rule):
     exponents = (0, BOUNDS[torch.float64])
     assert alike(*(train(RULES[rule], "recurrent", e, dtype=torch.float64) for e in exponents))
@@ -180,7 +182,12 @@ def test_beyond_the_bound_steps_are_rounded_and_then_refused(rule):
         train(RULES[rule], "recurrent", 300, dtype=torch.float64)
 
 
-WITH_STATES = ("PathSGD with options", "PathSOAP", "DDPSGD with options", "QuasiDiagonal with options")
+WITH_STATES = (
+    "PathSGD with options",
+    "PathSOAP",
+    "DDPSGD with options",
+    "QuasiDiagonal with options",
+)
 
 
 @pytest.mark.sample(2)
@@ -233,5 +240,8 @@ def test_a_failed_step_changes_nothing():
     before = [p.detach().clone() for p in model.parameters()]
     with pytest.raises(FloatingPointError, match="not finite"):
         optimizer.step()
-    assert all(torch.equal(p, b) or p.isnan().any() for p, b in zip(model.parameters(), before, strict=True))
+    assert all(
+        torch.equal(p, b) or p.isnan().any()
+        for p, b in zip(model.parameters(), before, strict=True)
+    )
     assert all(isinstance(key, nn.Parameter) for key in optimizer.state)

@@ -7,7 +7,10 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed import checkpoint
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.testing import assert_close
 
 import pathspace as ps
@@ -21,7 +24,9 @@ METRICS = {"half": lambda: ps.metrics.Path(0.5, damping=0.0), "balanced": ps.met
 def invariant(rule, metric=None, **options):
     def make(params, network):
         own = None if metric is None else METRICS[metric]()
-        return ps.optim.Invariant(params, network, getattr(torch.optim, rule), metric=own, lr=0.01, **options)
+        return ps.optim.Invariant(
+            params, network, getattr(torch.optim, rule), metric=own, lr=0.01, **options
+        )
 
     return make
 
@@ -145,13 +150,20 @@ def trained(model, network, name, rule, parts, steps):
 
 
 PAIRS = [
-    *(("matrices" if rule == "Muon" else "mlp", rule) for rule in RULES),  # which takes nothing else
+    *(
+        ("matrices" if rule == "Muon" else "mlp", rule) for rule in RULES
+    ),  # which takes nothing else
     *(("attention", rule) for rule in ("PathMuon", "all of PathSGD")),
-    *((m, r) for m in ("rnn", "conv") for r in ("PathMuon", "PathSOAP", "all of PathSGD", "PathAdam")),
+    *(
+        (m, r)
+        for m in ("rnn", "conv")
+        for r in ("PathMuon", "PathSOAP", "all of PathSGD", "PathAdam")
+    ),
 ]
 
 
-# of each way to split a step one rule: by rows, by rows with what a whole class decides, points, gathered matrices
+# of each way to split a step one rule: by rows, by rows with what a whole class decides, points,
+# gathered matrices
 QUICK = [
     ("mlp", "ASGD"),
     ("mlp", "PathSOAP"),
@@ -166,11 +178,14 @@ def trains(rank, folder, steps, pairs):
     half, ends = slice(8 * rank // size, 8 * (rank + 1) // size), {}
     for name, rule in pairs:
         model, network = build(name)
-        # SOAP's basis turns with the rounding of a mean of parts, by 1e-9: all look at the whole batch
+        # SOAP's basis turns with the rounding of a mean of parts, by 1e-9: all look at the whole
+        # batch
         part = slice(None) if rule == "PathSOAP" else half
         ends[name, rule] = trained(split(model), network, name, rule, part, steps)[0]
     model, network = build("mlp")
-    ends["mlp", "all data"] = trained(split(model), network, "mlp", "PathAdam", slice(None), steps)[0]
+    ends["mlp", "all data"] = trained(split(model), network, "mlp", "PathAdam", slice(None), steps)[
+        0
+    ]
     return ends
 
 
@@ -181,11 +196,14 @@ def check(ends, steps):
             model, network, name, "PathAdam" if rule == "all data" else rule, slice(None), steps
         )
         for other in ends:
-            # SOAP's basis turns with rounding, by an amount that depends on the processor: 2e-10 apart after
-            # twelve steps with AVX-512, 2.5e-10 after fifty without. docs/optim.md promises 1e-8.
+            # SOAP's basis turns with rounding, by an amount that depends on the processor: 2e-10
+            # apart after twelve steps with AVX-512, 2.5e-10 after fifty without. docs/optim.md
+            # promises 1e-8.
             near = 1e-8 if rule == "PathSOAP" else 1e-10
             for parameter, end in other[name, rule].items():
-                assert_close(end, alone[parameter], rtol=near, atol=near, msg=f"{name}, {rule}: {parameter}")
+                assert_close(
+                    end, alone[parameter], rtol=near, atol=near, msg=f"{name}, {rule}: {parameter}"
+                )
 
 
 def test_two_processes_train_as_one(tmp_path):
@@ -204,10 +222,18 @@ def test_four_processes_train_as_one(tmp_path):
     check(in_processes(4, trains, tmp_path, FEW, [*PAIRS[1:4:2], *PAIRS[-4:]]), FEW)
 
 
-# -- rescaled starts, and states that travel ----------------------------------------------------------------
+# -- rescaled starts, and states that travel -------------------------------------------------------
 
 GATHERED = ["PathMuon", "PathSOAP", "Adafactor"]
-SAVED = ["all of PathSGD", "all of PathAdam", "centred", "PathGradientAdam", "NAdam", "ASGD", *GATHERED]
+SAVED = [
+    "all of PathSGD",
+    "all of PathAdam",
+    "centred",
+    "PathGradientAdam",
+    "NAdam",
+    "ASGD",
+    *GATHERED,
+]
 INVARIANT = ["all of PathSGD", "all of PathAdam", "centred", "SGD", *GATHERED]
 ONE_OF_EACH = ["all of PathSGD", "ASGD", "PathMuon"]  # rows, points and gathered matrices
 
@@ -267,7 +293,9 @@ def saves(rank, folder, rules, rescaled):
     for rule, (model, optimizer) in pairs.items():
         other, resuming = in_memory[rule]
         other.load_state_dict(copy.deepcopy(model.state_dict()))
-        set_optimizer_state_dict(other, resuming, copy.deepcopy(get_optimizer_state_dict(model, optimizer)))
+        set_optimizer_state_dict(
+            other, resuming, copy.deepcopy(get_optimizer_state_dict(model, optimizer))
+        )
     return {"straight": go_on(pairs, 5), "in memory": go_on(in_memory, 5)}, rescales(rank, rescaled)
 
 
@@ -293,7 +321,10 @@ def test_rescaled_starts_and_checkpoints(rules, rescaled, tmp_path):
     results = in_processes(2, saves, tmp_path, rules, rescaled)
     one = pairs_of(tmp_path / "of two", rules, sharded=False)
     checkpoint.save(content(one), checkpoint_id=tmp_path / "of one")
-    torch.save({rule: optimizer.state_dict() for rule, (_, optimizer) in one.items()}, tmp_path / "of one.pt")
+    torch.save(
+        {rule: optimizer.state_dict() for rule, (_, optimizer) in one.items()},
+        tmp_path / "of one.pt",
+    )
     back = in_processes(2, resumes, tmp_path, rules)
     alone = go_on(one, 5)
     for ends, runs in results:

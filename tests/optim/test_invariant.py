@@ -85,7 +85,10 @@ def test_rules_of_others_are_bitwise_invariant(rule, name):
     ("rule", "options"),
     [
         (torch.optim.LBFGS, {"lr": 0.3, "max_iter": 3}),
-        (lambda groups, **options: po.SAM(groups, torch.optim.SGD, **options), {"lr": 0.02, "rho": 0.01}),
+        (
+            lambda groups, **options: po.SAM(groups, torch.optim.SGD, **options),
+            {"lr": 0.02, "rho": 0.01},
+        ),
     ],
     ids=["LBFGS", "SAM"],
 )
@@ -101,17 +104,25 @@ def test_rules_of_several_evaluations_go_through_the_closure(rule, options):
 
     plain = run(case, make, steps=5, wrap=wrap)
     assert len(plain[0]) > 5
-    assert alike(plain, run(case, make, steps=5, factors=power_of_two_factors(case.classes), wrap=wrap))
+    assert alike(
+        plain, run(case, make, steps=5, factors=power_of_two_factors(case.classes), wrap=wrap)
+    )
     balanced = ps.metrics.Balanced()
     once = run(
-        case, lambda p, n: ps.optim.Invariant(p, n, rule, metric=balanced, points=(), **options), 5, wrap=wrap
+        case,
+        lambda p, n: ps.optim.Invariant(p, n, rule, metric=balanced, points=(), **options),
+        5,
+        wrap=wrap,
     )
     assert not torch.equal(once[0], plain[0])  # the metric has a part in it
 
 
 @pytest.mark.parametrize("rule", [torch.optim.LBFGS, lambda g: po.SAM(g, torch.optim.SGD, lr=0.1)])
 def test_sparse_gradients_of_a_closure_are_refused(rule):
-    model, words = torch.nn.Sequential(torch.nn.Embedding(5, 4, sparse=True), mlp(4, 6, 3)), torch.arange(4)
+    model, words = (
+        torch.nn.Sequential(torch.nn.Embedding(5, 4, sparse=True), mlp(4, 6, 3)),
+        torch.arange(4),
+    )
     optimizer = ps.optim.Invariant(model.parameters(), ps.trace(model, words), rule, points=())
 
     def closure():
@@ -119,7 +130,9 @@ def test_sparse_gradients_of_a_closure_are_refused(rule):
         loss.backward()
         return loss
 
-    with pytest.raises(RuntimeError, match=r"Invariant does not support sparse gradients; use Embedding"):
+    with pytest.raises(
+        RuntimeError, match=r"Invariant does not support sparse gradients; use Embedding"
+    ):
         optimizer.step(closure)
 
 
@@ -138,7 +151,12 @@ def test_without_freedom_it_is_the_rule():
         network = ps.trace(ours, x[:1])
         metric = ps.metrics.Path(damping=0.0)
         for model, rule in (
-            (ours, ps.optim.Invariant(ours.parameters(), network, kind, metric=metric, points=(), **options)),
+            (
+                ours,
+                ps.optim.Invariant(
+                    ours.parameters(), network, kind, metric=metric, points=(), **options
+                ),
+            ),
             (theirs, kind(theirs.parameters(), **options)),
         ):
             for _ in range(5):
@@ -159,10 +177,15 @@ def test_every_evaluation_is_clipped_and_moves_what_it_used():
     x, found = torch.randn(9, 4, dtype=torch.float64), []
     start = nn.Linear(4, 3).double()
     for ours in (True, False):
-        model, options = copy.deepcopy(start), {"base_optimizer": torch.optim.SGD, "lr": 0.1, "rho": 0.5}
+        model, options = (
+            copy.deepcopy(start),
+            {"base_optimizer": torch.optim.SGD, "lr": 0.1, "rho": 0.5},
+        )
         if ours:
             options |= {"metric": ps.metrics.Balanced(), "points": (), "clip_norm": 0.05}
-            optimizer = ps.optim.Invariant(model.parameters(), ps.trace(model, x[:1]), po.SAM, **options)
+            optimizer = ps.optim.Invariant(
+                model.parameters(), ps.trace(model, x[:1]), po.SAM, **options
+            )
         else:
             optimizer = po.SAM(model.parameters(), **options)
 
@@ -184,13 +207,18 @@ def test_every_evaluation_is_clipped_and_moves_what_it_used():
         found.append(model.weight.detach())
     assert_close(*found, rtol=1e-4, atol=1e-4)
     with pytest.raises(ValueError, match="LBFGS takes no clip_norm"):
-        ps.optim.Invariant(model.parameters(), ps.trace(model, x[:1]), torch.optim.LBFGS, clip_norm=1.0)
+        ps.optim.Invariant(
+            model.parameters(), ps.trace(model, x[:1]), torch.optim.LBFGS, clip_norm=1.0
+        )
 
 
 def test_gradients_that_a_rule_has_cleared_are_not_added_to():
     """SAM clears them between its two evaluations, and many closures that it is given do not."""
     x, found = torch.randn(9, 4, dtype=torch.float64), []
-    start, options = nn.Linear(4, 3).double(), {"base_optimizer": torch.optim.SGD, "lr": 0.1, "rho": 0.5}
+    start, options = (
+        nn.Linear(4, 3).double(),
+        {"base_optimizer": torch.optim.SGD, "lr": 0.1, "rho": 0.5},
+    )
     for ours in (True, False):
         model = copy.deepcopy(start)
         if ours:
@@ -216,7 +244,10 @@ def test_gradients_that_a_rule_has_cleared_are_not_added_to():
 
 @pytest.mark.parametrize(
     ("rule", "first", "options"),
-    [(torch.optim.LBFGS, 2, {"max_iter": 3}), (po.SAM, 1, {"base_optimizer": torch.optim.SGD, "rho": 0.5})],
+    [
+        (torch.optim.LBFGS, 2, {"max_iter": 3}),
+        (po.SAM, 1, {"base_optimizer": torch.optim.SGD, "rho": 0.5}),
+    ],
     ids=["LBFGS", "SAM"],
 )
 def test_what_a_later_evaluation_uses_takes_part(rule, first, options):
@@ -267,12 +298,23 @@ def test_a_rate_of_zero_leaves_every_bit(kind):
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_momentum_begins_where_a_gradient_comes_late(nesterov):
     """As with torch's own, whose fused kernel refuses it."""
-    ours = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()  # without a unit to rescale
+    ours = nn.Sequential(
+        nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)
+    ).double()  # without a unit to rescale
     theirs = copy.deepcopy(ours)
-    options = {"lr": 0.1, "momentum": 0.9, "dampening": 0.0 if nesterov else 0.5, "nesterov": nesterov}
+    options = {
+        "lr": 0.1,
+        "momentum": 0.9,
+        "dampening": 0.0 if nesterov else 0.5,
+        "nesterov": nesterov,
+    }
     x = torch.randn(5, 3, dtype=torch.float64)
     rule = ps.optim.Invariant(
-        ours.parameters(), ps.trace(ours, x), torch.optim.SGD, metric=ps.metrics.Balanced(), **options
+        ours.parameters(),
+        ps.trace(ours, x),
+        torch.optim.SGD,
+        metric=ps.metrics.Balanced(),
+        **options,
     )
     for model, each in ((ours, rule), (theirs, torch.optim.SGD(theirs.parameters(), **options))):
         for step in range(4):
@@ -299,12 +341,18 @@ def test_points_move_with_the_metric():
         case.loss(model(case.example(4, torch.float64, seed=step))).backward()
         start = weight.detach().clone()
         optimizer.step()
-        factor, state = optimizer.state[weight]["factor"], optimizer.rule.state[optimizer._shadows[weight]]
-        # ax <- ax + mu (u - ax) with mu = 1 up to t0: the mean is where the weight is, in the coordinates of this step
+        factor, state = (
+            optimizer.state[weight]["factor"],
+            optimizer.rule.state[optimizer._shadows[weight]],
+        )
+        # ax <- ax + mu (u - ax) with mu = 1 up to t0: the mean is where the weight is, in the
+        # coordinates of this step
         assert_close(factor * state["ax"], weight.detach(), rtol=1e-9, atol=1e-12)
         stood_for, old = start, factor
     moved = {"ax": torch.rand_like(old), "exp_avg": torch.rand_like(old)}
-    optimizer.rule.state[optimizer._shadows[weight]].update({k: v.clone() for k, v in moved.items()})
+    optimizer.rule.state[optimizer._shadows[weight]].update(
+        {k: v.clone() for k, v in moved.items()}
+    )
     new = torch.rand_like(old) + 0.1
     move_points_(optimizer.rule, ("ax",), optimizer._shadows[weight], weight, old, new)
     state = optimizer.rule.state[optimizer._shadows[weight]]
@@ -319,13 +367,17 @@ def test_points_move_with_a_metric_of_data(estimator):
     case = BY_NAME["mlp"]
     model, network = traced(case)
     metric = ps.metrics.DataDependent(estimator=estimator, refresh_every=1)
-    still = ps.optim.Invariant(model.parameters(), network, torch.optim.ASGD, lr=0.0, t0=0, metric=metric)
+    still = ps.optim.Invariant(
+        model.parameters(), network, torch.optim.ASGD, lr=0.0, t0=0, metric=metric
+    )
     for step in range(4):
         still.zero_grad()
         case.loss(model(case.example(4, seed=step))).backward()
         still.step()
         for p in model.parameters():
-            assert_close(still.rule.state[still._shadows[p]]["ax"] * still.state[p]["factor"], p.detach())
+            assert_close(
+                still.rule.state[still._shadows[p]]["ax"] * still.state[p]["factor"], p.detach()
+            )
 
 
 def test_a_point_alone_may_be_named_without_a_tuple():
@@ -365,7 +417,9 @@ def test_a_rule_that_nobody_knows_keeps_its_first_metric():
     assert frozen.metric.frozen
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        told = ps.optim.Invariant(model.parameters(), trace(case, model), Unknown, lr=1e-3, points=())
+        told = ps.optim.Invariant(
+            model.parameters(), trace(case, model), Unknown, lr=1e-3, points=()
+        )
         known = ps.optim.Invariant(model.parameters(), trace(case, model), Mine, lr=1e-3)
     assert not told.metric.frozen
     assert not known.metric.frozen
@@ -376,7 +430,9 @@ def test_one_metric_serves_two_rules_with_one_refresh(monkeypatch):
 
     case, calls = BY_NAME["mlp"], []
     original = path.surveyed_kappa
-    monkeypatch.setattr(path, "surveyed_kappa", lambda *a, **k: calls.append(1) or original(*a, **k))
+    monkeypatch.setattr(
+        path, "surveyed_kappa", lambda *a, **k: calls.append(1) or original(*a, **k)
+    )
     model = case.model()
     network, metric = trace(case, model), ps.metrics.Path(refresh_every=3)
     matrices = [p for p in model.parameters() if p.dim() == 2]
@@ -392,7 +448,9 @@ def test_one_metric_serves_two_rules_with_one_refresh(monkeypatch):
     other = case.model()
     with pytest.raises(ValueError, match="belongs to another network"):
         ps.optim.Invariant(other.parameters(), trace(case, other), torch.optim.AdamW, metric=metric)
-    with pytest.raises(ValueError, match=r"belongs to another rule for '.*weight'"):  # which works with 1 / D
+    with pytest.raises(
+        ValueError, match=r"belongs to another rule for '.*weight'"
+    ):  # which works with 1 / D
         ps.optim.PathSGD(matrices, network, lr=0.01, metric=metric)
     ps.optim.Invariant(matrices, network, torch.optim.Muon, lr=0.01, metric=metric)
 
@@ -404,7 +462,9 @@ def test_the_slower_of_two_rules_with_one_metric_takes_no_old_one(kind, monkeypa
     network, metric = trace(case, model), kind(refresh_every=1)
     original = metric._refresh
     monkeypatch.setattr(
-        metric, "_refresh", lambda names: computed.update(dict.fromkeys(names, step)) or original(names)
+        metric,
+        "_refresh",
+        lambda names: computed.update(dict.fromkeys(names, step)) or original(names),
     )
     fast, slow = (
         ps.optim.Invariant(layer.parameters(), network, torch.optim.SGD, lr=0.1, metric=metric)
@@ -422,7 +482,10 @@ def test_what_the_slower_of_two_rules_knows_of_data_waits_for_its_step():
     """The faster one computes the metric of both, in memory that must not be that of the other's average."""
     case = BY_NAME["mlp"]
     model = case.model()
-    network, metric = trace(case, model), ps.metrics.DataDependent(estimator="signs", refresh_every=1)
+    network, metric = (
+        trace(case, model),
+        ps.metrics.DataDependent(estimator="signs", refresh_every=1),
+    )
     fast, slow = (
         ps.optim.Invariant(layer.parameters(), network, torch.optim.SGD, lr=0.1, metric=metric)
         for layer in [m for m in model.modules() if isinstance(m, torch.nn.Linear)][:2]
@@ -434,7 +497,10 @@ def test_what_the_slower_of_two_rules_knows_of_data_waits_for_its_step():
         fast.step()
         if step < 3:
             slow.step()
-            kept = [(state["data_average"], state["data_average"].clone()) for state in slow.state.values()]
+            kept = [
+                (state["data_average"], state["data_average"].clone())
+                for state in slow.state.values()
+            ]
     assert kept
     assert all(torch.equal(*pair) for pair in kept)
 
@@ -483,7 +549,9 @@ def test_a_metric_that_serves_a_new_optimizer_begins_anew(rule):
         model, network = traced(case)
         metric = ps.metrics.Path()
         for steps in (5, 12):
-            optimizer = ps.optim.Invariant(model.parameters(), network, rule, lr=0.01, metric=metric)
+            optimizer = ps.optim.Invariant(
+                model.parameters(), network, rule, lr=0.01, metric=metric
+            )
             for step in range(steps):
                 optimizer.zero_grad()
                 case.loss(model(case.example(4, seed=step))).backward()
@@ -499,7 +567,9 @@ def test_points_follow_a_metric_that_another_rule_has_computed():
     case = BY_NAME["mlp"]
     model = case.model()
     network, metric = trace(case, model), ps.metrics.Path(refresh_every=1)
-    matrices, vectors = ([p for p in model.parameters() if (p.dim() == 2) is two] for two in (True, False))
+    matrices, vectors = (
+        [p for p in model.parameters() if (p.dim() == 2) is two] for two in (True, False)
+    )
     moving = ps.optim.Invariant(matrices, network, torch.optim.SGD, lr=0.1, metric=metric)
     still = ps.optim.Invariant(vectors, network, torch.optim.ASGD, lr=0.0, t0=0, metric=metric)
     for step in range(6):
@@ -548,7 +618,11 @@ def test_rules_of_others_resume_exactly(rule):
 
     def fresh(model):
         return ps.optim.Invariant(
-            model.parameters(), trace(case, model), kind, metric=ps.metrics.Path(refresh_every=2), **options
+            model.parameters(),
+            trace(case, model),
+            kind,
+            metric=ps.metrics.Path(refresh_every=2),
+            **options,
         )
 
     def steps(model, optimizer, numbers):
@@ -577,7 +651,10 @@ def test_rules_of_others_resume_exactly(rule):
     ("rule", "options"),
     [
         (torch.optim.LBFGS, {"lr": 0.3, "max_iter": 3}),
-        (lambda groups, **options: po.SAM(groups, torch.optim.SGD, momentum=0.9, **options), {"lr": 0.02}),
+        (
+            lambda groups, **options: po.SAM(groups, torch.optim.SGD, momentum=0.9, **options),
+            {"lr": 0.02},
+        ),
         *OTHERS.values(),
     ],
     ids=["LBFGS", "SAM", *OTHERS],
@@ -603,7 +680,8 @@ def test_a_copy_has_all_that_a_rule_of_others_keeps(rule, options):
 
     start = train(model, optimizer, range(3))
     ours, theirs = (
-        train(*both, range(3, 6)) for both in (copy.deepcopy((model, optimizer)), (model, optimizer))
+        train(*both, range(3, 6))
+        for both in (copy.deepcopy((model, optimizer)), (model, optimizer))
     )
     assert all(map(torch.equal, ours, theirs))
     assert not torch.equal(ours[0], start[0])
@@ -613,7 +691,9 @@ def test_wrong_calls_say_what_to_do():
     model = mlp(3, 4, 2)
     network = ps.trace(model, torch.zeros(1, 3))
     parameters = list(model.parameters())
-    with pytest.raises(TypeError, match=r"metric must be an object such as pathspace.metrics.Path\(\)"):
+    with pytest.raises(
+        TypeError, match=r"metric must be an object such as pathspace.metrics.Path\(\)"
+    ):
         ps.optim.Invariant(parameters, network, torch.optim.AdamW, metric="path")
     with pytest.raises(TypeError, match="power: give options of the metric to the metric itself"):
         ps.optim.PathAdam(parameters, network, metric=ps.metrics.Path(), power=0.5)
@@ -621,7 +701,9 @@ def test_wrong_calls_say_what_to_do():
         ps.optim.Invariant([{"params": parameters, "clip_norm": 1.0}], network, torch.optim.AdamW)
     with pytest.raises(RuntimeError, match="give it to an optimizer"):
         ps.metrics.DataDependent().observe(torch.zeros(1, 3))
-    with pytest.raises(TypeError, match=r"Lookahead copies parameters \('slow_params'\) when it is made"):
+    with pytest.raises(
+        TypeError, match=r"Lookahead copies parameters \('slow_params'\) when it is made"
+    ):
         ps.optim.Invariant(
             parameters, network, lambda groups: po.Lookahead(torch.optim.SGD(groups)), points=()
         )
@@ -633,7 +715,9 @@ def test_wrong_calls_say_what_to_do():
 def by_hand(model, network, rule, **options):
     """Outputs of a few steps on one batch."""
     optimizer, outputs = ps.optim.Invariant(model.parameters(), network, rule, **options), []
-    x = torch.randn(16, model[0].in_features, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(
+        16, model[0].in_features, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
 
     def closure():
         optimizer.zero_grad()
@@ -683,7 +767,9 @@ def test_rules_may_put_other_memory_under_a_parameter(several):
     assert not torch.allclose(ends[0][0], ends[0][-1])
 
 
-@pytest.mark.parametrize(("rule", "point"), [(schedulefree.SGDScheduleFree, "z"), (torch.optim.ASGD, "ax")])
+@pytest.mark.parametrize(
+    ("rule", "point"), [(schedulefree.SGDScheduleFree, "z"), (torch.optim.ASGD, "ax")]
+)
 def test_points_are_where_weights_without_a_metric_stood(rule, point):
     """Undamped kappa in front of a readout that begins at zero is 0, so that the first step leaves u = 0."""
     torch.manual_seed(0)
@@ -698,7 +784,10 @@ def test_points_are_where_weights_without_a_metric_stood(rule, point):
         optimizer.zero_grad()
         (model(torch.randn(8, 4, dtype=torch.float64)) - 1).square().mean().backward()
         optimizer.step()
-        shadow, factor = optimizer._shadows[model[0].weight], optimizer.state[model[0].weight]["factor"]
+        shadow, factor = (
+            optimizer._shadows[model[0].weight],
+            optimizer.state[model[0].weight]["factor"],
+        )
         assert bool((factor == 0).all()) is (step == 0)
         if step:
             stands_for = optimizer.rule.state[shadow][point].view_as(factor) * factor
@@ -726,7 +815,9 @@ def test_points_stay_where_they_are_through_a_step_that_was_refused():
                 with torch.no_grad():
                     model[0].weight.copy_(good)
             optimizer.zero_grad()
-            x = torch.randn(8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+            x = torch.randn(
+                8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(step)
+            )
             (model(x) - 1).square().mean().backward()
             optimizer.step()
         ends.append(model[0].weight.detach().clone())
@@ -828,8 +919,12 @@ def test_a_group_takes_what_its_rule_takes(rule, option):
 def test_options_of_the_metric_are_sent_to_the_metric():
     case = BY_NAME["mlp"]
     model, network = traced(case)
-    with pytest.raises(TypeError, match=r"write metric=pathspace.metrics.Path\(damping=0.1, power=0.5\)"):
-        ps.optim.Invariant(model.parameters(), network, torch.optim.AdamW, lr=0.01, power=0.5, damping=0.1)
+    with pytest.raises(
+        TypeError, match=r"write metric=pathspace.metrics.Path\(damping=0.1, power=0.5\)"
+    ):
+        ps.optim.Invariant(
+            model.parameters(), network, torch.optim.AdamW, lr=0.01, power=0.5, damping=0.1
+        )
 
 
 def test_a_rule_is_the_class_of_an_optimizer():
@@ -867,7 +962,9 @@ def test_parameters_step_one_after_the_other_as_they_do_together(rule, options, 
     parts = {entry.chunk for entry in apart[2]._kept_views.values()}
     assert len(parts) == len(apart[1])
     assert len({part.u.data_ptr() for part in parts}) == 1
-    assert [p for group in apart[2].param_groups for p in group["params"]] == list(apart[2]._shadows)
+    assert [p for group in apart[2].param_groups for p in group["params"]] == list(
+        apart[2]._shadows
+    )
 
 
 def test_a_rule_that_may_look_at_all_parameters_gets_them_at_once(monkeypatch):
@@ -878,9 +975,14 @@ def test_a_rule_that_may_look_at_all_parameters_gets_them_at_once(monkeypatch):
 
     class Counting(torch.optim.AdamW):
         def step(self, closure=None):
-            seen.append(sum(p.grad is not None for group in self.param_groups for p in group["params"]))
+            seen.append(
+                sum(p.grad is not None for group in self.param_groups for p in group["params"])
+            )
             return super().step(closure)
 
     case = BY_NAME["mlp"]
-    run(case, lambda params, network: ps.optim.Invariant(params, network, Counting, points=(), lr=0.01))
+    run(
+        case,
+        lambda params, network: ps.optim.Invariant(params, network, Counting, points=(), lr=0.01),
+    )
     assert set(seen) == {len(list(case.model().parameters()))}

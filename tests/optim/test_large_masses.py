@@ -10,7 +10,9 @@ from pathspace.paths.kernel.safe_type import Surveyed
 RULES = {
     "PathSGD": lambda p, n: ps.optim.PathSGD(p, n, lr=0.1, clip_norm=1.0),
     "PathSGD stale": lambda p, n: ps.optim.PathSGD(p, n, lr=0.1, clip_norm=1.0, refresh_every=2),
-    "PathSGD frozen": lambda p, n: ps.optim.PathSGD(p, n, lr=0.1, clip_norm=1.0, normalization="frozen"),
+    "PathSGD frozen": lambda p, n: ps.optim.PathSGD(
+        p, n, lr=0.1, clip_norm=1.0, normalization="frozen"
+    ),
     "PathSGD raw": lambda p, n: ps.optim.PathSGD(p, n, lr=3e22, normalization="none"),
     "PathSGD power 1/2": lambda p, n: ps.optim.PathSGD(p, n, lr=0.1, power=0.5, clip_step=1.0),
     "PathAdam": lambda p, n: ps.optim.PathAdam(p, n, lr=1e-3, clip_norm=1.0),
@@ -56,7 +58,9 @@ def train(make, factors):
 
 
 def both(rule):
-    factors = 2.0 ** torch.randint(-10, 11, (16,), generator=torch.Generator().manual_seed(1)).float()
+    factors = (
+        2.0 ** torch.randint(-10, 11, (16,), generator=torch.Generator().manual_seed(1)).float()
+    )
     return train(RULES[rule], None), train(RULES[rule], factors)
 
 
@@ -73,7 +77,10 @@ def test_bits_stay_alike_where_one_of_two_rescaled_networks_leaves_float32(rule)
 
 # the steps of the raw rule are too short to tell
 @pytest.mark.parametrize(
-    "rule", slow_besides(["PathSGD", "PathAdam power 1/2"], [rule for rule in RULES if rule != "PathSGD raw"])
+    "rule",
+    slow_besides(
+        ["PathSGD", "PathAdam power 1/2"], [rule for rule in RULES if rule != "PathSGD raw"]
+    ),
 )
 def test_they_would_not_if_each_chose_its_type_by_itself(rule, monkeypatch):
     monkeypatch.setattr(Surveyed, "moderate", True)

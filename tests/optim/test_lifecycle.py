@@ -34,7 +34,9 @@ ALL = pytest.mark.parametrize("name", OPTIONS)
 # one optimizer of each base class, and those with states of their own, for what the base classes do
 SOME = ("PathSGD", "PathAdam", "PathSOAP", "GSGD", "DDPAdam", "QuasiDiagonal")
 FIRST = pytest.mark.parametrize("name", slow_besides(SOME, OPTIONS))
-OF_KAPPA = pytest.mark.parametrize("name", [name for name in OPTIONS if name not in ("GSGD", "GAdam")])
+OF_KAPPA = pytest.mark.parametrize(
+    "name", [name for name in OPTIONS if name not in ("GSGD", "GAdam")]
+)
 
 
 @functools.cache
@@ -47,32 +49,42 @@ def traced(dtype):
 def build(name, dtype=torch.float32, **options):
     model, network = copy.deepcopy(traced(dtype))
     torch.manual_seed(0)
-    return model, getattr(ps.optim, name)(model.parameters(), network, **{**OPTIONS[name], **options})
+    return model, getattr(ps.optim, name)(
+        model.parameters(), network, **{**OPTIONS[name], **options}
+    )
 
 
 def train(model, optimizer, steps=3, first=0):
     for i in range(first, first + steps):
         generator = torch.Generator().manual_seed(i)
-        x, y = torch.randn(16, 4, generator=generator), torch.randint(0, 3, (16,), generator=generator)
+        x, y = (
+            torch.randn(16, 4, generator=generator),
+            torch.randint(0, 3, (16,), generator=generator),
+        )
         optimizer.zero_grad()
         functional.cross_entropy(model(x.to(model[0].weight.dtype)).float(), y).backward()
         optimizer.step()
     return [p.detach().clone() for p in model.parameters()]
 
 
-# --- copies ------------------------------------------------------------------------------------------------
+# --- copies ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "refresh_every"),
     slow_besides(
-        [(name, 1 if name in ("GSGD", "GAdam") else (4, 1)[n % 2]) for n, name in enumerate(OPTIONS)],
+        [
+            (name, 1 if name in ("GSGD", "GAdam") else (4, 1)[n % 2])
+            for n, name in enumerate(OPTIONS)
+        ],
         [(name, n) for name in OPTIONS for n in (1, 4) if n == 1 or name not in ("GSGD", "GAdam")],
     ),
 )
 def test_a_copy_with_its_model_goes_on_alike(name, refresh_every):
-    model, optimizer = build(name, **({"refresh_every": refresh_every} if refresh_every > 1 else {}))
+    model, optimizer = build(
+        name, **({"refresh_every": refresh_every} if refresh_every > 1 else {})
+    )
     schedule = lr_scheduler.StepLR(optimizer, 2)  # puts a method of its own in the place of step
     train(model, optimizer)
     schedule.step()
@@ -129,7 +141,9 @@ def test_a_model_may_keep_its_optimizer(name):
 def test_a_pass_on_data_copies_no_optimizer(monkeypatch):
     model = mlp(4, 8, 3)
     model.optimizer = torch.optim.AdamW(model.parameters())
-    monkeypatch.setattr(torch.optim.AdamW, "__deepcopy__", lambda *_: pytest.fail("copied"), raising=False)
+    monkeypatch.setattr(
+        torch.optim.AdamW, "__deepcopy__", lambda *_: pytest.fail("copied"), raising=False
+    )
     network = ps.trace(model, torch.zeros(1, 4))
     ps.paths.data_dependent_kappa(network, torch.ones(2, 4))
     ps.rescaling.balance_(network, torch.ones(2, 4))
@@ -142,7 +156,9 @@ def test_channels_last_is_a_matter_of_memory(name):
     for form in (torch.contiguous_format, torch.channels_last):
         torch.manual_seed(0)
         model = (
-            nn.Sequential(nn.Conv2d(3, 4, 2), nn.ReLU(), nn.Conv2d(4, 2, 2)).double().to(memory_format=form)
+            nn.Sequential(nn.Conv2d(3, 4, 2), nn.ReLU(), nn.Conv2d(4, 2, 2))
+            .double()
+            .to(memory_format=form)
         )
         x = torch.randn(5, 3, 4, 4, dtype=torch.float64).to(memory_format=form)
         optimizer = getattr(ps.optim, name)(model.parameters(), ps.trace(model, x), **OPTIONS[name])
@@ -160,11 +176,15 @@ def test_a_compiled_training_step_is_the_same(name):
     """Who compiles a whole training step compiles the optimizer's, too."""
     ends = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own compiler warns of things that are none of ours
+        warnings.simplefilter(
+            "ignore"
+        )  # torch's own compiler warns of things that are none of ours
         for compiled in (False, True):
             model, optimizer = build(name)
             step = (
-                torch.compile(lambda o=optimizer: o.step(), backend="eager") if compiled else optimizer.step
+                torch.compile(lambda o=optimizer: o.step(), backend="eager")
+                if compiled
+                else optimizer.step
             )
             for i in range(4):
                 optimizer.zero_grad()
@@ -238,7 +258,9 @@ def test_a_state_of_another_metric_does_not_set_the_length_of_steps(other, back)
     def built(path):
         if path:
             return build("PathSGD", lr=0.0, momentum=0.0)
-        name, options = ("PathSGD", {"metric": ps.metrics.Balanced()}) if other == "Balanced" else (other, {})
+        name, options = (
+            ("PathSGD", {"metric": ps.metrics.Balanced()}) if other == "Balanced" else (other, {})
+        )
         return build(name, lr=0.0, momentum=0.0, **options)
 
     ends = []
@@ -252,7 +274,7 @@ def test_a_state_of_another_metric_does_not_set_the_length_of_steps(other, back)
     assert_close(*ends, rtol=1e-6, atol=1e-8)
 
 
-# --- conversions -------------------------------------------------------------------------------------------
+# --- conversions ----------------------------------------------------------------------------------
 
 
 @pytest.mark.sample(6)
@@ -297,7 +319,11 @@ class Mixed(nn.Module):
         return self.b(self.a(x.to(self.a.weight.dtype)).relu().to(self.b.weight.dtype))
 
 
-TYPES = [(torch.bfloat16, torch.float32), (torch.float32, torch.float64), (torch.float64, torch.float32)]
+TYPES = [
+    (torch.bfloat16, torch.float32),
+    (torch.float32, torch.float64),
+    (torch.float64, torch.float32),
+]
 OF_WEIGHTS = [name for name in OPTIONS if name.startswith(("Path", "G"))]
 
 
@@ -334,7 +360,7 @@ def test_models_of_several_types(name, types):
     assert alike != (name == "PathGradientAdam")
 
 
-# --- groups ------------------------------------------------------------------------------------------------
+# --- groups ---------------------------------------------------------------------------------------
 
 
 @ALL
@@ -389,7 +415,10 @@ def test_the_momentum_of_a_group_is_checked_as_that_of_all_is():
 def test_a_parameter_that_stands_twice_in_a_group_is_refused(name):
     model, _ = build(name)
     network, kind = ps.trace(model, torch.zeros(1, 4)), getattr(ps.optim, name)
-    twice = [*model[2].parameters(), model[2].weight]  # as a layer that two modules share, listed with both
+    twice = [
+        *model[2].parameters(),
+        model[2].weight,
+    ]  # as a layer that two modules share, listed with both
     with pytest.raises(ValueError, match="stands twice in a group"):
         kind(twice, network, **OPTIONS[name])
     optimizer = kind(model[0].parameters(), network, **OPTIONS[name])
@@ -423,7 +452,9 @@ def test_names_of_parameters_and_of_groups_are_welcome(name):
 def test_a_group_may_join_between_two_refreshes(name):
     model, _ = build(name)
     network = ps.trace(model, torch.zeros(1, 4))
-    optimizer = getattr(ps.optim, name)(model[0].parameters(), network, **OPTIONS[name], refresh_every=5)
+    optimizer = getattr(ps.optim, name)(
+        model[0].parameters(), network, **OPTIONS[name], refresh_every=5
+    )
     train(model, optimizer, 2)
     optimizer.add_param_group({"params": list(model[2].parameters())})
     before = model[2].weight.detach().clone()
@@ -431,7 +462,7 @@ def test_a_group_may_join_between_two_refreshes(name):
     assert not torch.equal(model[2].weight, before)
 
 
-# --- models that change ------------------------------------------------------------------------------------
+# --- models that change ---------------------------------------------------------------------------
 
 
 def _layer_replaced(model):
@@ -465,7 +496,9 @@ def test_a_model_that_lost_traced_parts_is_refused(name, change, refresh_every):
     train(model, optimizer, 2)
     change(model)
     before = [p.detach().clone() for p in model.parameters()]
-    with pytest.raises(RuntimeError, match=r"'[012].*' .*was replaced after tracing.*trace the model again"):
+    with pytest.raises(
+        RuntimeError, match=r"'[012].*' .*was replaced after tracing.*trace the model again"
+    ):
         train(model, optimizer, 1)
     assert_close(list(model.parameters()), before, rtol=0, atol=0)
 
@@ -518,7 +551,9 @@ def test_a_run_may_be_resumed_in_a_network_that_was_rescaled_at_its_start(name):
     train(model, optimizer, 2)
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     other, resumed = build(name)
-    ps.rescaling.random_rescale_(resumed.network, 0.25, 4.0)  # with another gauge than the one that is loaded
+    ps.rescaling.random_rescale_(
+        resumed.network, 0.25, 4.0
+    )  # with another gauge than the one that is loaded
     train(other, resumed, 1)
     ps.rescaling.balance_(
         resumed.network
@@ -541,7 +576,7 @@ def test_compiling_a_part_after_tracing_replaces_nothing(name):
         torch.compiler.set_stance("default")
 
 
-# --- a part of the parameters ------------------------------------------------------------------------------
+# --- a part of the parameters ---------------------------------------------------------------------
 
 
 def parts_of_a_model(*kinds, frozen=False):
@@ -552,7 +587,9 @@ def parts_of_a_model(*kinds, frozen=False):
     layers = [model[0], model[2], model[4]]
     for layer in layers[len(kinds) :]:
         layer.requires_grad_(not frozen)
-    return model, [kind(layer.parameters(), network) for kind, layer in zip(kinds, layers, strict=False)]
+    return model, [
+        kind(layer.parameters(), network) for kind, layer in zip(kinds, layers, strict=False)
+    ]
 
 
 def train_parts(model, optimizers, steps=6):
@@ -567,9 +604,7 @@ def train_parts(model, optimizers, steps=6):
 @pytest.mark.parametrize("name", ["PathSGD", "PathAdam", "GSGD", "DDPSGD"])
 def test_parameters_that_nobody_was_given_are_named_once(name):
     model, optimizers = parts_of_a_model(getattr(ps.optim, name))
-    told = (
-        r"given 2 of the 6 parameters.*'2.weight', '2.bias', '4.weight' and 1 more.*requires_grad_\(False\)"
-    )
+    told = r"given 2 of the 6 parameters.*'2.weight', '2.bias', '4.weight' and 1 more.*requires_grad_\(False\)"
     with pytest.warns(UserWarning, match=told) as caught:
         train_parts(model, optimizers, 20)
     assert len(caught) == 1
@@ -578,7 +613,9 @@ def test_parameters_that_nobody_was_given_are_named_once(name):
 
 def test_so_are_those_of_a_plain_rule_beside_it():
     model, optimizers = parts_of_a_model(ps.optim.PathSGD, torch_sgd, torch_sgd)
-    with pytest.warns(UserWarning, match=r"given 2 of the 6 parameters.*or another rule moves them"):
+    with pytest.warns(
+        UserWarning, match=r"given 2 of the 6 parameters.*or another rule moves them"
+    ):
         train_parts(model, optimizers)
 
 

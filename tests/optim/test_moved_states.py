@@ -40,7 +40,9 @@ def test_next_steps_are_bitwise_the_same(entry):
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(
-    "entry", [e for e in INVARIANT if e.name in ("PathSGD everything", "PathAdam everything")], ids=str
+    "entry",
+    [e for e in INVARIANT if e.name in ("PathSGD everything", "PathAdam everything")],
+    ids=str,
 )
 @pytest.mark.parametrize("name", ["rnn", "small resnet", "gated", "layer norm"])
 def test_on_other_networks(entry, name):
@@ -81,7 +83,9 @@ RULES = {
     "AdamW": lambda m: torch.optim.AdamW(m.parameters(), 0.01),
     "Muon": lambda m: torch.optim.Muon([p for p in m.parameters() if p.dim() == 2], 0.01),
     "Adadelta": lambda m: torch.optim.Adadelta(m.parameters()),
-    "RMSprop": lambda m: torch.optim.RMSprop(m.parameters(), eps=1e-20, centered=True, momentum=0.5),
+    "RMSprop": lambda m: torch.optim.RMSprop(
+        m.parameters(), eps=1e-20, centered=True, momentum=0.5
+    ),
 }
 
 

@@ -32,7 +32,9 @@ def test_an_optimizer_goes_on_in_the_form_of_its_network(optimizer):
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("name", ["batch norm", "batch norm of images", "layer norm", "group norm of images"])
+@pytest.mark.parametrize(
+    "name", ["batch norm", "batch norm of images", "layer norm", "group norm of images"]
+)
 def test_descent_does_not_see_the_scale_of_weights_in_front(name):
     """Without eps and normalizer, Path-SGD is equivariant to it: bitwise with powers of two."""
     runs = []
@@ -43,10 +45,14 @@ def test_descent_does_not_see_the_scale_of_weights_in_front(name):
         network = ps.trace(model, torch.randn(16, *NETWORKS[name][1], dtype=torch.float64))
         with torch.no_grad():
             model.first.bias.add_(3)  # no row of zeros, which has no statistics without eps
-            fronts = [model.inner, model.embed] if hasattr(model, "inner") else [model.conv, model.stem]
+            fronts = (
+                [model.inner, model.embed] if hasattr(model, "inner") else [model.conv, model.stem]
+            )
             for layer in fronts:
                 layer.weight.mul_(t)
-        rule = ps.optim.PathSGD(model.parameters(), network, lr=1e-4, momentum=0.9, normalization="none")
+        rule = ps.optim.PathSGD(
+            model.parameters(), network, lr=1e-4, momentum=0.9, normalization="none"
+        )
         torch.manual_seed(1)
         outputs = []
         for _ in range(20):

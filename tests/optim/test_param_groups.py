@@ -44,7 +44,9 @@ class Transformer(nn.Module):
 
 
 def of_transformer(*, tied=False):
-    return ps.optim.param_groups(ps.trace(Transformer(tied=tied), torch.zeros(1, 5, dtype=torch.long)))
+    return ps.optim.param_groups(
+        ps.trace(Transformer(tied=tied), torch.zeros(1, 5, dtype=torch.long))
+    )
 
 
 def test_of_a_transformer():
@@ -72,7 +74,11 @@ class Mixed(nn.Module):
         super().__init__()
         self.conv, self.deep = nn.Conv1d(2, 4, 3, padding=1), nn.Conv1d(4, 4, 3, padding=1)
         self.gain = nn.Parameter(torch.ones(4, 6))
-        self.before, self.lstm, self.after = nn.Linear(4, 4), nn.LSTM(4, 4, batch_first=True), nn.Linear(4, 2)
+        self.before, self.lstm, self.after = (
+            nn.Linear(4, 4),
+            nn.LSTM(4, 4, batch_first=True),
+            nn.Linear(4, 2),
+        )
 
     def forward(self, x):
         x = self.deep(self.conv(x).relu()) * self.gain
@@ -90,7 +96,9 @@ def test_of_convolutions_and_a_layer_that_is_cut():
 
 
 def test_gains_of_normalized_weights_are_no_matrices():
-    layers = [nn.utils.parametrizations.weight_norm(nn.Linear(*sizes)) for sizes in ((3, 5), (5, 5))]
+    layers = [
+        nn.utils.parametrizations.weight_norm(nn.Linear(*sizes)) for sizes in ((3, 5), (5, 5))
+    ]
     model = nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), nn.Linear(5, 2))
     found = names(ps.optim.param_groups(ps.trace(model, torch.zeros(1, 3))))
     assert found["embeddings"] == ["0.parametrizations.weight.original1"]
@@ -118,7 +126,8 @@ def test_modules_left_outside_have_a_place(outside):
             {
                 "embeddings": ["rnn.weight_ih_l0"],
                 "hidden": sorted(
-                    [f"rnn.weight_hh_l{i}" for i in range(3)] + [f"rnn.weight_ih_l{i}" for i in (1, 2)]
+                    [f"rnn.weight_hh_l{i}" for i in range(3)]
+                    + [f"rnn.weight_ih_l{i}" for i in (1, 2)]
                 ),
             },
         ),
@@ -138,7 +147,9 @@ def uses(outputs, parameters):
         if node not in below:
             others = [n for n, _ in node.next_functions if n is not None]
             read = [leaf for n in others if (leaf := leaf_behind(n)) is not None]
-            matrices[node] = [names_of[id(leaf.variable)] for leaf in read if id(leaf.variable) in names_of]
+            matrices[node] = [
+                names_of[id(leaf.variable)] for leaf in read if id(leaf.variable) in names_of
+            ]
             below[node] = set().union(*({n} | walk(n) for n in others if leaf_behind(n) is None))
         return below[node]
 
@@ -160,7 +171,8 @@ def leaf_behind(node):
 
 
 @pytest.mark.parametrize(
-    "name", ["mlp", "skip", "deep residual", "same layer twice", "small resnet", "hand-written loop"]
+    "name",
+    ["mlp", "skip", "deep residual", "same layer twice", "small resnet", "hand-written loop"],
 )
 def test_ends_are_those_of_the_graph_of_autograd(name):
     model, network = traced(BY_NAME[name], torch.float32)

@@ -30,7 +30,7 @@ def test_three_raw_steps_give_the_known_weights(name):
     assert_close(weights, net.as_tensors(known["new_params"]), rtol=1e-10, atol=1e-10)
 
 
-# --- the rules written out -----------------------------------------------------------------------------
+# --- the rules written out ------------------------------------------------------------------------
 
 
 def norm(tensors):
@@ -67,7 +67,9 @@ class Plain:
             name: (sign * p.grad / metric[name].sqrt()).nan_to_num(0.0)
             for name, p in self.model.named_parameters()
         }
-        shrink = min(1.0, options["clip_norm"] / math.sqrt(sum(value.square().sum() for value in h.values())))
+        shrink = min(
+            1.0, options["clip_norm"] / math.sqrt(sum(value.square().sum() for value in h.values()))
+        )
         if options["scale"] == "gradient":
             gauge = self.metric.gauge
             gradients = [p.grad / gauge[name] for name, p in self.model.named_parameters()]
@@ -82,7 +84,9 @@ class Plain:
             self.v[name] = beta2 * self.v.get(name, 0.0) + (1 - beta2) * g**2
             self.largest[name] = torch.maximum(self.largest.get(name, self.v[name]), self.v[name])
             v = self.largest[name] if options["amsgrad"] else self.v[name]
-            d = (self.m[name] / (1 - beta1**self.t)) / ((v / (1 - beta2**self.t)).sqrt() + options["eps"])
+            d = (self.m[name] / (1 - beta1**self.t)) / (
+                (v / (1 - beta2**self.t)).sqrt() + options["eps"]
+            )
             if self.kind is ps.optim.PathAdam:
                 d = (d / root).nan_to_num(0.0, posinf=0.0, neginf=0.0)
             p.copy_((1 - options["lr"] * options["weight_decay"]) * p - options["lr"] * d)
@@ -109,7 +113,11 @@ OPTIONS = [
     (ps.optim.PathAdam, "power 0", {"power": 0.0}),
     (ps.optim.PathAdam, "power 0.5", {"power": 0.5}),
     (ps.optim.PathAdam, "power 1.5 raw", {"power": 1.5, "normalization": "none"}),
-    (ps.optim.PathAdam, "power 0.5, damped and stale", {"power": 0.5, "damping": 0.1, "refresh_every": 2}),
+    (
+        ps.optim.PathAdam,
+        "power 0.5, damped and stale",
+        {"power": 0.5, "damping": 0.1, "refresh_every": 2},
+    ),
     (ps.optim.PathGradientAdam, "frozen", {"normalization": "frozen", "eps": 0.1}),
     (ps.optim.PathGradientAdam, "refreshed", {"normalization": "refreshed", "eps": 0.1}),
     (ps.optim.PathGradientAdam, "scaled", {"scale": "gradient"}),
@@ -119,7 +127,11 @@ OPTIONS = [
         "scaled on the weights",
         {"scale": "gradient", "frame": "weights", "eps": 0.1},
     ),
-    (ps.optim.PathGradientAdam, "scaled, clipped", {"scale": "gradient", "clip_norm": 0.02, "eps": 1e-2}),
+    (
+        ps.optim.PathGradientAdam,
+        "scaled, clipped",
+        {"scale": "gradient", "clip_norm": 0.02, "eps": 1e-2},
+    ),
 ]
 IDS = [f"{kind.__name__} {chosen}" for kind, chosen, _ in OPTIONS]
 
@@ -165,7 +177,7 @@ def test_every_option_has_an_effect():
     assert same == []
 
 
-# --- where they meet Adam ------------------------------------------------------------------------------
+# --- where they meet Adam -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("amsgrad", [False, True])
@@ -174,9 +186,18 @@ def test_without_freedom_it_is_adamw(amsgrad):
     case = BY_NAME["rnn"]
     models = [nn.Linear(3, 4).double()]
     models.append(copy.deepcopy(models[0]))
-    options = {"lr": 0.01, "betas": (0.8, 0.9), "eps": 1e-3, "weight_decay": 0.1, "amsgrad": amsgrad}
+    options = {
+        "lr": 0.01,
+        "betas": (0.8, 0.9),
+        "eps": 1e-3,
+        "weight_decay": 0.1,
+        "amsgrad": amsgrad,
+    }
     ours = ps.optim.PathAdam(
-        models[0].parameters(), ps.trace(models[0], torch.zeros(1, 3).double()), damping=0.0, **options
+        models[0].parameters(),
+        ps.trace(models[0], torch.zeros(1, 3).double()),
+        damping=0.0,
+        **options,
     )
     theirs = torch.optim.AdamW(models[1].parameters(), **options)
     for step in range(6):
@@ -199,13 +220,17 @@ def test_power_zero_is_adam_after_balancing_once(name):
     train(optimizer, ours, case)
     train(torch.optim.Adam(theirs.parameters(), lr=0.01), theirs, case)
     example = case.example(8, torch.float64, seed=50)
-    assert_close(case.picked(call(ours, example)), case.picked(call(theirs, example)), rtol=1e-8, atol=1e-10)
+    assert_close(
+        case.picked(call(ours, example)), case.picked(call(theirs, example)), rtol=1e-8, atol=1e-10
+    )
 
 
 def test_path_gradient_adam_is_adam_fed_with_the_path_gradient():
     case = BY_NAME["stacked rnn"]
     ours, theirs = case.model(torch.float64), case.model(torch.float64)
-    optimizer = ps.optim.PathGradientAdam(ours.parameters(), trace(case, ours), lr=0.01, weight_decay=0.1)
+    optimizer = ps.optim.PathGradientAdam(
+        ours.parameters(), trace(case, ours), lr=0.01, weight_decay=0.1
+    )
     network = trace(case, theirs)
     adam = torch.optim.AdamW(theirs.parameters(), lr=0.01, weight_decay=0.1)
 
@@ -265,12 +290,20 @@ def test_the_scale_of_the_gradient_takes_out_how_kappa_grows():
             model, network = traced(case, torch.float64)
             metric = kind(normalization="none", refresh_every=1)
             rule = ps.optim.PathGradientAdam(
-                model.parameters(), network, betas=(0.0, 0.999), eps=1e-30, scale=scale, metric=metric
+                model.parameters(),
+                network,
+                betas=(0.0, 0.999),
+                eps=1e-30,
+                scale=scale,
+                metric=metric,
             )
             end = train(rule, model, case, steps=4)
             ends[scale, kind] = torch.cat([p.flatten() for p in end.values()])
-    assert_close(ends["gradient", Growing], ends["gradient", ps.metrics.Path], rtol=1e-9, atol=1e-12)
-    # otherwise steps die: step t has 10^-t sqrt(t) of the length, as v remembers the path gradients of a smaller kappa
+    assert_close(
+        ends["gradient", Growing], ends["gradient", ps.metrics.Path], rtol=1e-9, atol=1e-12
+    )
+    # otherwise steps die: step t has 10^-t sqrt(t) of the length, as v remembers the path gradients
+    # of a smaller kappa
     start = torch.cat([p.detach().flatten() for p in case.model(torch.float64).parameters()])
     moved = {kind: (ends["none", kind] - start).norm() for kind in (Growing, ps.metrics.Path)}
     assert moved[Growing] < 0.6 * moved[ps.metrics.Path]
@@ -307,7 +340,9 @@ def test_the_scale_does_not_depend_on_how_weights_lie_in_memory():
         model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Conv2d(3, 2, 2)).double()
         x = torch.randn(2, 2, 5, 5, dtype=torch.float64)
         network = ps.trace(model.to(memory_format=layout), x)
-        rule = ps.optim.PathGradientAdam(model.parameters(), network, lr=0.1, eps=1.0, scale="gradient")
+        rule = ps.optim.PathGradientAdam(
+            model.parameters(), network, lr=0.1, eps=1.0, scale="gradient"
+        )
         model(x).square().mean().backward()
         for p in model.parameters():
             p.grad = p.grad.contiguous(memory_format=layout) if p.dim() == 4 else p.grad
@@ -332,7 +367,7 @@ def test_an_outside_parameter_and_a_gradient_of_zero_keep_their_steps():
     assert_close(outside.detach(), 1 - 0.1 * g / (g.abs() + 1), rtol=1e-12, atol=0)
 
 
-# --- refusals ------------------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 @pytest.mark.sample(8)
@@ -361,7 +396,9 @@ def test_impossible_options_are_refused(kind, options):
 def test_an_unknown_scale_is_refused():
     model = mlp(3, 4, 2)
     with pytest.raises(ValueError, match="scale must be 'none' or 'gradient', got 'kappa'"):
-        ps.optim.PathGradientAdam(model.parameters(), ps.trace(model, torch.randn(2, 3)), scale="kappa")
+        ps.optim.PathGradientAdam(
+            model.parameters(), ps.trace(model, torch.randn(2, 3)), scale="kappa"
+        )
 
 
 def test_a_negative_power_is_refused():

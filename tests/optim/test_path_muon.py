@@ -61,8 +61,13 @@ class Plain:
         beta1, beta2 = options["betas"]
         self.t += 1
         sign = -1 if options["maximize"] else 1
-        h = {name: (sign * p.grad / metric[name].sqrt()).nan_to_num(0.0) for name, p in parameters.items()}
-        shrink = min(1.0, options["clip_norm"] / math.sqrt(sum(value.square().sum() for value in h.values())))
+        h = {
+            name: (sign * p.grad / metric[name].sqrt()).nan_to_num(0.0)
+            for name, p in parameters.items()
+        }
+        shrink = min(
+            1.0, options["clip_norm"] / math.sqrt(sum(value.square().sum() for value in h.values()))
+        )
         for name, p in parameters.items():
             g = shrink * h[name]
             if p.dim() > 1 and name not in options.get("apart", ()):
@@ -100,7 +105,9 @@ def train(rule, model, case, steps=5):
     for step in range(steps):
         model.zero_grad()
         # long gradients, so that one step of clipping tells in the momentum
-        (10.0 ** (step % 2) * case.loss(call(model, case.example(8, torch.float64, seed=step)))).backward()
+        (
+            10.0 ** (step % 2) * case.loss(call(model, case.example(8, torch.float64, seed=step)))
+        ).backward()
         rule.step()
     return {name: p.detach() for name, p in model.named_parameters()}
 
@@ -108,7 +115,10 @@ def train(rule, model, case, steps=5):
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("chosen", "name"),
-    [(o, "rnn" if (o, c) == ("second term", "small resnet") else c) for o, c in in_turn(OPTIONS, CASES)],
+    [
+        (o, "rnn" if (o, c) == ("second term", "small resnet") else c)
+        for o, c in in_turn(OPTIONS, CASES)
+    ],
 )
 def test_option_is_the_rule_written_out(chosen, name):
     case = BY_NAME[name]
@@ -158,7 +168,9 @@ def test_without_freedom_it_is_torch_muon(size, adjust, nesterov):
     theirs.load_state_dict(ours.state_dict())
     options = {"lr": 0.01, "momentum": 0.9, "nesterov": nesterov, "weight_decay": 0.1}
     network = ps.trace(ours, torch.zeros(1, m))
-    optimizer = ps.optim.PathMuon(ours.parameters(), network, adjust_lr=adjust, damping=0.0, **options)
+    optimizer = ps.optim.PathMuon(
+        ours.parameters(), network, adjust_lr=adjust, damping=0.0, **options
+    )
     plain = torch.optim.Muon(theirs.parameters(), adjust_lr_fn=adjust, **options)
     for _ in range(6):
         x = torch.randn(9, m)

@@ -23,7 +23,11 @@ def test_raw_step_gives_the_known_weights(name, second_term):
     known = net.net["pathsgd_new_params"]
     network = ps.trace(net.model, net.x)
     optimizer = ps.optim.PathSGD(
-        net.model.parameters(), network, lr=known["eta"], normalization="none", second_term=second_term
+        net.model.parameters(),
+        network,
+        lr=known["eta"],
+        normalization="none",
+        second_term=second_term,
     )
     net.loss(net.model(net.x)).backward()
     optimizer.step()
@@ -32,7 +36,7 @@ def test_raw_step_gives_the_known_weights(name, second_term):
     assert_close(weights, expected, rtol=1e-10, atol=1e-12)
 
 
-# --- the rule written out ------------------------------------------------------------------------------
+# --- the rule written out -------------------------------------------------------------------------
 
 
 class Plain:
@@ -69,7 +73,9 @@ class Plain:
             (self.metric.gauge[name] * shrink * g / metric[name]).nan_to_num(0.0)
             for name, g in gradients.items()
         ]
-        shrink *= min(1.0, options["clip_step"] / math.sqrt(sum(d.square().sum() for d in balanced)))
+        shrink *= min(
+            1.0, options["clip_step"] / math.sqrt(sum(d.square().sum() for d in balanced))
+        )
         for name, p in self.model.named_parameters():
             d = (shrink * gradients[name] / metric[name]).nan_to_num(0.0)
             v = self.velocity[name] = options["momentum"] * self.velocity.get(name, 0.0) + d
@@ -159,7 +165,9 @@ def test_option_is_the_rule_written_out(chosen, name):
             case.loss(call(model, example)).backward()
             rule.step()
     expected = {name: p.detach() for name, p in theirs.named_parameters()}
-    assert_close({name: p.detach() for name, p in ours.named_parameters()}, expected, rtol=1e-8, atol=1e-10)
+    assert_close(
+        {name: p.detach() for name, p in ours.named_parameters()}, expected, rtol=1e-8, atol=1e-10
+    )
 
 
 def test_every_option_has_an_effect():
@@ -168,7 +176,9 @@ def test_every_option_has_an_effect():
     ends = []
     for chosen in OPTIONS:
         model, network = traced(case, torch.float64)
-        optimizer = ps.optim.PathSGD(model.parameters(), network, **({"lr": 0.02} | OPTIONS[chosen]))
+        optimizer = ps.optim.PathSGD(
+            model.parameters(), network, **({"lr": 0.02} | OPTIONS[chosen])
+        )
         for step in range(8):
             model.zero_grad()
             case.loss(call(model, case.example(4, torch.float64, seed=step))).backward()
@@ -187,7 +197,9 @@ def test_a_mean_of_zero_is_frozen_at_one():
     """Before a layer of zeros kappa is 0 at first; its first other mean would be tiny, and every later step with it."""
     model, x = mlp(3, 4, 2), torch.randn(8, 3)
     torch.nn.init.zeros_(model[2].weight)
-    optimizer = ps.optim.PathSGD(model.parameters(), ps.trace(model, x), lr=0.1, normalization="frozen")
+    optimizer = ps.optim.PathSGD(
+        model.parameters(), ps.trace(model, x), lr=0.1, normalization="frozen"
+    )
     for _ in range(3):
         optimizer.zero_grad()
         (model(x) - 1).square().mean().backward()
@@ -196,7 +208,7 @@ def test_a_mean_of_zero_is_frozen_at_one():
     assert optimizer.metric.state["2.weight"]["normalizer"] != 1
 
 
-# --- sizes and bounds ----------------------------------------------------------------------------------
+# --- sizes and bounds -----------------------------------------------------------------------------
 
 
 @pytest.mark.sample(2)
@@ -218,7 +230,9 @@ def test_power_zero_is_sgd_after_balancing_once(name, options):
             case.loss(call(model, example)).backward()
             rule.step()
     example = case.example(8, torch.float64, seed=50)
-    assert_close(case.picked(call(ours, example)), case.picked(call(theirs, example)), rtol=1e-8, atol=1e-10)
+    assert_close(
+        case.picked(call(ours, example)), case.picked(call(theirs, example)), rtol=1e-8, atol=1e-10
+    )
 
 
 @pytest.mark.parametrize("scale", [1e-2, 1.0, 1e2])
@@ -257,7 +271,9 @@ def test_default_steps_have_the_size_of_sgds_on_the_balanced_network(name):
             optimizer = ps.optim.PathSGD(model.parameters(), network, lr=0.1)
         case.loss(call(model, case.example(8, torch.float64))).backward()
         optimizer.step()
-        lengths.append((torch.cat([p.detach().flatten() for p in model.parameters()]) - before).norm().item())
+        lengths.append(
+            (torch.cat([p.detach().flatten() for p in model.parameters()]) - before).norm().item()
+        )
     assert 0.1 < lengths[0] / lengths[1] < 10
 
 
@@ -272,7 +288,10 @@ def test_clipping_bounds_the_invariant_length():
     )
     case.loss(call(model, case.example(4, torch.float64))).backward()
     optimizer.step()
-    squares = [(kappa[name] * (p.detach() - before[name]) ** 2).sum() for name, p in model.named_parameters()]
+    squares = [
+        (kappa[name] * (p.detach() - before[name]) ** 2).sum()
+        for name, p in model.named_parameters()
+    ]
     assert sum(squares).sqrt().item() == pytest.approx(1e-3, rel=1e-9)
 
 
@@ -281,7 +300,9 @@ def test_clipping_bounds_the_invariant_length():
 def test_a_length_that_is_no_number_moves_nothing(bound, bad):
     """Clipped to nothing, or to NaN, other gradients would be lost without a word."""
     model = mlp(3, 4, 2)
-    optimizer = ps.optim.PathSGD(model.parameters(), ps.trace(model, torch.zeros(1, 3)), **{bound: 1.0})
+    optimizer = ps.optim.PathSGD(
+        model.parameters(), ps.trace(model, torch.zeros(1, 3)), **{bound: 1.0}
+    )
     model(torch.ones(2, 3)).sum().backward()
     before = [p.detach().clone() for p in model.parameters()]
     model[0].weight.grad[0, 0] = bad
@@ -355,7 +376,11 @@ def test_tells_of_parameters_that_it_cannot_move():
     """A network traced with one time step has no path through the recurrent weights: kappa = 0 there."""
     for steps, options, said in (
         (1, {"damping": 0.0}, "'rnn.weight_hh_l0' does not move: gradients reach it, but no path"),
-        (1, {}, "'rnn.weight_hh_l0' takes the plain step of the balanced network: gradients reach it"),
+        (
+            1,
+            {},
+            "'rnn.weight_hh_l0' takes the plain step of the balanced network: gradients reach it",
+        ),
         (2, {}, ""),
     ):
         model = Recurrent(batch_first=True)
@@ -401,7 +426,9 @@ def test_path_decay_holds_where_kappa_is_beyond_float32():
     torch.manual_seed(0)
     model = mlp(4, 8, 8, 8, 8, 8, 3)
     network = ps.trace(model, torch.zeros(1, 4))
-    optimizer = ps.optim.PathSGD(model.parameters(), network, lr=1.0, path_decay=0.1, normalization="none")
+    optimizer = ps.optim.PathSGD(
+        model.parameters(), network, lr=1.0, path_decay=0.1, normalization="none"
+    )
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
         p.data.mul_(1e5)

@@ -14,7 +14,8 @@ import pathspace as ps
 from cases import BY_NAME, call, in_turn, mlp, traced
 from pathspace.optim.rules.soap import SOAP, eigenvectors, refined
 
-# in the published setting entries of rounding size take full steps, and two computations need not agree
+# in the published setting entries of rounding size take full steps, and two computations need not
+# agree
 SAFE = {"lr": 0.01, "eps": 1e-2, "precondition_frequency": 2}
 
 
@@ -105,8 +106,13 @@ class Plain:
         beta1, beta2 = options["betas"]
         self.t += 1
         sign = -1 if options["maximize"] else 1
-        h = {name: (sign * p.grad / metric[name].sqrt()).nan_to_num(0.0) for name, p in parameters.items()}
-        shrink = min(1.0, options["clip_norm"] / math.sqrt(sum(value.square().sum() for value in h.values())))
+        h = {
+            name: (sign * p.grad / metric[name].sqrt()).nan_to_num(0.0)
+            for name, p in parameters.items()
+        }
+        shrink = min(
+            1.0, options["clip_norm"] / math.sqrt(sum(value.square().sum() for value in h.values()))
+        )
         for name, p in parameters.items():
             g = shrink * h[name]
             if p.dim() > 1:
@@ -173,7 +179,9 @@ def test_every_option_has_an_effect():
         optimizer = ps.optim.PathSOAP(model.parameters(), network, **(SAFE | options))
         ends.append(torch.cat([p.flatten() for p in train(optimizer, model, case).values()]))
     pairs = itertools.combinations(range(len(ends)), 2)
-    assert [(i, j) for i, j in pairs if torch.allclose(ends[i], ends[j], rtol=1e-6, atol=1e-6)] == []
+    assert [
+        (i, j) for i, j in pairs if torch.allclose(ends[i], ends[j], rtol=1e-6, atol=1e-6)
+    ] == []
 
 
 def test_without_freedom_it_is_soap():
@@ -207,7 +215,7 @@ def test_directions_of_small_gradients_take_steps_as_long(dtype):
     assert_close(moved, torch.full((3,), -4.0).double(), rtol=1e-2, atol=0)
 
 
-# --- the basis -----------------------------------------------------------------------------------------
+# --- the basis ------------------------------------------------------------------------------------
 
 
 def covariance(n, rank):
@@ -220,7 +228,9 @@ def test_power_iterations_converge_to_the_eigenvectors():
     Q = torch.eye(6, dtype=torch.float64)
     for _ in range(400):
         Q, _ = refined(P, Q)
-    assert_close((Q.T @ eigenvectors(P)).abs(), torch.eye(6, dtype=torch.float64), rtol=0, atol=1e-4)
+    assert_close(
+        (Q.T @ eigenvectors(P)).abs(), torch.eye(6, dtype=torch.float64), rtol=0, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("rank", [0, 1, 3])
@@ -269,7 +279,10 @@ def test_impossible_options_are_refused(options):
 class LastStep(nn.Module):
     def __init__(self):
         super().__init__()
-        self.rnn, self.readout = nn.RNN(2, 64, nonlinearity="relu", batch_first=True), nn.Linear(64, 1)
+        self.rnn, self.readout = (
+            nn.RNN(2, 64, nonlinearity="relu", batch_first=True),
+            nn.Linear(64, 1),
+        )
 
     def forward(self, inputs):
         return self.readout(self.rnn(inputs)[0][:, -1])
@@ -300,7 +313,8 @@ def test_parameters_of_another_type_take_the_steps_that_they_would_take_in_one()
 
 
 def test_digits_lost_near_zero_do_not_turn_the_basis():
-    # gradients through 100 steps end below 1e-38, where float32 keeps few digits: how many depends on the scales
+    # gradients through 100 steps end below 1e-38, where float32 keeps few digits: how many depends
+    # on the scales
     def losses(*, rescaled: bool) -> list[float]:
         torch.manual_seed(0)
         model = LastStep()
@@ -308,7 +322,9 @@ def test_digits_lost_near_zero_do_not_turn_the_basis():
         network = ps.trace(model, inputs[0])
         if rescaled:
             generator = torch.Generator().manual_seed(1)
-            ps.rescaling.random_rescale_(network, 2**-6, 2**6, powers_of_two=True, generator=generator)
+            ps.rescaling.random_rescale_(
+                network, 2**-6, 2**6, powers_of_two=True, generator=generator
+            )
         optimizer = ps.optim.PathSOAP(model.parameters(), network, lr=0.01)
         found, smallest = [], []
         for x, y in zip(inputs, targets, strict=True):
@@ -318,7 +334,9 @@ def test_digits_lost_near_zero_do_not_turn_the_basis():
             optimizer.step()
             found.append(loss.item())
             smallest.append(min(p.grad[p.grad != 0].abs().min() for p in model.parameters()))
-        assert min(smallest) < torch.finfo(torch.float32).tiny, "this network does not show what is tested"
+        assert min(smallest) < torch.finfo(torch.float32).tiny, (
+            "this network does not show what is tested"
+        )
         return found
 
     assert losses(rescaled=False) == losses(rescaled=True)

@@ -47,7 +47,10 @@ def test_a_batch_with_nan_is_refused_and_leaves_nothing_behind(kind, options):
 
 @pytest.mark.parametrize(
     ("kind", "plain", "options"),
-    [("GSGD", torch.optim.SGD, {"momentum": 0.9}), ("GAdam", torch.optim.AdamW, {"weight_decay": 0.0})],
+    [
+        ("GSGD", torch.optim.SGD, {"momentum": 0.9}),
+        ("GAdam", torch.optim.AdamW, {"weight_decay": 0.0}),
+    ],
 )
 def test_outside_the_network_a_rate_of_zero_is_the_plain_rule_s(kind, plain, options):
     model = mlp(3, 5, 2).double()
@@ -62,7 +65,8 @@ def test_outside_the_network_a_rate_of_zero_is_the_plain_rule_s(kind, plain, opt
         for rule in pair:
             rule.zero_grad()
         (
-            model(torch.randn(4, 3, dtype=torch.float64)).sum() + (ours**2 + theirs**2).sum() / (1 + step)
+            model(torch.randn(4, 3, dtype=torch.float64)).sum()
+            + (ours**2 + theirs**2).sum() / (1 + step)
         ).backward()
         for rule, schedule in zip(pair, schedules, strict=True):
             rule.step()
@@ -70,7 +74,7 @@ def test_outside_the_network_a_rate_of_zero_is_the_plain_rule_s(kind, plain, opt
     assert_close(ours, theirs, rtol=1e-10, atol=0)
 
 
-# --- known numbers -------------------------------------------------------------------------------------
+# --- known numbers --------------------------------------------------------------------------------
 
 
 @pytest.mark.sample(3)
@@ -81,7 +85,9 @@ def test_step_is_that_of_the_fixture(name):
         net = load(name)
         network = ps.trace(net.model, net.x)
         skeleton = as_skeleton(network, net, known["skeleton"])
-        optimizer = ps.optim.GSGD(net.model.parameters(), network, lr=step["eta"], skeleton=skeleton, **RAW)
+        optimizer = ps.optim.GSGD(
+            net.model.parameters(), network, lr=step["eta"], skeleton=skeleton, **RAW
+        )
         net.loss(net.model(net.x)).backward()
         optimizer.step()
         weights = {name: p.detach() for name, p in net.model.named_parameters()}
@@ -92,7 +98,9 @@ def test_recurrent_step_is_that_of_the_fixture():
     model, x = load_rnn()
     known = KNOWN["nn_rnn"]
     network = ps.trace(model, x)
-    optimizer = ps.optim.GSGD(model.parameters(), network, lr=known["eta"], skeleton="cyclic", **RAW)
+    optimizer = ps.optim.GSGD(
+        model.parameters(), network, lr=known["eta"], skeleton="cyclic", **RAW
+    )
     (model(x).square().sum(-1) / 2).mean().backward()
     optimizer.step()
     for name, value in known["new_state"].items():
@@ -114,7 +122,7 @@ def test_path_gradients_are_those_of_the_fixture():
             )
 
 
-# --- every path takes its step -------------------------------------------------------------------------
+# --- every path takes its step --------------------------------------------------------------------
 
 
 def follow(case, make, rule, steps=4, skeleton_rule="largest", training=False):
@@ -186,7 +194,10 @@ MODELS = [
             [(case, "random") for case in (*UNTIED, *MODELS)[::9]],
             [(case, "random") for case in (*UNTIED, *MODELS)[::3]],
         ),
-        *((BY_NAME[name], "cyclic") for name in ("mlp", "small resnet", "stacked bidirectional rnn")),
+        *(
+            (BY_NAME[name], "cyclic")
+            for name in ("mlp", "small resnet", "stacked bidirectional rnn")
+        ),
     ],
     ids=str,
 )
@@ -234,7 +245,9 @@ def test_sums_over_what_leaves_a_class_are_whole(case):
     follow(case, g_sgd(lr=1e-5), lambda p: torch.optim.SGD(p, lr=1e-5))
 
 
-SOME = [BY_NAME[name] for name in ("skip", "cnn 2d", "stacked rnn", "deep residual", "small resnet")]
+SOME = [
+    BY_NAME[name] for name in ("skip", "cnn 2d", "stacked rnn", "deep residual", "small resnet")
+]
 
 
 @pytest.mark.sample(2)
@@ -279,15 +292,21 @@ def test_groups_give_their_paths_rates_and_decay_of_their_own(case, clip_norm):
     model, network = traced(case, torch.float64)
     skeleton = ps.paths.skeleton(network, "cyclic")
     values = PathValues(network, skeleton)
-    options = [{"lr": 1e-4 * (i + 1), "weight_decay": 10.0 * i} for i in range(len(network.parameters))]
-    groups = [{"params": [p], **own} for p, own in zip(network.parameters.values(), options, strict=True)]
+    options = [
+        {"lr": 1e-4 * (i + 1), "weight_decay": 10.0 * i} for i in range(len(network.parameters))
+    ]
+    groups = [
+        {"params": [p], **own} for p, own in zip(network.parameters.values(), options, strict=True)
+    ]
     optimizer = ps.optim.GSGD(groups, network, skeleton=skeleton, clip_norm=clip_norm, **RAW)
     case.loss(call(model, case.example(4, torch.float64, seed=0))).backward()
     before, gradient = values.now(), values.gradient()
     optimizer.step()
     names = [values.graph.edge(number)[0] for number in values.places]
     own = [options[list(network.parameters).index(name)] for name in names]
-    lr, decay = (torch.tensor([o[key] for o in own], dtype=torch.float64) for key in ("lr", "weight_decay"))
+    lr, decay = (
+        torch.tensor([o[key] for o in own], dtype=torch.float64) for key in ("lr", "weight_decay")
+    )
     assert_close(values.now(), (1 - lr * decay) * before - lr * gradient, rtol=1e-10, atol=1e-13)
 
 
@@ -296,7 +315,10 @@ def test_oracle_tells_other_steps():
     case = BY_NAME["stacked rnn"]
     with pytest.raises(AssertionError, match="not close"):
         follow(
-            case, lambda p, *_: torch.optim.SGD(p, lr=1e-5), lambda p: torch.optim.SGD(p, lr=1e-5), steps=1
+            case,
+            lambda p, *_: torch.optim.SGD(p, lr=1e-5),
+            lambda p: torch.optim.SGD(p, lr=1e-5),
+            steps=1,
         )
     with pytest.raises(AssertionError, match="not close"):
         follow(case, g_sgd(lr=1e-5), lambda p: torch.optim.SGD(p, lr=1e-5, momentum=0.9))
@@ -319,7 +341,9 @@ def test_units_give_every_path_a_rate_that_stays():
         weights = {name: p.detach().clone() for name, p in model.named_parameters()}
         gradient, before = values.gradient(), values.now()
         optimizer.step()
-        rates.append(torch.where(gradient.abs() > 1e-9, (before - values.now()) / gradient / 1e-3, torch.nan))
+        rates.append(
+            torch.where(gradient.abs() > 1e-9, (before - values.now()) / gradient / 1e-3, torch.nan)
+        )
         if step == 0:  # no R divides a weight that comes from an input
             moved = weights["rnn.bias_ih_l1"] - model.rnn.bias_ih_l1.detach()
             assert_close(moved, 1e-3 * model.rnn.bias_ih_l1.grad, rtol=1e-9, atol=0)
@@ -376,7 +400,7 @@ def test_gradients_may_come_and_go(make):
     assert_close(weights(True), weights(False), rtol=0, atol=0)
 
 
-# --- the skeleton --------------------------------------------------------------------------------------
+# --- the skeleton ---------------------------------------------------------------------------------
 
 
 def one_step(optimizer, model, x):
@@ -430,7 +454,9 @@ def test_random_skeletons_are_decided_by_their_seed(make):
         torch.manual_seed(0)
         model = mlp(3, 6, 5, 2)
         x = torch.randn(8, 3)
-        optimizer = make(model.parameters(), ps.trace(model, x), lr=0.01, skeleton="random", seed=seed)
+        optimizer = make(
+            model.parameters(), ps.trace(model, x), lr=0.01, skeleton="random", seed=seed
+        )
         before = torch.get_rng_state()
         one_step(optimizer, model, x)
         assert torch.equal(torch.get_rng_state(), before)
@@ -452,7 +478,10 @@ def test_ratios_are_clamped_and_counted():
         )
         one_step(optimizer, model, x)
         ratios = torch.stack(
-            [model.get_parameter(n)[i].detach() / start[n][i] for n, i in optimizer.skeleton.incoming]
+            [
+                model.get_parameter(n)[i].detach() / start[n][i]
+                for n, i in optimizer.skeleton.incoming
+            ]
         )
         found[clamp] = ratios, optimizer.diagnostics()
     (ratios, clamped), (exact, free) = found[1.5], found[None]
@@ -469,7 +498,8 @@ def test_ratios_are_clamped_and_counted():
 def test_paths_of_skeleton_edges_alone_have_a_rate_by_how_far_they_move_the_others(rate):
     """v_I <- v_I - lr rate (w_O / l)^2 dL/dv_I in the balanced network, with l^2 the squares of all that R moves.
 
-    R multiplies I(c) and divides what leaves c, but for O(c): l^2 = 1 + sum of (w / w_I)^2 over these weights.
+    R multiplies I(c) and divides what leaves c, but for O(c): l^2 = 1 + sum of (w / w_I)^2 over
+    these weights.
     """
     torch.manual_seed(0)
     model, x = mlp(3, 5, 4).double(), torch.randn(8, 3, dtype=torch.float64)
@@ -486,11 +516,15 @@ def test_paths_of_skeleton_edges_alone_have_a_rate_by_how_far_they_move_the_othe
     optimizer.step()
     taken = ((before - values.now()) / gradient / 1e-3).tolist()
     places = [values.graph.edge(number) for number in values.places]
-    for (_, (unit, feature)), (_, (output, _)) in zip(skeleton.incoming, skeleton.outgoing, strict=True):
+    for (_, (unit, feature)), (_, (output, _)) in zip(
+        skeleton.incoming, skeleton.outgoing, strict=True
+    ):
         w_in, leaving = weights["0.weight"][unit, feature], weights["2.weight"][:, unit]
         moved = leaving.square().sum() - leaving[output].square()
         expected = rate * leaving[output] ** 2 / (1 + moved / w_in**2)
-        assert taken[places.index(("0.weight", (unit, feature)))] == pytest.approx(expected.item(), rel=1e-6)
+        assert taken[places.index(("0.weight", (unit, feature)))] == pytest.approx(
+            expected.item(), rel=1e-6
+        )
 
 
 def test_diagnostics_show_the_conditioning():
@@ -605,11 +639,12 @@ def test_a_warm_up_may_begin_at_zero(make):
         one_step(optimizer, model, x)
         schedule.step()
         assert (
-            any(not torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True)) is moves
+            any(not torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
+            is moves
         )
 
 
-# --- options and states --------------------------------------------------------------------------------
+# --- options and states ---------------------------------------------------------------------------
 
 
 @pytest.mark.sample(6)
@@ -657,7 +692,9 @@ def test_a_choice_that_is_refused_keeps_what_was_kept(bad):
     before = copy.deepcopy(optimizer.state_dict())
     if bad == "other":
         with pytest.raises(ValueError, match="another network"):
-            optimizer.choose_skeleton(ps.paths.skeleton(trace(BY_NAME["rnn"], BY_NAME["rnn"].model())))
+            optimizer.choose_skeleton(
+                ps.paths.skeleton(trace(BY_NAME["rnn"], BY_NAME["rnn"].model()))
+            )
     else:
         with torch.no_grad():
             model[0].weight[0, 0] = float("nan")
@@ -682,7 +719,9 @@ def test_states_of_other_optimizers_are_refused():
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
 def test_weights_that_are_not_finite_are_refused(kind, bad):
     model = mlp(3, 4, 2)
-    optimizer = getattr(ps.optim, kind)(model.parameters(), ps.trace(model, torch.zeros(1, 3)), lr=0.01)
+    optimizer = getattr(ps.optim, kind)(
+        model.parameters(), ps.trace(model, torch.zeros(1, 3)), lr=0.01
+    )
     model(torch.randn(5, 3)).square().mean().backward()
     optimizer.step()
     with torch.no_grad():
@@ -693,7 +732,8 @@ def test_weights_that_are_not_finite_are_refused(kind, bad):
     with pytest.raises(FloatingPointError, match="not finite"):
         optimizer.step()
     assert all(
-        torch.equal(p.nan_to_num(), q.nan_to_num()) for p, q in zip(model.parameters(), before, strict=True)
+        torch.equal(p.nan_to_num(), q.nan_to_num())
+        for p, q in zip(model.parameters(), before, strict=True)
     )
 
 
@@ -704,7 +744,9 @@ def test_infinite_weights_of_a_unit_that_is_dead_on_all_data_are_refused(kind, s
     """No output and no gradient shows them."""
     torch.manual_seed(0)
     model = mlp(3, 4, 2)
-    optimizer = getattr(ps.optim, kind)(model.parameters(), ps.trace(model, torch.zeros(1, 3)), lr=0.01)
+    optimizer = getattr(ps.optim, kind)(
+        model.parameters(), ps.trace(model, torch.zeros(1, 3)), lr=0.01
+    )
 
     def train(steps):
         for _ in range(steps):
@@ -754,7 +796,9 @@ def test_weights_on_no_path_do_not_pace_the_others(name):
         network = ps.trace(model, x)
         if scaled:
             generator = torch.Generator().manual_seed(0)
-            ps.rescaling.random_rescale_(network, 2.0**-6, 2.0**6, powers_of_two=True, generator=generator)
+            ps.rescaling.random_rescale_(
+                network, 2.0**-6, 2.0**6, powers_of_two=True, generator=generator
+            )
         optimizer = getattr(ps.optim, name)(model.parameters(), network, lr=0.05)
         for _ in range(3):
             optimizer.zero_grad()

@@ -23,7 +23,11 @@ Y = torch.randn(32, 3, dtype=F64, generator=torch.Generator().manual_seed(1))
 # rule, options -> the power of a weight's unit in which each entry is counted: a gradient has -1
 KNOWN = {
     "SGD": (torch.optim.SGD, {"lr": 0.01, "momentum": 0.9}, {"momentum_buffer": -1}),
-    "Adam": (torch.optim.Adam, {"amsgrad": True}, {"exp_avg": -1, "exp_avg_sq": -2, "max_exp_avg_sq": -2}),
+    "Adam": (
+        torch.optim.Adam,
+        {"amsgrad": True},
+        {"exp_avg": -1, "exp_avg_sq": -2, "max_exp_avg_sq": -2},
+    ),
     "AdamW": (torch.optim.AdamW, {"weight_decay": 0.1}, {"exp_avg": -1, "exp_avg_sq": -2}),
     "NAdam": (torch.optim.NAdam, {}, {"exp_avg": -1, "exp_avg_sq": -2}),
     "RAdam": (torch.optim.RAdam, {}, {"exp_avg": -1, "exp_avg_sq": -2}),
@@ -81,7 +85,7 @@ def through_file(state):
     return torch.load(buffer, weights_only=True)
 
 
-# --- from the plain rule ---------------------------------------------------------------------------------------
+# --- from the plain rule --------------------------------------------------------------------------
 
 
 @pytest.mark.sample(4)
@@ -176,7 +180,9 @@ def test_there_and_back_again(name):
     model, plain = trained(name)
     optimizer = around(name, model)
     optimizer.load_state_dict(plain.state_dict())
-    assert_close(optimizer.plain_state_dict()["state"], plain.state_dict()["state"])  # not taken over yet
+    assert_close(
+        optimizer.plain_state_dict()["state"], plain.state_dict()["state"]
+    )  # not taken over yet
     train(model, optimizer, 1)
     back = copy.deepcopy(optimizer.plain_state_dict())
     again = around(name, copy.deepcopy(model))
@@ -254,7 +260,7 @@ def test_parameters_of_fewer_bits():
     assert all(kept["exp_avg"].dtype == torch.float32 for kept in optimizer.rule.state.values())
 
 
-# --- to the plain rule -----------------------------------------------------------------------------------------
+# --- to the plain rule ----------------------------------------------------------------------------
 
 OURS = {
     "PathAdam": {},
@@ -267,7 +273,11 @@ OURS = {
     "GSGD": {"momentum": 0.9},
     **{f"Invariant {name}": {} for name in (*KNOWN, "Adafactor", "Muon")},
 }
-PLAIN = {"PathRMSprop": torch.optim.RMSprop, "PathGradientAdam": torch.optim.Adam, "GSGD": torch.optim.SGD}
+PLAIN = {
+    "PathRMSprop": torch.optim.RMSprop,
+    "PathGradientAdam": torch.optim.Adam,
+    "GSGD": torch.optim.SGD,
+}
 
 
 def ours(name):
@@ -300,7 +310,9 @@ def plain_rule(name, model):
 def test_plain_rules_refuse_our_states_by_name(name):
     model, optimizer = ours(name)
     plain = plain_rule(name, model)
-    with pytest.raises(ValueError, match=r"state of an optimizer of pathspace.*load it into that optimizer"):
+    with pytest.raises(
+        ValueError, match=r"state of an optimizer of pathspace.*load it into that optimizer"
+    ):
         plain.load_state_dict(optimizer.state_dict())
     with pytest.raises(ValueError, match="state of an optimizer of pathspace"):
         plain.load_state_dict(copy.deepcopy(optimizer.state_dict()))

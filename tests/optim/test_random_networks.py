@@ -11,7 +11,12 @@ from torch.nn import functional
 import pathspace as ps
 from cases import slow_besides
 
-ACTIVATIONS = (functional.relu, torch.abs, lambda z: functional.leaky_relu(z, 0.25), lambda z: z * (z > 0))
+ACTIVATIONS = (
+    functional.relu,
+    torch.abs,
+    lambda z: functional.leaky_relu(z, 0.25),
+    lambda z: z * (z > 0),
+)
 
 
 class Vectors(nn.Module):
@@ -19,7 +24,10 @@ class Vectors(nn.Module):
 
     def __init__(self, draw):
         super().__init__()
-        width, self.kind = draw.randint(2, 7), draw.choice(("chain", "residual", "difference", "dense"))
+        width, self.kind = (
+            draw.randint(2, 7),
+            draw.choice(("chain", "residual", "difference", "dense")),
+        )
         self.first, self.activation = nn.Linear(3, width), draw.choice(ACTIVATIONS)
         depth, bias = draw.randint(1, 4), draw.random() < 0.7
         fan_in = [width * (i + 1) if self.kind == "dense" else width for i in range(depth + 1)]
@@ -44,7 +52,11 @@ class Images(nn.Module):
     def __init__(self, draw):
         super().__init__()
         n = draw.randint(2, 6)
-        options = {"stride": draw.choice((1, 2)), "groups": draw.choice((1, n)), "bias": draw.random() < 0.7}
+        options = {
+            "stride": draw.choice((1, 2)),
+            "groups": draw.choice((1, n)),
+            "bias": draw.random() < 0.7,
+        }
         self.layers = nn.Sequential(
             nn.Conv2d(1, n, 3, padding=1),
             nn.BatchNorm2d(n) if draw.random() < 0.3 else nn.Identity(),
@@ -70,18 +82,27 @@ class Sequences(nn.Module):
 
     def __init__(self, draw):
         super().__init__()
-        n, self.steps, self.last = draw.randint(2, 7), draw.choice((1, 2, 3, 9, 40)), draw.random() < 0.5
+        n, self.steps, self.last = (
+            draw.randint(2, 7),
+            draw.choice((1, 2, 3, 9, 40)),
+            draw.random() < 0.5,
+        )
         self.kind = draw.choice(("rnn", "rnn", "cell", "two"))
         options = {"num_layers": draw.randint(1, 3), "bidirectional": draw.random() < 0.3}
         if self.kind != "rnn":
             options = {"num_layers": 1, "bidirectional": False}
-        self.rnn = nn.RNN(3, n, nonlinearity="relu", batch_first=True, bias=draw.random() < 0.7, **options)
+        self.rnn = nn.RNN(
+            3, n, nonlinearity="relu", batch_first=True, bias=draw.random() < 0.7, **options
+        )
         if self.kind == "cell":
             self.rnn = nn.RNNCell(3, n, nonlinearity="relu")
         elif draw.random() < 0.3:
             nn.init.eye_(self.rnn.weight_hh_l0)
         if self.kind == "two":
-            self.middle, self.top = nn.Linear(n, n), nn.RNN(n, n, nonlinearity="relu", batch_first=True)
+            self.middle, self.top = (
+                nn.Linear(n, n),
+                nn.RNN(n, n, nonlinearity="relu", batch_first=True),
+            )
         self.out = nn.Linear(n * (1 + options["bidirectional"]), 2)
 
     def inputs(self, generator):
@@ -157,7 +178,9 @@ def check(seed, largest, steps):
     draw = random.Random(seed)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        start = draw.choice((Vectors, Images, Sequences, Sequences))(draw).train(draw.random() < 0.5)
+        start = draw.choice((Vectors, Images, Sequences, Sequences))(draw).train(
+            draw.random() < 0.5
+        )
         name = draw.choice(("PathSGD", "PathAdam", "PathSOAP", "PathMuon", "GSGD", "GAdam"))
         options, way = drawn_options(draw, name), draw.choice(("plain", "joins", "resumes"))
         classes = ps.trace(start, start.inputs(None)).num_classes
@@ -169,7 +192,9 @@ def check(seed, largest, steps):
     assert not torch.equal(ours[0], model(model.inputs(torch.Generator().manual_seed(0)))), drawn
     assert all(alike(a, b) for a, b in zip(ours, theirs, strict=True)), drawn
     ps.rescaling.rescale_(network, 1 / factors)
-    assert all(alike(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True)), drawn
+    assert all(alike(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True)), (
+        drawn
+    )
 
 
 @pytest.mark.sample(2)

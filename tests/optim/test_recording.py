@@ -1,8 +1,9 @@
 """Refreshes that are recorded and repeated, on the processor: a log of operations stands for a CUDA graph.
 
-Like a CUDA graph, the log repeats operations on the memory that they had, and none of the Python between them. It shows
-whether anything that a refresh reads has moved or changed since, and whether it would wait for a GPU. That CUDA itself
-can record a refresh is tested where there is a GPU, in `test_cuda.py`.
+Like a CUDA graph, the log repeats operations on the memory that they had, and none of the Python
+between them. It shows whether anything that a refresh reads has moved or changed since, and whether
+it would wait for a GPU. That CUDA itself can record a refresh is tested where there is a GPU, in
+`test_cuda.py`.
 """
 
 from __future__ import annotations
@@ -30,13 +31,17 @@ class Log(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.operations: list[tuple[Any, Any, Any, Any]] = []
-        self.changed: list[tuple[Tensor, Tensor]] = []  # what operations changed, and what it was before
+        self.changed: list[
+            tuple[Tensor, Tensor]
+        ] = []  # what operations changed, and what it was before
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default):
             raise RuntimeError(f"{func} waits for the GPU")
         if func._schema.is_mutable:
-            self.changed += [(t, t.clone()) for t in pytree.tree_leaves(args[0]) if isinstance(t, Tensor)]
+            self.changed += [
+                (t, t.clone()) for t in pytree.tree_leaves(args[0]) if isinstance(t, Tensor)
+            ]
         result = func(*args, **(kwargs or {}))
         self.operations.append((func, args, kwargs or {}, result))
         return result
@@ -137,7 +142,9 @@ class Training:
         name, options = RULES[rule]
         if "metric" in options:
             options = {"metric": ps.metrics.Path(second_term=True)}
-        self.optimizer = getattr(ps.optim, name)(self.model.parameters(), network, lr=1e-2, **options)
+        self.optimizer = getattr(ps.optim, name)(
+            self.model.parameters(), network, lr=1e-2, **options
+        )
 
     def steps(self, count: int) -> list[Tensor]:
         for _ in range(count):
@@ -157,7 +164,9 @@ def close(ours: list[Tensor], theirs: list[Tensor]) -> None:
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("case", MODELS)
-def test_recorded_refreshes_are_the_operations(case: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorded_refreshes_are_the_operations(
+    case: str, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recorded = Training(case, rule)
     trained = recorded.steps(25)
     metric = recorded.optimizer.metric
@@ -205,7 +214,9 @@ def test_half_precision_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     trained = training.steps(14)
     assert training.optimizer.metric._survey.is_recorded
     monkeypatch.setenv("PATHSPACE_RECORD", "0")
-    assert all(map(torch.equal, trained, Training("perceptron", "PathSGD", torch.bfloat16).steps(14)))
+    assert all(
+        map(torch.equal, trained, Training("perceptron", "PathSGD", torch.bfloat16).steps(14))
+    )
 
 
 @pytest.mark.usefixtures("gpu")
@@ -263,7 +274,9 @@ def test_gradients_read_together_are_those_read_one_by_one(
     expected = Training("perceptron", rule).steps(12)
     calls = []
     together = coordinates._addcmul_
-    monkeypatch.setattr(coordinates, "_addcmul_", lambda *lists: (calls.append(1), together(*lists))[1])
+    monkeypatch.setattr(
+        coordinates, "_addcmul_", lambda *lists: (calls.append(1), together(*lists))[1]
+    )
     monkeypatch.setattr(CoordinateView, "is_plain", property(lambda view: view.r is not None))
     trained = Training("perceptron", rule).steps(12)
     assert len(calls) == 12

@@ -125,7 +125,13 @@ def test_a_kappa_that_needs_float64_is_computed_there():
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("statistic", ["second_moment", "covariance"])
 def test_runs_are_bitwise_invariant_and_resume_exactly(statistic):
-    options = {"lr": 0.02, "momentum": 0.9, "statistic": statistic, "estimator": "signs", "refresh_every": 2}
+    options = {
+        "lr": 0.02,
+        "momentum": 0.9,
+        "statistic": statistic,
+        "estimator": "signs",
+        "refresh_every": 2,
+    }
     entry = Entry("signs", lambda params, network: ps.optim.DDPSGD(params, network, **options))
     case = BY_NAME["stacked rnn"]
     apart = difference(entry, case, torch.float32, power_of_two_factors(case.classes), steps=6)

@@ -64,7 +64,8 @@ class TwoTypes(nn.Module):
 
 
 MODELS = {"mlp": (lambda: mlp(3, 6, 5, 2), (3,)), "rnn": (LastStep, (4, 3))}
-# one rule of each kind of metric and of each kind of state trains one network, two both; all others are slow tests
+# one rule of each kind of metric and of each kind of state trains one network, two both; all others
+# are slow tests
 ON_ONE = (
     "PathSGD",
     "PathMuon",
@@ -132,7 +133,9 @@ def replica(rank, folder):
     results = train_replicas(rank, folder, PAIRS)
     unequal = slice(0, 5) if rank == 0 else slice(5, 8)
     for rule in UNUSUAL:
-        results[rule, "unequal"] = trained(rule, "mlp", unequal, nn.parallel.DistributedDataParallel)
+        results[rule, "unequal"] = trained(
+            rule, "mlp", unequal, nn.parallel.DistributedDataParallel
+        )
         results[rule, "two types"] = trained(
             rule, "two types", (rank, 2), nn.parallel.DistributedDataParallel
         )
@@ -177,7 +180,8 @@ def test_a_batch_that_is_not_finite_stops_all_processes(replicas):
 
 
 def check_end(end, rule, kind):
-    # the eigenbasis of SOAP turns with the rounding of a mean of halves, by more than 1e-10 on some processors
+    # the eigenbasis of SOAP turns with the rounding of a mean of halves, by more than 1e-10 on some
+    # processors
     assert_close(end, trained(rule, kind, halves=rule == "PathSOAP"), rtol=1e-10, atol=1e-10)
 
 

@@ -5,7 +5,10 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.nn import functional
 from torch.testing import assert_close
 
@@ -19,7 +22,11 @@ def heads(t):
 
 
 def attend(q, k, v):
-    return functional.scaled_dot_product_attention(heads(q), heads(k), heads(v)).transpose(1, 2).flatten(2)
+    return (
+        functional.scaled_dot_product_attention(heads(q), heads(k), heads(v))
+        .transpose(1, 2)
+        .flatten(2)
+    )
 
 
 class Attention(nn.Module):
@@ -179,7 +186,9 @@ def test_one_step_of_muon_is_that_of_the_parts():
     model, twin, x, y = made("attention")
     for m in (model, twin):
         step(m, optimizer_of("PathMuon", m, x), x, y)
-    assert_close(model.mha.in_proj_weight, torch.cat([b.weight for b in twin.blocks]), rtol=1e-12, atol=1e-12)
+    assert_close(
+        model.mha.in_proj_weight, torch.cat([b.weight for b in twin.blocks]), rtol=1e-12, atol=1e-12
+    )
 
 
 @pytest.mark.sample(2)
@@ -254,7 +263,9 @@ class Turned(Fused):
 
     def join(self, a, b):
         angles = torch.linspace(0, 1, 4)
-        turned = torch.cat([a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()], -1)
+        turned = torch.cat(
+            [a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()], -1
+        )
         return turned.relu()
 
 

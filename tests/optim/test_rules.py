@@ -31,7 +31,9 @@ def trained(model, inputs, make, sign=1.0):
     return [p.detach() for p in model.parameters()]
 
 
-@pytest.mark.parametrize(("plain", "invariant"), [(SOAP, ps.optim.PathSOAP), (MuonAdamW, ps.optim.PathMuon)])
+@pytest.mark.parametrize(
+    ("plain", "invariant"), [(SOAP, ps.optim.PathSOAP), (MuonAdamW, ps.optim.PathMuon)]
+)
 def test_the_plain_rule_is_the_invariant_one_where_the_metric_is_one(plain, invariant):
     model, inputs = network()
 
@@ -39,7 +41,9 @@ def test_the_plain_rule_is_the_invariant_one_where_the_metric_is_one(plain, inva
         # a network beside the model: all parameters of the model take the rule with D = 1
         other = nn.Linear(2, 2).double()
         traced = ps.trace(other, torch.zeros(1, 2, dtype=torch.float64))
-        return invariant([*model.parameters(), *other.parameters()], traced, lr=0.01, weight_decay=0.1)
+        return invariant(
+            [*model.parameters(), *other.parameters()], traced, lr=0.01, weight_decay=0.1
+        )
 
     same = {"precondition_frequency": 40} if plain is SOAP else {}
     one = trained(model, inputs, lambda m: plain(m.parameters(), 0.01, weight_decay=0.1, **same))
@@ -51,10 +55,14 @@ def test_the_plain_rule_is_the_invariant_one_where_the_metric_is_one(plain, inva
 
 def test_muon_is_torchs_on_matrices_and_adamw_on_vectors():
     model, inputs = network()
-    ours = trained(model, inputs, lambda m: MuonAdamW(m.parameters(), 0.01, weight_decay=0.1, momentum=0.9))
+    ours = trained(
+        model, inputs, lambda m: MuonAdamW(m.parameters(), 0.01, weight_decay=0.1, momentum=0.9)
+    )
 
     def theirs(m):
-        matrices, vectors = ([p for p in m.parameters() if (p.dim() == 2) is kind] for kind in (True, False))
+        matrices, vectors = (
+            [p for p in m.parameters() if (p.dim() == 2) is kind] for kind in (True, False)
+        )
         muon = torch.optim.Muon(
             matrices, lr=0.01, weight_decay=0.1, momentum=0.9, adjust_lr_fn="match_rms_adamw"
         )
@@ -115,7 +123,11 @@ def test_rules_resume_exactly(rule):
 def test_rmsprop_is_torchs(options, maximize):
     model, inputs = network()
     one, other = (
-        trained(model, inputs, lambda m, kind=kind: kind(m.parameters(), 0.01, maximize=maximize, **options))
+        trained(
+            model,
+            inputs,
+            lambda m, kind=kind: kind(m.parameters(), 0.01, maximize=maximize, **options),
+        )
         for kind in (RMSprop, torch.optim.RMSprop)
     )
     for p, q, start in zip(one, other, model.parameters(), strict=True):

@@ -18,7 +18,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import pathspace as ps
 from cases import mlp
 
-pytestmark = pytest.mark.slow  # the libraries are no requirement of the tests, and take long to import
+pytestmark = (
+    pytest.mark.slow
+)  # the libraries are no requirement of the tests, and take long to import
 
 generator = torch.Generator().manual_seed(0)
 X, Y = torch.randn(640, 4, generator=generator), torch.randint(3, (640,), generator=generator)
@@ -68,7 +70,9 @@ def lightning(model, optimizer, clipping):
             return optimizer
 
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = pl.Trainer(max_epochs=3, accelerator="cpu", enable_model_summary=False, **quiet, **clipping)
+    trainer = pl.Trainer(
+        max_epochs=3, accelerator="cpu", enable_model_summary=False, **quiet, **clipping
+    )
     trainer.fit(Module(), DataLoader(TensorDataset(X, Y), batch_size=64))
 
 
@@ -92,7 +96,9 @@ def hugging_face(model, optimizer, clipping):
     )  # fmt: skip
     data = [{"x": x, "labels": y} for x, y in zip(X, Y, strict=True)]
     schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
-    transformers.Trainer(WithLoss(), arguments, train_dataset=data, optimizers=(optimizer, schedule)).train()
+    transformers.Trainer(
+        WithLoss(), arguments, train_dataset=data, optimizers=(optimizer, schedule)
+    ).train()
 
 
 def accelerate(model, optimizer, clipping):
@@ -111,7 +117,11 @@ def accelerate(model, optimizer, clipping):
 
 @pytest.mark.parametrize(
     ("train", "clipping"),
-    [(lightning, {"gradient_clip_val": None}), (hugging_face, {"max_grad_norm": 0}), (accelerate, {})],
+    [
+        (lightning, {"gradient_clip_val": None}),
+        (hugging_face, {"max_grad_norm": 0}),
+        (accelerate, {}),
+    ],
 )
 def test_a_trainer_that_does_not_clip_is_invariant(train, clipping, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -131,7 +141,7 @@ def test_a_trainer_that_clips_is_told(train, clipping, tmp_path, monkeypatch):
     assert invariant(train, clipping) == (False, 2)
 
 
-# --- the programs of docs/trainers.md ------------------------------------------------------------------------
+# --- the programs of docs/trainers.md -------------------------------------------------------------
 
 PROGRAMS = Path(__file__).parents[2] / "docs" / "gallery" / "trainers"
 HERE = {
@@ -154,7 +164,9 @@ def program(name, package):
     """Import a program; the library it shows may be missing."""
     pytest.importorskip(package)
     spec = importlib.util.spec_from_file_location(name, PROGRAMS / f"{name}.py")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # torch.compile looks for it there
+    module = sys.modules[name] = importlib.util.module_from_spec(
+        spec
+    )  # torch.compile looks for it there
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         spec.loader.exec_module(module)
@@ -179,7 +191,9 @@ def run_by(command, code, *arguments):
         ("with_accelerate", "accelerate", {"epochs": 1, "resume": True}),
     ],
 )
-def test_a_trainer_with_everything_is_invariant_and_resumes(name, package, resumed, tmp_path, monkeypatch):
+def test_a_trainer_with_everything_is_invariant_and_resumes(
+    name, package, resumed, tmp_path, monkeypatch
+):
     """bfloat16 autocast, accumulation, compile, a moving average: the same bits from a rescaled start, and resumed."""
     monkeypatch.chdir(tmp_path)
     trainer = program(name, package)
@@ -219,8 +233,12 @@ dist.destroy_process_group()
 def test_two_processes_with_everything_are_invariant_and_resume(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(RESCALE + TORCHRUN)
-    run_by(["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"], script, tmp_path)
-    ours, theirs = (torch.load(tmp_path / f"outputs-{rank}.pt", weights_only=True) for rank in range(2))
+    run_by(
+        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"], script, tmp_path
+    )
+    ours, theirs = (
+        torch.load(tmp_path / f"outputs-{rank}.pt", weights_only=True) for rank in range(2)
+    )
     whole, rescaled, first, resumed = ours
     assert torch.equal(ours, theirs)
     assert (whole - first).abs().max() > 1e-3
@@ -256,7 +274,9 @@ def test_trials_of_ray_tune_are_invariant(tmp_path):
     pytest.importorskip("ray.tune")
     script = tmp_path / "script.py"
     script.write_text(RESCALE + RAY_TUNE)
-    (line,) = [line for line in run_by([], script, tmp_path).splitlines() if line.startswith("losses ")]
+    (line,) = [
+        line for line in run_by([], script, tmp_path).splitlines() if line.startswith("losses ")
+    ]
     plain, rescaled = json.loads(line.removeprefix("losses "))
     assert plain == rescaled
     assert len(set(plain.values())) == 3

@@ -82,7 +82,7 @@ def same_from_both_starts(name, train, **options):
     return torch.equal(ours, theirs)
 
 
-# --- precision ---------------------------------------------------------------------------------------------
+# --- precision ------------------------------------------------------------------------------------
 
 
 @pytest.mark.sample(2)
@@ -120,15 +120,20 @@ def test_parameters_of_half_precision(name, dtype):
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(
-    ("name", "clip"), [("PathSGD", "clip_norm"), ("PathSGD", "clip_step"), ("QuasiDiagonal", "clip_norm")]
+    ("name", "clip"),
+    [("PathSGD", "clip_norm"), ("PathSGD", "clip_step"), ("QuasiDiagonal", "clip_norm")],
 )
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_directions_that_float16_does_not_hold_are_clipped_in_a_type_that_does(name, clip, momentum):
+def test_directions_that_float16_does_not_hold_are_clipped_in_a_type_that_does(
+    name, clip, momentum
+):
     moved = []
     for dtype in (torch.float16, torch.float32):
         torch.manual_seed(0)
         model, x = mlp(4, 6, 3), torch.randn(8, 4).to(dtype)
-        with torch.no_grad():  # next to no path leaves a unit: 1 / D is as large as damping lets it be
+        with (
+            torch.no_grad()
+        ):  # next to no path leaves a unit: 1 / D is as large as damping lets it be
             model[2].weight[:, 0] = 1e-4
         model = model.to(dtype)
         options = {"lr": 0.1, "momentum": momentum, "damping": 1e-4, clip: 1.0}
@@ -138,7 +143,9 @@ def test_directions_that_float16_does_not_hold_are_clipped_in_a_type_that_does(n
         for p in model.parameters():
             p.grad = torch.full_like(p, 100.0, requires_grad=False)
         optimizer.step()
-        moved.append([(p.detach() - old).float() for p, old in zip(model.parameters(), before, strict=True)])
+        moved.append(
+            [(p.detach() - old).float() for p, old in zip(model.parameters(), before, strict=True)]
+        )
     assert_close(*moved, rtol=0.05, atol=2e-3)
 
 
@@ -183,7 +190,11 @@ def test_path_geometry_is_not_rounded_by_autocast(build):
                 network
             )  # as a regularizer of a loss computed in less precision
             kappa = ps.paths.kappa(network, second_term=True)
-        return [norm.detach(), *torch.autograd.grad(norm, list(model.parameters())), *kappa.values()]
+        return [
+            norm.detach(),
+            *torch.autograd.grad(norm, list(model.parameters())),
+            *kappa.values(),
+        ]
 
     assert_close(everything(torch.bfloat16), everything(), rtol=0, atol=0)
 
@@ -197,7 +208,9 @@ def test_grad_scaler_scales_back_and_skips_what_overflowed(name):
         scaler.scale(scaled.loss(i)).backward()
         scaler.step(scaled.optimizer)
         scaler.update()
-    assert_close(scaled.weights(), plain.weights(), rtol=0, atol=0)  # a power of two: nothing was rounded
+    assert_close(
+        scaled.weights(), plain.weights(), rtol=0, atol=0
+    )  # a power of two: nothing was rounded
 
     weights, state = scaled.weights(), copy.deepcopy(scaled.optimizer.state_dict())
     scaled.optimizer.zero_grad()
@@ -233,7 +246,7 @@ def test_grad_scaler_with_autocast_to_float16_and_unscaled_gradients(name):
     assert not any(torch.equal(a, b) for a, b in zip(before, run.weights(), strict=True))
 
 
-# --- gradients ---------------------------------------------------------------------------------------------
+# --- gradients ------------------------------------------------------------------------------------
 
 
 @pytest.mark.sample(3)
@@ -305,7 +318,7 @@ def test_checkpointing_changes_nothing(name, use_reentrant, sequential):
     assert_close(ends[0], ends[1], rtol=0, atol=0)
 
 
-# --- schedules and averages -----------------------------------------------------------------------------------
+# --- schedules and averages -----------------------------------------------------------------------
 
 
 def _halved(i):
@@ -316,7 +329,9 @@ SCHEDULERS = {
     "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=10),
     "one cycle": lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.1, total_steps=12),
     "warm-up": lambda o: lr_scheduler.SequentialLR(
-        o, [lr_scheduler.LinearLR(o, total_iters=3), lr_scheduler.LambdaLR(o, _halved)], milestones=[3]
+        o,
+        [lr_scheduler.LinearLR(o, total_iters=3), lr_scheduler.LambdaLR(o, _halved)],
+        milestones=[3],
     ),
     "plateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0, factor=0.1),
 }
@@ -392,7 +407,7 @@ def test_hooks_and_tensor_rates(name):
     assert_close(run.weights(), other.weights())
 
 
-# --- torch.compile -------------------------------------------------------------------------------------------
+# --- torch.compile --------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -482,7 +497,7 @@ def test_training_with_inductor():
     assert same_from_both_starts("PathSGD", train)
 
 
-# --- data parallelism ----------------------------------------------------------------------------------------
+# --- data parallelism -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["PathSGD", "PathAdam", "GSGD"])
@@ -495,7 +510,8 @@ def test_replicas_of_data_parallel_training(name, tmp_path):
     try:
         assert_close(_weights_of_a_replica(name), Training(name).plain(3).weights(), rtol=0, atol=0)
     finally:
-        gc.collect()  # a wrapper that outlives the group ends its threads while it holds the interpreter's lock
+        # a wrapper that outlives the group ends its threads while it holds the interpreter's lock
+        gc.collect()
         torch.distributed.destroy_process_group()
 
 

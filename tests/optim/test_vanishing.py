@@ -29,7 +29,10 @@ MOVES_ALL = ("GSGD", "GSGD with momentum", "GAdam")  # R_c moves what leaves a c
 @functools.cache
 def traced(layers, scale, dtype=torch.float32):
     """A deep model and its network, and the input that it is traced with: to be copied."""
-    model, x = deep(layers, scale).to(dtype), torch.randn(16, 8, generator=torch.Generator().manual_seed(1))
+    model, x = (
+        deep(layers, scale).to(dtype),
+        torch.randn(16, 8, generator=torch.Generator().manual_seed(1)),
+    )
     return model, ps.trace(model, x.to(dtype)), x.to(dtype)
 
 

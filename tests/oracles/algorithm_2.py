@@ -1,8 +1,9 @@
 """S19's Algorithms 1 and 2, and its step in path space by a list of basis paths, on matrices alone.
 
-Nothing of the package is used. `algorithm_2` puts right what the print has wrong: line 6 sums W^o G over the masked
-weights too and W^i M^i over the wrong axis, prints G / W for G over the incoming skeleton weight, and line 9 leaves the
-mask of W^i R out. W^i is [h, d], W^r [h, h], W^o [k, h]; nothing has a bias, as in S19's Eqs. (1) and (2).
+Nothing of the package is used. `algorithm_2` puts right what the print has wrong: line 6 sums W^o G
+over the masked weights too and W^i M^i over the wrong axis, prints G / W for G over the incoming
+skeleton weight, and line 9 leaves the mask of W^i R out. W^i is [h, d], W^r [h, h], W^o [k, h];
+nothing has a bias, as in S19's Eqs. (1) and (2).
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ def values(weights: Weights) -> Tensor:
     """v_p, the product of the weights along p."""
     lists = [w.tolist() for w in weights]
     paths = basis(weights[0], weights[2])
-    return torch.tensor([math.prod(lists[m][a][b] for m, a, b in p) for p in paths], dtype=torch.float64)
+    return torch.tensor(
+        [math.prod(lists[m][a][b] for m, a, b in p) for p in paths], dtype=torch.float64
+    )
 
 
 def jacobian(weights: Weights) -> Tensor:

@@ -33,7 +33,8 @@ def as_skeleton(network, net, known) -> ps.paths.Skeleton:
 def best_products(network) -> tuple[Tensor, Tensor]:
     """The largest product of weights over all walks from an input to each class, and from each class to an output.
 
-    Walks that meet a class twice, and edges that lie on any such circle, are left out, as are biases.
+    Walks that meet a class twice, and edges that lie on any such circle, are left out, as are
+    biases.
     """
     weights = {name: p.detach() for name, p in network.parameters.items()}
     leaving: dict[int, list[tuple[int, float]]] = {c: [] for c in range(-1, network.num_classes)}
@@ -46,7 +47,9 @@ def best_products(network) -> tuple[Tensor, Tensor]:
         for index in torch.ones_like(weight).nonzero().tolist():
             edge = (name, tuple(index))
             if edge not in biases:
-                leaving[out_of.get(edge, -1)].append((into.get(edge, -1), abs(weight[tuple(index)].item())))
+                leaving[out_of.get(edge, -1)].append(
+                    (into.get(edge, -1), abs(weight[tuple(index)].item()))
+                )
 
     def follows(start: int) -> set[int]:
         found, new = set(), {start}
@@ -73,7 +76,9 @@ def best_products(network) -> tuple[Tensor, Tensor]:
         best: dict[int, float] = {}
         walk(-1, 1.0, best, way)
         result.append(
-            torch.tensor([best.get(c, 0.0) for c in range(network.num_classes)], dtype=torch.float64)
+            torch.tensor(
+                [best.get(c, 0.0) for c in range(network.num_classes)], dtype=torch.float64
+            )
         )
     return result[0], result[1]
 
@@ -81,8 +86,9 @@ def best_products(network) -> tuple[Tensor, Tensor]:
 class PathValues:
     """The values of the basis paths as products over lists of edges, and dL/dv from dL/dw by a linear system.
 
-    dL/dw = J^T dL/dv with J = dv/dw. The columns of J for the weights outside O are as many as the paths; those for O
-    must then fit too, or the loss does not depend on the weights through the paths alone.
+    dL/dw = J^T dL/dv with J = dv/dw. The columns of J for the weights outside O are as many as the
+    paths; those for O must then fit too, or the loss does not depend on the weights through the
+    paths alone.
     """
 
     def __init__(self, network, skeleton) -> None:

@@ -34,7 +34,9 @@ class OnData:
         z[data] = inputs.T
         if one is not None:
             z[one] = 1.0
-        entering = {v: [k for k, e in enumerate(graph.edges) if e[1] == v] for v in range(graph.nodes)}
+        entering = {
+            v: [k for k, e in enumerate(graph.edges) if e[1] == v] for v in range(graph.nodes)
+        }
         linear = {*graph.inputs, *graph.outputs}
         self.h = z.copy()
         self.slope = np.ones((graph.nodes, n))
@@ -56,7 +58,9 @@ class OnData:
         self.entering = entering
 
     def stat(self, values: np.ndarray) -> float:
-        return float((values**2).mean()) if self.statistic == "second_moment" else float(values.var())
+        return (
+            float((values**2).mean()) if self.statistic == "second_moment" else float(values.var())
+        )
 
     @property
     def norm(self) -> float:

@@ -1,7 +1,8 @@
 """Path norm and both terms of kappa by writing down every path of an explicit weighted graph.
 
-Alphabet: e an edge (source node, target node, parameter index), i a parameter, P a path (a tuple of edges
-from an input or the bias node to an output), p_i a weight. A parameter index of -1 is a fixed weight of one.
+Alphabet: e an edge (source node, target node, parameter index), i a parameter, P a path (a tuple of
+edges from an input or the bias node to an output), p_i a weight. A parameter index of -1 is a fixed
+weight of one.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ def kappa1(graph: Graph, weights: list[float]) -> list[float]:
 
 
 def kappa2(graph: Graph, weights: list[float]) -> list[float]:
-    # kappa2_i = 2 p_i^2 sum_P sum_{ordered pairs e != e' in P, both of i} prod_{the other edges} p^2
+    # kappa2_i = 2 p_i^2 sum_P sum_{ordered pairs e != e' in P, both of i} prod_{the other edges}
+    # p^2
     terms: list[list[float]] = [[] for _ in weights]
     for path in enumerate_paths(graph):
         for first, (_, _, parameter) in enumerate(path):
@@ -97,10 +99,13 @@ class _Numbered:
         return self.index.setdefault(key, len(self.index))
 
 
-def layered(widths: list[int], *, bias: bool = True, skips: bool = False) -> tuple[Graph, dict[tuple, int]]:
+def layered(
+    widths: list[int], *, bias: bool = True, skips: bool = False
+) -> tuple[Graph, dict[tuple, int]]:
     """Fully connected layers; with `skips`, every layer also reads all layers before its predecessor.
 
-    Keys of the parameters: ("weight", layer from, layer to, row, column) and ("bias", layer to, row).
+    Keys of the parameters: ("weight", layer from, layer to, row, column) and ("bias", layer to,
+    row).
     """
     graph, number = Graph(), _Numbered()
     one = graph.node(is_input=True) if bias else -1
@@ -118,12 +123,18 @@ def layered(widths: list[int], *, bias: bool = True, skips: bool = False) -> tup
 
 
 def recurrent(
-    inputs: int, hidden: list[int], outputs: int, steps: int, *, emit: str = "last", bias: bool = True
+    inputs: int,
+    hidden: list[int],
+    outputs: int,
+    steps: int,
+    *,
+    emit: str = "last",
+    bias: bool = True,
 ) -> tuple[Graph, dict[tuple, int]]:
     """Stacked recurrent layers unrolled over `steps`, a linear read-out at the last step or at all of them.
 
-    Keys: ("in", layer, row, column), ("rec", layer, row, column), ("bias", layer, row), ("out", row, column)
-    and ("out bias", row). There is no initial state: h_0 = 0 carries no path.
+    Keys: ("in", layer, row, column), ("rec", layer, row, column), ("bias", layer, row), ("out",
+    row, column) and ("out bias", row). There is no initial state: h_0 = 0 carries no path.
     """
     graph, number = Graph(), _Numbered()
     one = graph.node(is_input=True) if bias else -1

@@ -1,14 +1,14 @@
 """Networks that multiply activations, by brute force: their symmetry as a null space, their path mass path by path.
 
-A *diagonal scaling* multiplies every weight by a factor of its own, exp(theta_e). Those that keep a function f for all
-weights w and inputs x form a group, whose Lie algebra are the theta with
+A *diagonal scaling* multiplies every weight by a factor of its own, exp(theta_e). Those that keep a
+function f for all weights w and inputs x form a group, whose Lie algebra are the theta with
 
     sum over e of theta_e w_e df_x/dw_e (w) = 0          for all x and w,
 
 the null space of the derivatives in log|w|, one below the other for enough x and w.
 
-A path of a product of activations is a path of each, so a node of such a network holds *terms*: its value with ReLUs
-left out is the sum of products of weights, and its mass the sum of their squares.
+A path of a product of activations is a path of each, so a node of such a network holds *terms*: its
+value with ReLUs left out is the sum of products of weights, and its mass the sum of their squares.
 
 Letters: e a weight, numbered through the parameters; E how many there are.
 """
@@ -93,10 +93,15 @@ class Weights:
 def masses(weights: Weights, outputs: Sequence[Terms]) -> tuple[Tensor, Tensor, Tensor]:
     """The squared path norm, kappa1 and kappa2, ``[E]``, by counting: G = sum of products of squares.
 
-    kappa1 = dG/dq and kappa2 = 2 q d^2G/dq^2 in q = w^2: a term with n factors q has n and n (n - 1) of them.
+    kappa1 = dG/dq and kappa2 = 2 q d^2G/dq^2 in q = w^2: a term with n factors q has n and n (n -
+    1) of them.
     """
     q = weights.values.square()
-    norm, first, second = torch.zeros((), dtype=torch.float64), torch.zeros_like(q), torch.zeros_like(q)
+    norm, first, second = (
+        torch.zeros((), dtype=torch.float64),
+        torch.zeros_like(q),
+        torch.zeros_like(q),
+    )
     for term in chain.from_iterable(outputs):
         mass = torch.ones((), dtype=torch.float64)
         for e, n in term.items():

@@ -1,10 +1,11 @@
 """The squared network of a real `nn.Module`, by running its own forward on squared parameters.
 
-The model's code runs as it stands under a `TorchFunctionMode` that replaces the few operations which differ
-in the squared network: ReLU and its kin disappear, a maximum becomes a sum of what it compares, fixed averaging
-weights are squared, normalisation by running statistics becomes fixed edges, one by statistics of what enters a
-division by its mean with that mean held, and an embedding reads a one-hot input of ones.
-Everything else (matrix products, convolutions, additions, reshaping) is what it was.
+The model's code runs as it stands under a `TorchFunctionMode` that replaces the few operations
+which differ in the squared network: ReLU and its kin disappear, a maximum becomes a sum of what it
+compares, fixed averaging weights are squared, normalisation by running statistics becomes fixed
+edges, one by statistics of what enters a division by its mean with that mean held, and an embedding
+reads a one-hot input of ones. Everything else (matrix products, convolutions, additions, reshaping)
+is what it was.
 
     G(q) = sum over the outputs of one example,  q = p o p,   h_0 = 0,   ones at the inputs
     kappa1 = dG/dq,   kappa1 + kappa2 = 1/2 d^2 G(p o p)/dp^2
@@ -33,12 +34,24 @@ IDENTITIES = {
     "clamp_min",
     "clamp_",
 }
-SCALINGS = {"mul", "__mul__", "__rmul__", "mul_", "__imul__", "div", "true_divide", "__truediv__", "div_"}
+SCALINGS = {
+    "mul",
+    "__mul__",
+    "__rmul__",
+    "mul_",
+    "__imul__",
+    "div",
+    "true_divide",
+    "__truediv__",
+    "div_",
+}
 SUMMED = {f"{kind}_pool{n}d" for kind in ("max", "adaptive_max") for n in (1, 2, 3)}
 AVERAGED = {f"{kind}_pool{n}d" for kind in ("avg", "adaptive_avg") for n in (1, 2, 3)}
 
 
-def _as_matrix(pool: Callable[[Tensor], Tensor], x: Tensor, spatial: int) -> tuple[Tensor, torch.Size]:
+def _as_matrix(
+    pool: Callable[[Tensor], Tensor], x: Tensor, spatial: int
+) -> tuple[Tensor, torch.Size]:
     """What a pool does to one channel, found by showing it every image that is one at a single pixel.
 
     For averaging these are its weights; for a maximum, whether the pixel lies in the window.
@@ -123,7 +136,8 @@ class SquaredNetwork(TorchFunctionMode):
 
     @staticmethod
     def batch_norm(x, mean, var, weight=None, bias=None, training=False, eps=1e-5, **_):
-        # y = gamma ((x - mean) / sigma) + beta: fixed edges 1/sigma from x and mean/sigma from the bias node
+        # y = gamma ((x - mean) / sigma) + beta: fixed edges 1/sigma from x and mean/sigma from the
+        # bias node
         shape = (1, -1) + (1,) * (x.dim() - 2)
         if training:
             over = [d for d in range(x.dim()) if d != 1]
@@ -192,7 +206,9 @@ class Oracle:
     def outputs(self, squares: dict[str, Tensor]) -> Tensor:
         """The outputs of the squared network, as a function of the squared parameters."""
         run = _Run(self.model, lambda model: self.output(self.call(model, self.example)))
-        return torch.func.functional_call(run, {f"model.{name}": q for name, q in squares.items()}, ())
+        return torch.func.functional_call(
+            run, {f"model.{name}": q for name, q in squares.items()}, ()
+        )
 
     def squared_path_norm(self, weights: dict[str, Tensor] | None = None) -> Tensor:
         weights = self.weights if weights is None else weights
@@ -212,8 +228,12 @@ class Oracle:
             for k, slope in enumerate(first[name].flatten()):
                 curvature = None
                 if slope.requires_grad:
-                    (curvature,) = torch.autograd.grad(slope, p, retain_graph=True, allow_unused=True)
-                entries.append(slope.new_zeros(()) if curvature is None else curvature.flatten()[k] / 2)
+                    (curvature,) = torch.autograd.grad(
+                        slope, p, retain_graph=True, allow_unused=True
+                    )
+                entries.append(
+                    slope.new_zeros(()) if curvature is None else curvature.flatten()[k] / 2
+                )
             total[name] = torch.stack(entries).reshape(p.shape).detach()
         return total
 
@@ -224,21 +244,26 @@ class Oracle:
     def symmetries(self, seed: int = 0) -> int:
         """How many independent rescalings of single weights leave every path's value unchanged.
 
-        With v_i the logarithms of the factors, the sum of v_i over the edges of every path must vanish. The
-        paths' monomials are linearly independent functions: that is, sum_i v_i p_i dG/dp_i = 0 at every p.
-        Weights on no path (a recurrent matrix that is left after one step) are not counted.
+        With v_i the logarithms of the factors, the sum of v_i over the edges of every path must
+        vanish. The paths' monomials are linearly independent functions: that is, sum_i v_i p_i
+        dG/dp_i = 0 at every p. Weights on no path (a recurrent matrix that is left after one step)
+        are not counted.
         """
         generator = torch.Generator().manual_seed(seed)
         number = sum(p.numel() for p in self.weights.values())
         rows = []
         for _ in range(number + 10):
             squares = {
-                name: torch.exp(torch.randn(p.shape, generator=generator, dtype=p.dtype)).requires_grad_()
+                name: torch.exp(
+                    torch.randn(p.shape, generator=generator, dtype=p.dtype)
+                ).requires_grad_()
                 for name, p in self.weights.items()
             }
             total = self.outputs(squares).sum()
             gradient = self._gradient(total / total.detach(), squares)
-            rows.append(torch.cat([(gradient[name] * q.detach()).flatten() for name, q in squares.items()]))
+            rows.append(
+                torch.cat([(gradient[name] * q.detach()).flatten() for name, q in squares.items()])
+            )
         matrix = torch.stack(rows)
         matrix = matrix[:, matrix.norm(dim=0) > 0]
         matrix = matrix / matrix.norm(dim=0)
@@ -247,6 +272,10 @@ class Oracle:
     @staticmethod
     def _gradient(value, leaves, create_graph=False):
         slopes = torch.autograd.grad(
-            value, list(leaves.values()), create_graph=create_graph, allow_unused=True, materialize_grads=True
+            value,
+            list(leaves.values()),
+            create_graph=create_graph,
+            allow_unused=True,
+            materialize_grads=True,
         )
         return dict(zip(leaves, slopes, strict=True))

@@ -19,9 +19,13 @@ def test_enumeration_gives_the_known_numbers(name):
     net = load(name)
     weights = net.net["params"]
     assert len(graph.enumerate_paths(net.graph)) == net.net["n_paths"]
-    assert graph.squared_path_norm(net.graph, weights) == pytest.approx(net.net["path_norm2"], rel=1e-12)
+    assert graph.squared_path_norm(net.graph, weights) == pytest.approx(
+        net.net["path_norm2"], rel=1e-12
+    )
     assert graph.kappa1(net.graph, weights) == pytest.approx(net.net["kappa1"], rel=1e-12)
-    assert graph.kappa2(net.graph, weights) == pytest.approx(net.net["kappa2"], rel=1e-10, abs=1e-12)
+    assert graph.kappa2(net.graph, weights) == pytest.approx(
+        net.net["kappa2"], rel=1e-10, abs=1e-12
+    )
 
 
 @pytest.mark.sample(4)
@@ -41,7 +45,9 @@ def test_models_of_the_fixture_compute_its_function(name):
     output = net.model(net.x)
     loss = net.loss(output)
     loss.backward()
-    assert_close(output.flatten(1), torch.tensor(net.net["f"], dtype=torch.float64), rtol=1e-10, atol=1e-12)
+    assert_close(
+        output.flatten(1), torch.tensor(net.net["f"], dtype=torch.float64), rtol=1e-10, atol=1e-12
+    )
     assert loss.item() == pytest.approx(net.net["loss"], rel=1e-12)
     gradient = {name: p.grad for name, p in net.model.named_parameters()}
     assert_close(gradient, net.as_tensors(net.net["grad"]), rtol=1e-10, atol=1e-12)
@@ -65,7 +71,9 @@ def test_enumeration_and_squared_forward_agree_on_layers(widths, bias, seed):
     weights = [0.0] * len(number)
     for key, index in number.items():
         module = modules[(key[2] if key[0] == "weight" else key[1]) - 1]
-        weights[index] = (module.weight[key[3:]] if key[0] == "weight" else module.bias[key[2]]).item()
+        weights[index] = (
+            module.weight[key[3:]] if key[0] == "weight" else module.bias[key[2]]
+        ).item()
     computed = Oracle(model, torch.zeros(1, widths[0]))
     assert computed.squared_path_norm().item() == pytest.approx(
         graph.squared_path_norm(paths, weights), rel=1e-12
@@ -75,7 +83,9 @@ def test_enumeration_and_squared_forward_agree_on_layers(widths, bias, seed):
     for key, index in number.items():
         module = modules[(key[2] if key[0] == "weight" else key[1]) - 1]
         p, at = (module.weight, key[3:]) if key[0] == "weight" else (module.bias, key[2:])
-        assert kappa1[named[p]][at].item() == pytest.approx(graph.kappa1(paths, weights)[index], rel=1e-12)
+        assert kappa1[named[p]][at].item() == pytest.approx(
+            graph.kappa1(paths, weights)[index], rel=1e-12
+        )
 
 
 @settings(max_examples=15, deadline=None)

@@ -33,7 +33,9 @@ class Held(nn.Module):
         else:
             place, over = (-1,), (n - 1,)
         fixed = parts.detach()
-        mean = 0 if isinstance(norm, (nn.RMSNorm, RootMeanSquare)) else fixed.mean(over, keepdim=True)
+        mean = (
+            0 if isinstance(norm, (nn.RMSNorm, RootMeanSquare)) else fixed.mean(over, keepdim=True)
+        )
         square = (fixed - mean).square().mean(over, keepdim=True)
         eps = getattr(norm, "eps", 1e-6)
         eps = torch.finfo(x.dtype).eps if eps is None else eps
@@ -59,13 +61,18 @@ def test_on_data_statistics_are_held(name, statistic):
     squares = {key: torch.zeros_like(p) for key, p in weights.items()}
     for k in range(outputs.shape[1]):
         rows = [
-            torch.autograd.grad(outputs[i, k], list(weights.values()), retain_graph=True) for i in range(6)
+            torch.autograd.grad(outputs[i, k], list(weights.values()), retain_graph=True)
+            for i in range(6)
         ]
         for key, *slopes in zip(weights, *rows, strict=True):
             J = torch.stack(slopes)
-            squares[key] += J.square().mean(0) if statistic == "second_moment" else J.var(0, correction=0)
+            squares[key] += (
+                J.square().mean(0) if statistic == "second_moment" else J.var(0, correction=0)
+            )
     options = {"alpha": 1.0, "statistic": statistic}
-    assert_close(ps.paths.data_dependent_kappa(network, x, **options), squares, rtol=1e-9, atol=1e-11)
+    assert_close(
+        ps.paths.data_dependent_kappa(network, x, **options), squares, rtol=1e-9, atol=1e-11
+    )
     if statistic == "second_moment":
         norm = ps.paths.data_dependent_norm(network, x, alpha=1.0)
         assert norm.item() == pytest.approx(outputs.square().mean(0).sum().item(), rel=1e-10)

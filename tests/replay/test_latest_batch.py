@@ -25,7 +25,9 @@ def made(*layers, x=None):
 
 
 def plain():
-    return made(lambda: nn.Linear(3, 5), nn.ReLU, lambda: nn.Linear(5, 4), nn.ReLU, lambda: nn.Linear(4, 12))
+    return made(
+        lambda: nn.Linear(3, 5), nn.ReLU, lambda: nn.Linear(5, 4), nn.ReLU, lambda: nn.Linear(4, 12)
+    )
 
 
 def watched(model, x, **options):
@@ -70,7 +72,9 @@ def test_the_latest_call_with_gradients_counts():
             with torch.no_grad():
                 twin(x)
             copy.deepcopy(twin)(x)  # its hook does nothing
-            assert not optimizer.metric._latest.inputs.kwargs["input"].requires_grad  # no graph is held
+            assert not optimizer.metric._latest.inputs.kwargs[
+                "input"
+            ].requires_grad  # no graph is held
         else:
             optimizer.observe(given)
         for p in twin.parameters():
@@ -100,7 +104,7 @@ def test_activations_in_place_of_layers_that_return_views(look):
     assert_close(*found, rtol=1e-12, atol=1e-14)
 
 
-# --- passes that differ from the evaluation form ----------------------------------------------------------------------
+# --- passes that differ from the evaluation form --------------------------------------------------
 
 
 def frozen(model, x):
@@ -136,8 +140,15 @@ def changed_afterwards(model, x):
 )
 def test_batches_of_other_passes_are_those_that_observe_takes(forward):
     found = []
-    same = forward not in (in_autocast, changed_afterwards)  # the gradients are those of a plain pass
-    for look, run in ((True, forward), (False, forward), *([(True, nn.Module.__call__)] if same else [])):
+    same = forward not in (
+        in_autocast,
+        changed_afterwards,
+    )  # the gradients are those of a plain pass
+    for look, run in (
+        (True, forward),
+        (False, forward),
+        *([(True, nn.Module.__call__)] if same else []),
+    ):
         model, x = plain()
         optimizer = watched(model, x, watch=look)
         if not look:
@@ -180,7 +191,7 @@ def test_a_model_that_writes_into_its_input_is_seen_with_what_it_was_given():
     assert_close(found[0], found[1], rtol=0, atol=0)
 
 
-# --- looking on changes nothing ---------------------------------------------------------------------------
+# --- looking on changes nothing -------------------------------------------------------------------
 
 
 class Hooked(nn.Module):
@@ -356,7 +367,11 @@ class Appends(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.read, self.last, self.out = nn.Linear(3, 3), nn.Parameter(torch.ones(1, 1, 3)), nn.Linear(3, 12)
+        self.read, self.last, self.out = (
+            nn.Linear(3, 3),
+            nn.Parameter(torch.ones(1, 1, 3)),
+            nn.Linear(3, 12),
+        )
 
     def forward(self, x, states=False):
         h = self.read(x).relu()
@@ -385,7 +400,9 @@ def test_a_call_that_returns_less_goes_on_and_the_step_says_what_is_wrong(output
     result = model(x)
     assert result.shape == (5, 12)
     result.sum().backward()
-    error, says = (UnmatchedForwardError, "returned 1 tensors") if output is None else (IndexError, "indices")
+    error, says = (
+        (UnmatchedForwardError, "returned 1 tensors") if output is None else (IndexError, "indices")
+    )
     with pytest.raises(error, match=says):
         optimizer.step()
 

@@ -73,14 +73,20 @@ class Skips(Asks):
         return self.b(h.masked_fill(mask, 0.0) if self.question(mask) else h)
 
 
-MASKS = [torch.zeros(3, 4, dtype=torch.bool), torch.eye(3, 4).bool(), torch.ones(3, 4, dtype=torch.bool)]
+MASKS = [
+    torch.zeros(3, 4, dtype=torch.bool),
+    torch.eye(3, 4).bool(),
+    torch.ones(3, 4, dtype=torch.bool),
+]
 
 
 def test_an_answer_with_other_operations_is_refused():
     model, x = Skips(torch.any).double(), torch.randn(3, 3, dtype=torch.float64)
     network = ps.trace(model, (x, MASKS[0]))
     assert_close(outputs(network, (x, MASKS[1])), model(x, MASKS[1]), **TIGHT)
-    with pytest.raises(ps.network.UnmatchedForwardError, match="'linear' where tracing met 'masked_fill'"):
+    with pytest.raises(
+        ps.network.UnmatchedForwardError, match="'linear' where tracing met 'masked_fill'"
+    ):
         replay(network, (x, MASKS[0]))
 
 
@@ -146,7 +152,9 @@ class Cleared(nn.Module):
 @pytest.mark.parametrize("form", ["layer", "function", "product"])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shape", [(4, 3), (4, 3, 3), (4, 2, 3, 3)])
-def test_a_write_into_a_part_of_a_result_is_followed(form: str, bias: bool, shape: tuple[int, ...]) -> None:
+def test_a_write_into_a_part_of_a_result_is_followed(
+    form: str, bias: bool, shape: tuple[int, ...]
+) -> None:
     torch.manual_seed(0)
     model, x = Cleared(form, bias), torch.randn(shape, dtype=torch.float64)
     network = ps.trace(model, x)

@@ -17,7 +17,13 @@ from pathspace.rescaling.permutation import groups_of, state_of
 
 NAMES = [
     *("mlp", "deep residual", "scaled residual", "siamese", "slices", "cnn 1d", "cnn 2d", "cnn 3d"),
-    *("dense block", "reshapes", "stacked bidirectional rnn", "tied characters", "hand-written loop"),
+    *(
+        "dense block",
+        "reshapes",
+        "stacked bidirectional rnn",
+        "tied characters",
+        "hand-written loop",
+    ),
     *("convolution transposed", "gated", "squared relu"),
     *("batch norm", "layer norm", "group norm", "small resnet"),
 ]
@@ -44,7 +50,8 @@ def test_the_assignment_is_the_best_of_all(n):
     torch.manual_seed(n)
     values = torch.randn(n, n).double()
     best = max(
-        itertools.permutations(range(n)), key=lambda order: sum(values[i, j] for i, j in enumerate(order))
+        itertools.permutations(range(n)),
+        key=lambda order: sum(values[i, j] for i, j in enumerate(order)),
     )
     assert best_assignment(values).tolist() == list(best)
 
@@ -60,7 +67,8 @@ def test_order_and_scales_are_found_again(name):
     before = case.picked(call(model, x))
     assert_close(case.picked(call(other.model, x)), before)
     assert any(
-        not torch.equal(p, q) for p, q in zip(model.parameters(), other.model.parameters(), strict=True)
+        not torch.equal(p, q)
+        for p, q in zip(model.parameters(), other.model.parameters(), strict=True)
     )
     assert ps.rescaling.equivalent(network, other)
     ps.rescaling.align_(other, to=network)
@@ -92,7 +100,9 @@ def test_alignment_does_not_see_how_either_network_is_scaled():
         if seed is not None:
             for network in (one, other):
                 ps.rescaling.random_rescale_(network, generator=torch.Generator().manual_seed(seed))
-        orders += [ps.rescaling.align_(other, one, by=by).order.tolist() for by in ("paths", "weights")]
+        orders += [
+            ps.rescaling.align_(other, one, by=by).order.tolist() for by in ("paths", "weights")
+        ]
     assert orders[:2] == orders[2:]
 
 
@@ -112,7 +122,8 @@ def test_the_member_with_equal_norms(name):
     # no rescaling has less squared weight in all
     s = torch.ones(network.num_classes, dtype=torch.float64, requires_grad=True)
     total = sum(
-        (p.detach() * network.edge_factors(n, s)).square().sum() for n, p in network.parameters.items()
+        (p.detach() * network.edge_factors(n, s)).square().sum()
+        for n, p in network.parameters.items()
     )
     assert torch.autograd.grad(total, s)[0].abs().max() < 1e-6 * total
 
@@ -237,7 +248,12 @@ class GPT(nn.Module):
 
     @staticmethod
     def block(width):
-        layers = {"qkv": (width, 3 * width), "out": (width, width), "up": (width, 5), "down": (5, width)}
+        layers = {
+            "qkv": (width, 3 * width),
+            "out": (width, width),
+            "up": (width, 5),
+            "down": (5, width),
+        }
         return nn.ModuleDict(
             {name: nn.Linear(*sizes) for name, sizes in layers.items()}
             | {name: nn.LayerNorm(width) for name in ("first", "second")}
@@ -259,7 +275,9 @@ class GPT(nn.Module):
 def encoder(**options):
     layer = nn.TransformerEncoderLayer(8, 2, 6, dropout=0.0, batch_first=True, **options)
     return nn.Sequential(
-        nn.Linear(5, 8), nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(8, 3)
+        nn.Linear(5, 8),
+        nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
+        nn.Linear(8, 3),
     )
 
 
@@ -273,8 +291,8 @@ class LSTM(nn.Module):
         return self.out(self.read(self.lstm(x)[0][:, -1]).relu())
 
 
-# model, its input, and how many units there are in each group: residual stream, heads, features of queries and keys,
-# features of values, hidden units
+# model, its input, and how many units there are in each group: residual stream, heads, features of
+# queries and keys, features of values, hidden units
 WHOLE = {
     "GPT": (GPT, lambda: torch.randint(0, 11, (2, 6)), [12, *2 * [3, 4, 4, 5]]),
     "post-norm encoder": (encoder, lambda: torch.randn(2, 4, 5), [8, *2 * [2, 4, 6]]),
@@ -303,7 +321,9 @@ def test_units_without_a_scale_are_put_in_order_too(name):
     done = ps.rescaling.align_(other, network)
     assert sorted(done.groups) == sorted(sizes)
     assert not done.held
-    for own, theirs in zip(model.state_dict().values(), other.model.state_dict().values(), strict=True):
+    for own, theirs in zip(
+        model.state_dict().values(), other.model.state_dict().values(), strict=True
+    ):
         assert_close(theirs, own, rtol=1e-9, atol=1e-9)
 
 
@@ -314,7 +334,9 @@ def test_refuses_what_does_not_fit():
             function()
     with pytest.raises(ValueError, match="expected two networks or more to merge, got 1"):
         ps.rescaling.merge([a])
-    with pytest.raises(ValueError, match="by must be one of 'paths', 'weights', 'activations', got 'kernel'"):
+    with pytest.raises(
+        ValueError, match="by must be one of 'paths', 'weights', 'activations', got 'kernel'"
+    ):
         ps.rescaling.align_(a, a, by="kernel")
     with pytest.raises(ValueError, match="by='activations' without examples"):
         ps.rescaling.align_(a, a, by="activations")

@@ -35,7 +35,9 @@ def factors(n):
 def movements(draw):
     """A function of a tensor that only moves elements, and its name."""
     kind = draw(
-        st.sampled_from(["view", "permute", "halves", "joined", "slice", "strided", "expand", "stack", "pad"])
+        st.sampled_from(
+            ["view", "permute", "halves", "joined", "slice", "strided", "expand", "stack", "pad"]
+        )
     )
     seed = draw(st.integers(0, 999))
 

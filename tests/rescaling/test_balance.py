@@ -29,7 +29,7 @@ def spread(network):
     return ratio.log()[live].abs()
 
 
-# --- by brute force: masses written out from an explicit graph -------------------------------------------
+# --- by brute force: masses written out from an explicit graph ------------------------------------
 
 
 def masses(graph, weights):
@@ -63,9 +63,13 @@ def recurrent_case(model):
             values[key] = math.hypot(*biases)
         elif kind in ("in", "rec"):
             layer, row, column = place
-            values[key] = getattr(rnn, f"weight_{'i' if kind == 'in' else 'h'}h_l{layer}")[row, column].item()
+            values[key] = getattr(rnn, f"weight_{'i' if kind == 'in' else 'h'}h_l{layer}")[
+                row, column
+            ].item()
         else:
-            values[key] = (model.out.weight if kind == "out" else model.out.bias)[tuple(place)].item()
+            values[key] = (model.out.weight if kind == "out" else model.out.bias)[
+                tuple(place)
+            ].item()
     return graph, index, values, lambda key: key[1:3] if key[0] == "in" else None
 
 
@@ -83,11 +87,21 @@ def skip_case(model):
             start, to, row, column = place
             there = linear.get((start, to))  # layer 2 does not read the input
             values[key] = 0.0 if there is None else there.weight[row, column].item()
-    return graph, index, values, lambda key: (key[2], key[3]) if key[0] == "weight" and key[2] < 3 else None
+    return (
+        graph,
+        index,
+        values,
+        lambda key: (key[2], key[3]) if key[0] == "weight" and key[2] < 3 else None,
+    )
 
 
 CASES = {
-    "stacked rnn": (lambda: Recurrent(num_layers=2, batch_first=True), (4, 3, 2), recurrent_case, 6),
+    "stacked rnn": (
+        lambda: Recurrent(num_layers=2, batch_first=True),
+        (4, 3, 2),
+        recurrent_case,
+        6,
+    ),
     "skip": (Skip, (4, 3), skip_case, 9),
 }
 
@@ -105,7 +119,8 @@ def brute_force(model, describe):
         if unit(key) is not None:
             nodes[unit(key)].add(target)
     return {
-        name: (math.fsum(map(into, group)), math.fsum(map(out_of, group))) for name, group in nodes.items()
+        name: (math.fsum(map(into, group)), math.fsum(map(out_of, group)))
+        for name, group in nodes.items()
     }
 
 
@@ -126,7 +141,9 @@ def test_no_other_member_has_less_path_mass_in_any_class(name):
     for reach in (1.01, 1.5, 30.0):
         for _ in range(7):
             other = copy.deepcopy(model)
-            ps.rescaling.random_rescale_(ps.trace(other, example), 1 / reach, reach, generator=generator)
+            ps.rescaling.random_rescale_(
+                ps.trace(other, example), 1 / reach, reach, generator=generator
+            )
             masses_there = brute_force(other, describe)
             assert all(sum(masses_there[unit]) > sum(best[unit]) for unit in best)
 
@@ -268,7 +285,9 @@ def balanced_filters(around, kind=Filters):
     torch.manual_seed(0)
     model = kind(around).double()
     example = torch.zeros(1, 2, 8, dtype=torch.float64)
-    ps.rescaling.random_rescale_(ps.trace(model, example), generator=torch.Generator().manual_seed(0))
+    ps.rescaling.random_rescale_(
+        ps.trace(model, example), generator=torch.Generator().manual_seed(0)
+    )
     ps.rescaling.balance_(ps.trace(model, example))
     return model
 
@@ -357,7 +376,7 @@ def test_powers_of_two_leave_at_most_a_factor_of_four():
     assert 0 < spread(network).max() <= 2 * math.log(2) + 1e-12
 
 
-# --- the check -------------------------------------------------------------------------------------------
+# --- the check ------------------------------------------------------------------------------------
 
 
 @pytest.mark.sample(21)
@@ -482,10 +501,15 @@ class Drifting(nn.Sequential):
         return scores, scores.argmax(1)
 
 
-@pytest.mark.parametrize(("dtype", "least"), [(torch.float32, 2.0**-11.5), (torch.float64, 2.0**-26)])
+@pytest.mark.parametrize(
+    ("dtype", "least"), [(torch.float32, 2.0**-11.5), (torch.float64, 2.0**-26)]
+)
 def test_half_of_the_digits_may_be_rounding(dtype, least):
     torch.manual_seed(0)
-    model, x = Drifting(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).to(dtype), torch.randn(5, 3, dtype=dtype)
+    model, x = (
+        Drifting(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).to(dtype),
+        torch.randn(5, 3, dtype=dtype),
+    )
     network = ps.trace(model, x)
     ps.rescaling.random_rescale_(network, 0.1, 10.0)
     model.now.start, model.now.drift = model[0].weight[0, 0].item(), 1.2 * least
@@ -549,7 +573,9 @@ def test_the_check_leaves_mode_buffers_gradients_and_random_state_alone():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize(("given", "tolerance"), [(False, 1e-3), (True, 0.0), (True, -1.0), (True, math.nan)])
+@pytest.mark.parametrize(
+    ("given", "tolerance"), [(False, 1e-3), (True, 0.0), (True, -1.0), (True, math.nan)]
+)
 def test_bad_tolerances(given, tolerance):
     network = ps.trace(mlp(3, 4, 2), torch.zeros(1, 3))
     with pytest.raises(ValueError, match="tolerance"):
@@ -648,7 +674,9 @@ def test_a_normalized_network_is_brought_to_unit_masses():
     torch.testing.assert_close(list(model.parameters()), before)
     ps.rescaling.random_rescale_(ps.trace(model, x), 0.1, 10.0)
     ps.rescaling.balance_(ps.trace(model, x), x)
-    torch.testing.assert_close([p.detach() for p in model.parameters()], before, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        [p.detach() for p in model.parameters()], before, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_large_factors_are_told():
@@ -728,7 +756,11 @@ class Positions(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.token, self.position, self.out = nn.Embedding(10, 4), nn.Embedding(8, 4), nn.Linear(4, 2)
+        self.token, self.position, self.out = (
+            nn.Embedding(10, 4),
+            nn.Embedding(8, 4),
+            nn.Linear(4, 2),
+        )
 
     def forward(self, tokens):
         return self.out((self.token(tokens) + self.position(torch.arange(tokens.shape[1]))).relu())
@@ -778,7 +810,10 @@ def test_parameters_of_which_a_short_example_uses_a_part_are_named(model, short,
         warnings.simplefilter("error")
         ps.rescaling.balance_(whole, long)
     # a longer example than the traced one reaches what has no kappa
-    for damping, takes in ((0.01, "takes the step that damping alone bounds"), (0.0, "does not move")):
+    for damping, takes in (
+        (0.01, "takes the step that damping alone bounds"),
+        (0.0, "does not move"),
+    ):
         network = ps.trace(model, short)
         said = takes if named == "position.weight" else "gradients reach it"
         optimizer = ps.optim.PathSGD(model.parameters(), network, lr=0.01, damping=damping)
@@ -861,12 +896,16 @@ class Gates(nn.Module):
 
 
 def _one_in_each_row(layer):
-    layer.weight.flatten(1)[torch.arange(len(layer.weight)), torch.arange(len(layer.weight)) % 2] = 1e-42
+    layer.weight.flatten(1)[
+        torch.arange(len(layer.weight)), torch.arange(len(layer.weight)) % 2
+    ] = 1e-42
 
 
 SPECKS = {
     "a pixel": (
-        lambda: nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 2)),
+        lambda: nn.Sequential(
+            nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 2)
+        ),
         (5, 6),
         lambda m: m[0].weight[:, 0].fill_(1e-42),
     ),
@@ -876,11 +915,17 @@ SPECKS = {
         lambda m: m[0].bias.fill_(-1e-42),
     ),
     "between units": (
-        lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)),
+        lambda: nn.Sequential(
+            nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)
+        ),
         (5, 6),
         lambda m: m[2].weight.diagonal().fill_(1e-42),
     ),
-    "filters and gates": (Gates, (5, 2, 7), lambda m: [_one_in_each_row(m.conv), _one_in_each_row(m.gate)]),
+    "filters and gates": (
+        Gates,
+        (5, 2, 7),
+        lambda m: [_one_in_each_row(m.conv), _one_in_each_row(m.gate)],
+    ),
     "a recurrence": (
         lambda: Recurrent(num_layers=1, batch_first=True),
         (5, 4, 2),
@@ -935,14 +980,18 @@ def test_a_speck_that_the_outputs_depend_on_holds_its_factor():
         model.out.weight[:, 0] = 1e33
     network = ps.trace(model, x)
     before = model(x)
-    with pytest.warns(UserWarning, match=r"what enters 2 of 2 unit classes by a factor nearer to 1"):
+    with pytest.warns(
+        UserWarning, match=r"what enters 2 of 2 unit classes by a factor nearer to 1"
+    ):
         ps.rescaling.balance_(network, criterion="range")
     assert_close(model(x), before, rtol=1e-4, atol=1e-4)
 
 
 def test_factors_that_give_way_are_counted():
     model, x = decayed("both"), torch.randn(16, 4)
-    with pytest.warns(UserWarning, match=r"what enters 1 of 16 unit classes by a factor nearer to 1 than"):
+    with pytest.warns(
+        UserWarning, match=r"what enters 1 of 16 unit classes by a factor nearer to 1 than"
+    ):
         ps.rescaling.balance_(ps.trace(model, x), criterion="measure")
 
 
@@ -1066,7 +1115,9 @@ def _exact(model, x):
         (2e-3, 3e4, torch.float16),
     ],
 )
-@pytest.mark.parametrize("build", [Heads, PlainHeads, ConvolvedHeads, Gain, Behind, BehindUnits, Summand])
+@pytest.mark.parametrize(
+    "build", [Heads, PlainHeads, ConvolvedHeads, Gain, Behind, BehindUnits, Summand]
+)
 @pytest.mark.filterwarnings("ignore:balance_ multiplies")
 def test_every_output_stays_at_its_own_scale(build, u, v, dtype):
     """Against the same network in float64: each output moves by no more than a rounding of each weight."""

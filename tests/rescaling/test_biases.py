@@ -110,7 +110,9 @@ def test_high_biases_are_absorbed_and_the_outputs_stay():
     assert_close(absorbed["0"], first.clamp_min(0))
     assert absorbed["0"][1] == 0
     assert_close(model(x), before)
-    assert_close(model[0](x).detach().amin((0, 2, 3)).clamp_min(0), torch.zeros(4, dtype=torch.float64))
+    assert_close(
+        model[0](x).detach().amin((0, 2, 3)).clamp_min(0), torch.zeros(4, dtype=torch.float64)
+    )
 
 
 def test_statistics_of_batch_norm_say_how_much_is_absorbed():

@@ -27,7 +27,9 @@ def adam(model, network):
 
 
 def check(case, make_optimizer, **options):
-    return ps.rescaling.check_invariance(case.model(), case.example(4), case.loss, make_optimizer, **options)
+    return ps.rescaling.check_invariance(
+        case.model(), case.example(4), case.loss, make_optimizer, **options
+    )
 
 
 @pytest.mark.sample(2)
@@ -208,7 +210,9 @@ def test_a_parameter_without_elements_is_equal_to_itself():
     class Model(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.layers = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+            self.layers = torch.nn.Sequential(
+                torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)
+            )
             self.none = torch.nn.Parameter(torch.empty(0))
 
         def forward(self, x):
@@ -233,7 +237,9 @@ def test_a_report_is_printed_as_a_verdict():
     )
 
 
-@pytest.mark.parametrize("fault", ["outputs_equal", "weights_equal", "differs_from_sgd", "finite", "moved"])
+@pytest.mark.parametrize(
+    "fault", ["outputs_equal", "weights_equal", "differs_from_sgd", "finite", "moved"]
+)
 def test_a_verdict_names_each_fault(fault):
     """As many as `passed` counts."""
     sound = check(BY_NAME["mlp"], path_sgd, steps=1)
@@ -263,7 +269,11 @@ def test_weights_that_overflow_in_the_last_step_are_not_finite():
         torch.randn(5, 3),
     )
     report = ps.rescaling.check_invariance(
-        model, x, lambda out: out.square().mean(), lambda m, _: Bursting(m.parameters(), lr=0.01), steps=1
+        model,
+        x,
+        lambda out: out.square().mean(),
+        lambda m, _: Bursting(m.parameters(), lr=0.01),
+        steps=1,
     )
     assert not report.finite
     assert not report.passed
@@ -335,14 +345,22 @@ def test_what_happened_on_the_way_counts():
     assert not report.outputs_equal
     assert report.largest_output_difference > 0
     assert report.finite
-    assert not check(case, lambda m, _: Detour(m.parameters(), math.inf), steps=3, low=0.5, high=2).finite
+    assert not check(
+        case, lambda m, _: Detour(m.parameters(), math.inf), steps=3, low=0.5, high=2
+    ).finite
 
 
-@pytest.mark.parametrize("steps", [(math.inf, 0.0), (0.0, math.inf)], ids=["the first", "the second"])
+@pytest.mark.parametrize(
+    "steps", [(math.inf, 0.0), (0.0, math.inf)], ids=["the first", "the second"]
+)
 def test_either_copy_may_cease_to_be_finite(steps):
     of_copies = iter(steps)
     report = check(
-        BY_NAME["mlp"], lambda m, _: Detour(m.parameters(), next(of_copies)), steps=1, low=0.5, high=2
+        BY_NAME["mlp"],
+        lambda m, _: Detour(m.parameters(), next(of_copies)),
+        steps=1,
+        low=0.5,
+        high=2,
     )
     assert not report.finite
     assert report.largest_weight_difference == math.inf
@@ -353,7 +371,9 @@ class Policy(torch.nn.Module):
 
     def __init__(self, fill):
         super().__init__()
-        self.scores = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+        self.scores = torch.nn.Sequential(
+            torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)
+        )
         self.fill = fill
 
     def forward(self, x, allowed):
@@ -376,12 +396,16 @@ def test_masked_outputs_are_neither_a_difference_nor_a_divergence(fill):
 
     assert check_policy(lambda m, n: ps.optim.PathAdam(m.parameters(), n, lr=0.01)).passed
     report = check_policy(lambda m, _: torch.optim.Adam(m.parameters(), lr=0.01))
-    assert report.largest_output_difference > 1e-3  # beside the scores, not beside what was filled in
+    assert (
+        report.largest_output_difference > 1e-3
+    )  # beside the scores, not beside what was filled in
 
 
 def test_a_loss_that_is_not_finite_is_told():
     mlp = BY_NAME["mlp"]
-    case = SimpleNamespace(model=mlp.model, example=mlp.example, loss=lambda out: 0 * out.sum() + math.inf)
+    case = SimpleNamespace(
+        model=mlp.model, example=mlp.example, loss=lambda out: 0 * out.sum() + math.inf
+    )
     assert not check(case, path_sgd, steps=1).finite
 
 

@@ -49,13 +49,19 @@ def test_the_slope_along_gradient_flow_is_zero(case: Case) -> None:
     gradients = {name: p.grad for name, p in network.parameters.items() if p.grad is not None}
 
     def moved(by: float) -> Tensor:
-        values = {name: w + by * gradients[name] if name in gradients else w for name, w in weights.items()}
+        values = {
+            name: w + by * gradients[name] if name in gradients else w
+            for name, w in weights.items()
+        }
         return ps.rescaling.conserved(network, values)
 
     # C is a quadratic form, so that its central difference is its slope
     along = torch.stack([moved(1.0), -moved(-1.0)])
     assert_close(
-        along.sum(0), torch.zeros_like(along[0]), rtol=0, atol=float(1e-9 * (1 + along.abs().amax()))
+        along.sum(0),
+        torch.zeros_like(along[0]),
+        rtol=0,
+        atol=float(1e-9 * (1 + along.abs().amax())),
     )
     assert float(along.abs().amax()) > 0
 

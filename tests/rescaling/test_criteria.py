@@ -40,12 +40,14 @@ def scrambled(model, example, seed=0, reach=16.0):
     return network
 
 
-# --- by hand: ranges of every class, edge by edge ------------------------------------------------------------
+# --- by hand: ranges of every class, edge by edge -------------------------------------------------
 
 
 def ranges(network):
     """The largest |w| of two dimensions or more into and out of every class, self-loops left out."""
-    sizes = {name: p.detach().abs().numpy() for name, p in network.parameters.items() if p.dim() > 1}
+    sizes = {
+        name: p.detach().abs().numpy() for name, p in network.parameters.items() if p.dim() > 1
+    }
     ranges = []
     for unit in network.unit_classes:
         loops = set(unit.incoming) & set(unit.outgoing)
@@ -84,7 +86,7 @@ def test_two_layers_have_the_closed_form_of_smoothquant():
         assert_close(factors, weights ** (1 - alpha) / values**alpha, rtol=1e-7, atol=0)
 
 
-# --- any network ---------------------------------------------------------------------------------------------
+# --- any network ----------------------------------------------------------------------------------
 
 
 # Each kind of layer, and each way to put layers together, in one case; the others are slow.
@@ -126,7 +128,9 @@ def test_all_members_come_to_the_same_weights(name, criterion):
     for change in (None, True, False):
         model, network = traced(case, torch.float64)
         if change is not None:
-            ps.rescaling.random_rescale_(network, 2**-6, 2**6, powers_of_two=change, generator=generator())
+            ps.rescaling.random_rescale_(
+                network, 2**-6, 2**6, powers_of_two=change, generator=generator()
+            )
         balance(network, example, criterion)
         results.append([p.detach() for p in model.parameters()])
     assert_close(results[0], results[1], rtol=0, atol=0)
@@ -157,14 +161,16 @@ def test_queries_and_keys_get_the_same_range():
     seen = {}
     for name in ("queries", "keys"):
         module = getattr(model.blocks[0].attention, name)
-        module.register_forward_hook(lambda _m, _i, out, name=name: seen.__setitem__(name, out.detach()))
+        module.register_forward_hook(
+            lambda _m, _i, out, name=name: seen.__setitem__(name, out.detach())
+        )
     model(symbols)
     # by rotary pair (d, d + 2) of each of the two heads of four
     pairs = {name: h.abs().amax((0, 1)).reshape(2, 2, 2).amax(1) for name, h in seen.items()}
     assert_close(pairs["queries"], pairs["keys"], rtol=1e-6, atol=0)
 
 
-# --- by generic optimisation -----------------------------------------------------------------------------------
+# --- by generic optimisation ----------------------------------------------------------------------
 
 
 class Deep(nn.Sequential):
@@ -193,7 +199,9 @@ class Ranges:
     def __init__(self, network):
         edges = {edge for unit in network.unit_classes for edge in (*unit.incoming, *unit.outgoing)}
         edges = sorted(edge for edge in edges if network.parameters[edge[0]].dim() > 1)
-        self.size = torch.tensor([network.parameters[n][i].abs().item() for n, i in edges]).double().log()
+        self.size = (
+            torch.tensor([network.parameters[n][i].abs().item() for n, i in edges]).double().log()
+        )
         self.power = torch.zeros(len(edges), network.num_classes, dtype=torch.float64)
         place = {edge: i for i, edge in enumerate(edges)}
         for c, unit in enumerate(network.unit_classes):
@@ -204,7 +212,9 @@ class Ranges:
 
     def __call__(self, x):
         scaled = (self.size + self.power @ x).unsqueeze(1)
-        return tuple(torch.where(sign * self.power > 0, scaled, -torch.inf).amax(0) for sign in (1, -1))
+        return tuple(
+            torch.where(sign * self.power > 0, scaled, -torch.inf).amax(0) for sign in (1, -1)
+        )
 
 
 def minimize(function, classes, steps=600):
@@ -293,10 +303,12 @@ def test_activations_agree_with_a_generic_search(name):
 
     found = minimize(lambda x: residual(x).square().sum(), free)
     assert residual(found).abs().max() < 1e-3
-    assert_close(balance(network, example, "activations", alpha=alpha).log(), found, rtol=0, atol=1e-2)
+    assert_close(
+        balance(network, example, "activations", alpha=alpha).log(), found, rtol=0, atol=1e-2
+    )
 
 
-# --- what the operations show of activations -------------------------------------------------------------------
+# --- what the operations show of activations ------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -349,7 +361,9 @@ def test_operations_that_do_not_tell_have_the_values_before_the_activation(stati
             self.a, self.b = nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.randn(4, 2))
 
         def forward(self, x):
-            return torch.einsum("bi,io->bo", torch.relu(torch.einsum("bi,io->bo", x, self.a)), self.b)
+            return torch.einsum(
+                "bi,io->bo", torch.relu(torch.einsum("bi,io->bo", x, self.a)), self.b
+            )
 
     torch.manual_seed(0)
     model, x = Written().double(), torch.randn(9, 3, dtype=torch.float64)
@@ -359,7 +373,7 @@ def test_operations_that_do_not_tell_have_the_values_before_the_activation(stati
     assert_close(found, torch.ones(4, dtype=torch.float64))
 
 
-# --- what it promises ------------------------------------------------------------------------------------------
+# --- what it promises -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("criterion", CRITERIA)
@@ -466,13 +480,19 @@ def test_a_search_that_does_not_end_says_so(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"criterion": "l2"}, "criterion must be one of 'path', .*'activations', .*'norm', got 'l2'"),
+        (
+            {"criterion": "l2"},
+            "criterion must be one of 'path', .*'activations', .*'norm', got 'l2'",
+        ),
         ({"criterion": "activations"}, "give calibration, a batch"),
         (
             {"criterion": "range", "calibration": torch.zeros(1, 3)},
             "calibration is an option of criterion='act",
         ),
-        ({"alpha": 0.5}, "alpha is an option of criterion='activations' and 'measure', not of 'path'"),
+        (
+            {"alpha": 0.5},
+            "alpha is an option of criterion='activations' and 'measure', not of 'path'",
+        ),
         ({"criterion": "range", "statistic": "mean"}, "statistic is an option"),
         *(
             (
@@ -572,5 +592,6 @@ def test_a_product_counts_for_each_of_its_factors(gated, criterion):
             alive = values > 0  # without values a unit stays where it is
             assert alive.sum() > 6
             assert_close(values[alive], leaves[alive])
-    # scales of both factors of a product that only their own weights tell apart stay those of the balanced member
+    # scales of both factors of a product that only their own weights tell apart stay those of the
+    # balanced member
     assert_close(ends[0], ends[1])

@@ -28,7 +28,10 @@ def deep(width=4):
 def values_of(model, x, layers):
     """What the units of some layers receive on data, by hooks of the model itself."""
     found = []
-    hooks = [layer.register_forward_hook(lambda _m, _i, out: found.append(out.detach())) for layer in layers]
+    hooks = [
+        layer.register_forward_hook(lambda _m, _i, out: found.append(out.detach()))
+        for layer in layers
+    ]
     model(x)
     for hook in hooks:
         hook.remove()
@@ -41,7 +44,7 @@ def layer_factors(classes, layers, *, mean_one):
     return (logs - logs.mean(1, keepdim=True) if mean_one else logs).flatten().exp()
 
 
-# --- unit measure, by brute force ------------------------------------------------------------------------
+# --- unit measure, by brute force -----------------------------------------------------------------
 
 
 def test_units_of_an_mlp_have_mean_square_one():
@@ -99,14 +102,16 @@ def test_the_measure_mixes_data_with_paths(alpha):
 def test_without_data_inputs_of_size_one_are_assumed_and_half_enters():
     """He's start has the squares of a row 2 / n, and about 1 enters each unit, however deep."""
     model = deep()
-    ps.rescaling.balance_(ps.trace(model, torch.zeros(1, 3, dtype=torch.float64)), criterion="measure")
+    ps.rescaling.balance_(
+        ps.trace(model, torch.zeros(1, 3, dtype=torch.float64)), criterion="measure"
+    )
     mass = torch.ones(3, dtype=torch.float64)
     for layer in (model[0], model[2]):
         mass = (layer.weight.detach().square() @ mass + layer.bias.detach().square()) / 2
         assert_close(mass, torch.ones(4, dtype=torch.float64), **TIGHT)
 
 
-# --- on all networks -------------------------------------------------------------------------------------
+# --- on all networks ------------------------------------------------------------------------------
 
 # a learned initial state of nn.RNN cannot be followed on data
 WITH_CLASSES = [case for case in ZOO if case.classes and case.name != "rnn with a learned start"]
@@ -150,7 +155,7 @@ def test_scales_follow_powers_of_two_to_the_last_bit(name):
     assert torch.equal(scales_of(network, name, x), before * POWERS)
 
 
-# --- within layers ---------------------------------------------------------------------------------------
+# --- within layers --------------------------------------------------------------------------------
 
 
 def test_layers_keep_the_geometric_mean_of_their_scales():
@@ -177,7 +182,7 @@ def test_layers_are_the_same_member_for_factors_of_mean_one_and_for_no_others():
     assert not torch.allclose(ratio, torch.ones_like(ratio), rtol=0.05)
 
 
-# --- optimizers ------------------------------------------------------------------------------------------
+# --- optimizers -----------------------------------------------------------------------------------
 
 
 def trained(make, factors=None, *, steps=25, dtype=torch.float32):
@@ -243,7 +248,9 @@ def test_the_plain_rule_on_the_weights_as_they_are_is_the_plain_rule():
     metric = ps.metrics.Balanced(frame="weights")
     rules = [
         torch.optim.SGD(models[0].parameters(), lr=0.1, momentum=0.9),
-        ps.optim.PathSGD(models[1].parameters(), ps.trace(models[1], x), lr=0.1, momentum=0.9, metric=metric),
+        ps.optim.PathSGD(
+            models[1].parameters(), ps.trace(models[1], x), lr=0.1, momentum=0.9, metric=metric
+        ),
     ]
     for _ in range(5):
         for model, rule in zip(models, rules, strict=True):
@@ -317,7 +324,9 @@ def test_a_state_may_be_asked_for_before_the_first_batch():
     ends = []
     for early in (False, True):
         model = deep().float()
-        optimizer = MAKERS["PathSGD"]("measure")(model.parameters(), ps.trace(model, torch.zeros(2, 3)))
+        optimizer = MAKERS["PathSGD"]("measure")(
+            model.parameters(), ps.trace(model, torch.zeros(2, 3))
+        )
         if early:
             get_optimizer_state_dict(model, optimizer)
             assert model._forward_pre_hooks
@@ -351,7 +360,7 @@ def test_a_unit_that_no_example_excites_has_the_scale_of_balance():
     ps.rescaling.balance_(network, x, criterion="measure")
 
 
-# --- refusals --------------------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 def test_a_frame_on_data_needs_a_batch():
@@ -391,7 +400,9 @@ def test_data_that_are_not_finite_are_refused_and_nothing_changes():
     model, x = deep(), torch.randn(6, 3, dtype=torch.float64)
     network, before = ps.trace(model, x), copy.deepcopy(model.state_dict())
     with pytest.raises(FloatingPointError, match="measure of a unit is not finite"):
-        ps.rescaling.balance_(network, calibration=torch.full_like(x, torch.nan), criterion="measure")
+        ps.rescaling.balance_(
+            network, calibration=torch.full_like(x, torch.nan), criterion="measure"
+        )
     assert_close(dict(model.state_dict()), dict(before), rtol=0, atol=0)
 
 

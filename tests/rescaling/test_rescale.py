@@ -29,9 +29,14 @@ def test_preserves_the_function(case):
     factors = ps.rescaling.random_rescale_(network, generator=torch.Generator().manual_seed(0))
     assert factors.shape == (case.classes,)
     assert_close(
-        output(case, model, example), before, rtol=1e-11, atol=1e-13 * before.abs().max().item() + 1e-13
+        output(case, model, example),
+        before,
+        rtol=1e-11,
+        atol=1e-13 * before.abs().max().item() + 1e-13,
     )
-    assert case.classes == 0 or any(not torch.equal(p, start[name]) for name, p in model.named_parameters())
+    assert case.classes == 0 or any(
+        not torch.equal(p, start[name]) for name, p in model.named_parameters()
+    )
 
 
 @pytest.mark.sample(39)
@@ -124,7 +129,9 @@ def test_a_weight_that_the_type_would_lose_is_named_and_nothing_is_changed(place
     with torch.no_grad():
         model.get_parameter(place)[1, 1] = weight
     start = weights(model)
-    with pytest.raises(OverflowError, match=f"would overflow or underflow '{place}' in torch.float32"):
+    with pytest.raises(
+        OverflowError, match=f"would overflow or underflow '{place}' in torch.float32"
+    ):
         ps.rescaling.rescale_(network, factors)
     assert_close(weights(model), start, rtol=0, atol=0)
     assert network.rescalings["done"] == 0
@@ -144,7 +151,11 @@ def test_weights_that_are_zero_or_not_finite_are_not_lost():
 
 def test_random_powers_of_two_take_both_bounds():
     network = ps.trace(mlp(2, 64, 1), torch.randn(1, 2))
-    for low, high, drawn in ((0.5, 2.0, {0.5, 1.0, 2.0}), (0.3, 3.9, {0.5, 1.0, 2.0}), (4.0, 4.0, {4.0})):
+    for low, high, drawn in (
+        (0.5, 2.0, {0.5, 1.0, 2.0}),
+        (0.3, 3.9, {0.5, 1.0, 2.0}),
+        (4.0, 4.0, {4.0}),
+    ):
         factors = ps.rescaling.random_rescale_(network, low, high, powers_of_two=True)
         assert set(factors.tolist()) == drawn
     with pytest.raises(ValueError, match=r"no power of two lies between 1\.1 and 1\.9"):
@@ -198,7 +209,9 @@ def test_balancing_preserves_the_function(case):
 def test_balancing_forgets_the_scales(case):
     """The same weights from every rescaled start: that is what makes it a baseline."""
     (model, network), (rescaled, other) = traced(case, torch.float64), traced(case, torch.float64)
-    ps.rescaling.random_rescale_(other, low=1e-2, high=1e2, generator=torch.Generator().manual_seed(0))
+    ps.rescaling.random_rescale_(
+        other, low=1e-2, high=1e2, generator=torch.Generator().manual_seed(0)
+    )
     ps.rescaling.balance_(other)
     ps.rescaling.balance_(network)
     assert_close(weights(rescaled), weights(model), rtol=1e-5, atol=1e-7)
@@ -240,7 +253,9 @@ def test_balancing_survives_dead_units():
 
 @pytest.mark.parametrize("change", ["random", "balance"])
 def test_leaves_buffers_and_outside_parameters_alone(change):
-    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+    model = nn.Sequential(
+        nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2)
+    )
     with torch.no_grad():
         model[3].weight.uniform_()
     network = ps.trace(model, torch.randn(2, 3), outside=["3"])

@@ -27,7 +27,7 @@ def small(seed=0, hidden=2):
     return model, torch.randn(6, 3, dtype=torch.float64)
 
 
-# --- by hand: J from its definition, one weight after the other ----------------------------------------------
+# --- by hand: J from its definition, one weight after the other -----------------------------------
 
 
 def squared_derivatives(model, x):
@@ -132,7 +132,9 @@ def test_no_step_away_leads_to_a_smaller_error(name):
     least = error()
     assert least <= before
     for seed, size in itertools.product(range(6), (0.01, 0.3)):
-        logs = torch.randn(network.num_classes, dtype=torch.float64, generator=generator(seed)) * size
+        logs = (
+            torch.randn(network.num_classes, dtype=torch.float64, generator=generator(seed)) * size
+        )
         rescale_(network, logs.exp())
         assert error() > 0.99 * least
         rescale_(network, (-logs).exp())
@@ -151,7 +153,9 @@ def test_all_members_come_to_the_same_weights(name, options):
     for change in (None, True, False):
         model, network = traced(case, torch.float64)
         if change is not None:
-            ps.rescaling.random_rescale_(network, 2**-6, 2**6, powers_of_two=change, generator=generator())
+            ps.rescaling.random_rescale_(
+                network, 2**-6, 2**6, powers_of_two=change, generator=generator()
+            )
         ps.rescaling.balance_(network, example, criterion="rounding", **options)
         results.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert_close(results[0], results[1], rtol=0, atol=0)
@@ -163,10 +167,15 @@ def test_attention_keeps_its_function(monkeypatch):
 
     monkeypatch.setattr(rounding, "STEPS", 5)
     torch.manual_seed(0)
-    model, tokens = Transformer(7, 5, hidden=8, layers=1, heads=2).double(), torch.randint(7, (3, 6))
+    model, tokens = (
+        Transformer(7, 5, hidden=8, layers=1, heads=2).double(),
+        torch.randint(7, (3, 6)),
+    )
     network = ps.trace(model, tokens)
     before = model(tokens)
-    ps.rescaling.balance_(network, tokens, criterion="rounding", calibration=tokens, activations=True)
+    ps.rescaling.balance_(
+        network, tokens, criterion="rounding", calibration=tokens, activations=True
+    )
     assert_close(model(tokens), before)
 
 
@@ -181,7 +190,7 @@ def test_a_weight_of_zero_is_not_rounded():
     assert first[0].max() <= 1.01 * first[1:].max()
 
 
-# --- rounded activations ---------------------------------------------------------------------------------------
+# --- rounded activations --------------------------------------------------------------------------
 
 
 def test_channels_with_small_values_are_enlarged_where_activations_are_rounded():
@@ -191,9 +200,13 @@ def test_channels_with_small_values_are_enlarged_where_activations_are_rounded()
     with torch.no_grad():
         model[2].weight.fill_(1.0)
         model[0].bias.fill_(0.5)
-    ps.rescaling.balance_(ps.trace(model, x), x, criterion="rounding", bits=30, calibration=x, activations=2)
+    ps.rescaling.balance_(
+        ps.trace(model, x), x, criterion="rounding", bits=30, calibration=x, activations=2
+    )
     ranges = model[:2](x).detach().amax(0)
-    assert_close(ranges, ranges.mean().expand(4), rtol=2e-2, atol=0)  # all of them use the whole range
+    assert_close(
+        ranges, ranges.mean().expand(4), rtol=2e-2, atol=0
+    )  # all of them use the whole range
 
 
 def test_bits_decide_between_weights_and_activations():
@@ -208,16 +221,28 @@ def test_bits_decide_between_weights_and_activations():
     assert_close(balanced(8, True), balanced(8, 8), rtol=0, atol=0)
 
 
-# --- options -----------------------------------------------------------------------------------------------------
+# --- options --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"criterion": "range", "bits": 4}, "bits is an option of criterion='rounding', not of 'range'"),
-        ({"criterion": "rounding", "per": "channel"}, "per must be one of 'tensor', 'row', got 'channel'"),
-        ({"criterion": "rounding", "bits": 1}, "bits must be a whole number of bits from 2 to 32, got 1"),
-        ({"criterion": "rounding", "bits": 8.0}, "bits must be a whole number of bits from 2 to 32, got 8.0"),
+        (
+            {"criterion": "range", "bits": 4},
+            "bits is an option of criterion='rounding', not of 'range'",
+        ),
+        (
+            {"criterion": "rounding", "per": "channel"},
+            "per must be one of 'tensor', 'row', got 'channel'",
+        ),
+        (
+            {"criterion": "rounding", "bits": 1},
+            "bits must be a whole number of bits from 2 to 32, got 1",
+        ),
+        (
+            {"criterion": "rounding", "bits": 8.0},
+            "bits must be a whole number of bits from 2 to 32, got 8.0",
+        ),
         (
             {"criterion": "rounding", "activations": True},
             "activations=... needs the ranges of values on data",
@@ -236,4 +261,6 @@ def test_options_that_do_not_fit_are_refused(options, message):
 
 def test_a_network_without_classes_is_left_alone():
     model, x = nn.Linear(3, 2).double(), torch.randn(4, 3, dtype=torch.float64)
-    assert len(ps.rescaling.balance_(ps.trace(model, x), x, criterion="rounding", calibration=x)) == 0
+    assert (
+        len(ps.rescaling.balance_(ps.trace(model, x), x, criterion="rounding", calibration=x)) == 0
+    )

@@ -31,7 +31,10 @@ def tiny_edges():
 def tiny_model(kind):
     """Every array of one tiny network; `rho` is None for the contextual models."""
     values = exact()["tiny"]["models"][kind]
-    arrays = {name: np.array(value) if isinstance(value, list) else value for name, value in values.items()}
+    arrays = {
+        name: np.array(value) if isinstance(value, list) else value
+        for name, value in values.items()
+    }
     arrays.setdefault("rho", None)
     return arrays
 

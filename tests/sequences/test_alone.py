@@ -14,7 +14,8 @@ from pathspace.cli import app
 from pathspace.sequences import PCNN, CorruptedError, Mixed, Records, compress, decompress, load
 
 LOG = "".join(
-    f"10:{k // 60:02}:{k % 60:02} GET /page{k * k % 7}.html {200 + 204 * (k % 11 == 0)}\n" for k in range(150)
+    f"10:{k // 60:02}:{k % 60:02} GET /page{k * k % 7}.html {200 + 204 * (k % 11 == 0)}\n"
+    for k in range(150)
 ).encode()
 RARE = bytes(range(256))
 
@@ -43,7 +44,9 @@ def test_damage_is_refused():
     packed = compress(None, LOG[:60])
     for k in range(len(packed)):
         for damaged in (packed[:k] + bytes([packed[k] ^ 4]) + packed[k + 1 :], packed[:k]):
-            with pytest.raises((CorruptedError, ValueError), match=r"damaged|not a file made by|checksum"):
+            with pytest.raises(
+                (CorruptedError, ValueError), match=r"damaged|not a file made by|checksum"
+            ):
                 decompress(None, damaged)
     with pytest.raises(ValueError, match="claims to be 60 bytes"):
         decompress(None, packed, max_bytes=59)
@@ -77,7 +80,9 @@ def test_each_record_comes_back_by_itself_with_few_bytes_more_than_its_code_leng
         place = model.frozen()
         x = model.alphabet_.encode((line + b"\n").decode() if is_text else line + b"\n")
         assert len(one) <= place.lengths(x).sum() / 8 + 3
-    assert model.bits(LOG.decode() if is_text else LOG) == model.bits(LOG.decode() if is_text else LOG)
+    assert model.bits(LOG.decode() if is_text else LOG) == model.bits(
+        LOG.decode() if is_text else LOG
+    )
 
 
 @pytest.mark.parametrize("line", [b"", b"\xc3\xa9 10:00", b"GET ~ \xe2\x82\xac~", b"~"])
@@ -138,7 +143,9 @@ def run(tmp_path, monkeypatch):
 
 
 def test_the_commands_need_no_model(run, tmp_path):
-    assert "log.psq: 4416 bytes to" in run("compress", "log").replace(f"{len(LOG)} bytes", "4416 bytes")
+    assert "log.psq: 4416 bytes to" in run("compress", "log").replace(
+        f"{len(LOG)} bytes", "4416 bytes"
+    )
     assert "exists" in run("compress", "log", status=2)
     (tmp_path / "log").rename(tmp_path / "kept")
     run("decompress", "log.psq")
@@ -198,8 +205,12 @@ def test_what_was_compressed_with_nine_contexts_still_comes_back(tmp_path):
     assert decompress(contexts, packed) == decompress(contexts, records) == held
     assert contexts.bits(text[:60].encode()) == pytest.approx(2.1641741951515123, abs=1e-9)
     assert contexts.predict(b"10:0")[ord("1")] == pytest.approx(0.8191787199991012, abs=1e-9)
-    assert tokens.bits(["login", "open", "shut", "close"]) == pytest.approx(42.82391240644293, abs=1e-9)
-    assert load(kept / "mixed-v3.safetensors").bits(text[:60]) == pytest.approx(2.0908889846126217, abs=1e-9)
+    assert tokens.bits(["login", "open", "shut", "close"]) == pytest.approx(
+        42.82391240644293, abs=1e-9
+    )
+    assert load(kept / "mixed-v3.safetensors").bits(text[:60]) == pytest.approx(
+        2.0908889846126217, abs=1e-9
+    )
     # saved again they stay what they were
     contexts.save(tmp_path / "again")
     again = load(tmp_path / "again")

@@ -37,7 +37,9 @@ def weighted(x, past, depth, context=()):
     estimate = krichevsky_trofimov(*counts)
     if len(context) == depth:
         return estimate
-    children = math.prod(weighted(x, past, depth, (*context, y)) for y in sorted(set(whole) | {0, 1}))
+    children = math.prod(
+        weighted(x, past, depth, (*context, y)) for y in sorted(set(whole) | {0, 1})
+    )
     return (estimate + children) / 2
 
 
@@ -99,7 +101,9 @@ def test_context_trees_learn_order_and_chain_over_texts():
 def test_compressors_are_those_of_the_standard_library():
     text = b"to be or not to be, " * 50
     assert compressed_bits("bzip2", text) == 8 * len(bz2.compress(text))
-    assert compressed_bits("xz", text) == 8 * len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME))
+    assert compressed_bits("xz", text) == 8 * len(
+        lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)
+    )
     for name in COMPRESSORS:
         assert compressed_bits(name, text, seen=text) < compressed_bits(name, text)
     with pytest.raises(ValueError, match="unknown compressor"):
@@ -159,13 +163,20 @@ def test_an_iteration_of_the_sparse_hidden_markov_model_is_the_sum_over_paths():
     x, A = np.array([0, 1, 1, 2, 0, 1]), 4
     begin = SparseHiddenMarkov(4, edges=2, iterations=0, seed=5).fit(x, A)
     once = SparseHiddenMarkov(4, edges=2, iterations=1, seed=5).fit(x, A)
-    before, first, moves, seen = expected_numbers(x, begin.start_, begin.transition_, begin.emission_)
+    before, first, moves, seen = expected_numbers(
+        x, begin.start_, begin.transition_, begin.emission_
+    )
     assert begin.log_likelihoods_ == [pytest.approx(before, abs=1e-12)]
     np.testing.assert_allclose(once.start_, first, atol=1e-12)
-    np.testing.assert_allclose(once.transition_, moves / moves.sum(axis=1, keepdims=True), atol=1e-12)
+    np.testing.assert_allclose(
+        once.transition_, moves / moves.sum(axis=1, keepdims=True), atol=1e-12
+    )
     np.testing.assert_allclose(once.emission_, seen / seen.sum(axis=1, keepdims=True), atol=1e-12)
     after, *_ = expected_numbers(x, once.start_, once.transition_, once.emission_)
-    assert once.log_likelihoods_ == [pytest.approx(before, abs=1e-12), pytest.approx(after, abs=1e-12)]
+    assert once.log_likelihoods_ == [
+        pytest.approx(before, abs=1e-12),
+        pytest.approx(after, abs=1e-12),
+    ]
 
 
 @pytest.mark.parametrize(("states", "edges"), [(7, 3), (7, None), (3, 9)])
@@ -197,7 +208,8 @@ def test_the_sparse_hidden_markov_model_starts_as_the_paper_says():
     assert p.mean() == pytest.approx(0.5, abs=1e-12)
     assert p.var() == pytest.approx(1 / 8, abs=0.01)
     ratio = model.emission_ / [0.6, 0.3, 0.1]
-    # up to the norm of the row, of three numbers from U[0, 1] the largest is any with the probability 1/3
+    # up to the norm of the row, of three numbers from U[0, 1] the largest is any with the
+    # probability 1/3
     assert np.bincount(ratio.argmax(axis=1)) / 2000 == pytest.approx([1 / 3] * 3, abs=0.04)
     assert (model.start_ == 1 / 2000).all()
 

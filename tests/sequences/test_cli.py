@@ -84,7 +84,10 @@ def test_fit_score_sample_predict(run, book, tmp_path, monkeypatch):
     assert re.search(r"after the training part: .*context trees \d\.\d+ bits/symbol", output)
     assert "the model needs " in output
     total, each = map(
-        float, re.match(r"([\d.]+) bits, ([\d.]+) bits/symbol, 1170", run("bits", "m", book).output).groups()
+        float,
+        re.match(
+            r"([\d.]+) bits, ([\d.]+) bits/symbol, 1170", run("bits", "m", book).output
+        ).groups(),
     )
     assert each == pytest.approx(total / 1170, abs=1e-4)
     assert 0 < each < 3
@@ -122,7 +125,10 @@ def test_resuming_is_the_same_as_not_stopping(run, book, tmp_path):
         (("--patience", 0), "--patience 0 is not what the model in m was begun with, 300"),
         (("--metric", "fb"), "--metric fb is not what the model in m was begun with, rbp"),
         (("--model", "rnn"), "--model rnn is not what the model in m was begun with, pcnn"),
-        (("--units", 32), "--units 32 is not what the model in m was begun with, 6"),  # as the default says
+        (
+            ("--units", 32),
+            "--units 32 is not what the model in m was begun with, 6",
+        ),  # as the default says
         (("--text",), "the model in m reads bytes"),
         (("--alphabet", "more"), "symbol b'!' at position 4 is not one of the"),
     ],
@@ -130,7 +136,9 @@ def test_resuming_is_the_same_as_not_stopping(run, book, tmp_path):
 def test_what_resuming_cannot_change_is_refused(run, book, begun, options, says):
     (book.parent / "more").write_text("sea !")
     (book.parent / "m").write_bytes(begun)
-    assert says in run("fit", book, "-o", "m", "--passes", 60, "--resume", *options, status=2).stderr
+    assert (
+        says in run("fit", book, "-o", "m", "--passes", 60, "--resume", *options, status=2).stderr
+    )
 
 
 def test_resuming_takes_the_default_metric_by_its_name(run, book):
@@ -158,7 +166,9 @@ def test_resuming_predicts_what_the_fit_predicted(run, book):
     assert run("bits", "m", book).output == resumed
 
 
-def test_resuming_holds_back_nothing_that_was_learned_in_the_place_of_a_validation_file(run, book, tmp_path):
+def test_resuming_holds_back_nothing_that_was_learned_in_the_place_of_a_validation_file(
+    run, book, tmp_path
+):
     (tmp_path / "held").write_text("she sells shells by the shore ")
     held = ("--validation", tmp_path / "held")
     fit(run, book, *held, "--passes", 10, "--no-context")
@@ -186,7 +196,10 @@ def test_resuming_holds_back_no_more_than_was_held_back(run, book, tmp_path, fir
     resume = ("fit", book, "-o", "m", "--resume", "--passes", 12, "--share")
     unseen = 0 if first and first[1] != 0.1 else 0.1
     said = " ".join(run(*resume, 0.3, status=2).stderr.split())
-    assert f"--share 0.3 holds back text that the model in m has learned: give at most {unseen}, " in said
+    assert (
+        f"--share 0.3 holds back text that the model in m has learned: give at most {unseen}, "
+        in said
+    )
     run(*resume, unseen)
     run(*resume, 0.05 if unseen else 0)
     assert "--share 0.1 holds back text" in " ".join(run(*resume, 0.1, status=2).stderr.split())
@@ -198,11 +211,18 @@ def test_resuming_says_where_nothing_is_left_to_train(run, log):
     run(*options, "--units", 8, "--patience", 10)
     resumed = run(*options, "--resume", "--passes", 5000)
     passes = re.search(r"best at pass (\d+)", resumed.stdout)[1]
-    assert f"no pass was made: the validation part has not improved since pass {passes}" in resumed.stderr
+    assert (
+        f"no pass was made: the validation part has not improved since pass {passes}"
+        in resumed.stderr
+    )
     assert "passes already: give more --passes" in run(*options, "--resume", "--passes", 3).stderr
-    assert "seconds already: give more --seconds" in run(*options, "--resume", "--seconds", 0).stderr
+    assert (
+        "seconds already: give more --seconds" in run(*options, "--resume", "--seconds", 0).stderr
+    )
     mixed = run("fit", log, "-o", "m", "-q", "--resume", "--passes", 3, "--context")
-    assert "no pass was made, and the network is mixed as it was: the model has made" in mixed.stderr
+    assert (
+        "no pass was made, and the network is mixed as it was: the model has made" in mixed.stderr
+    )
     assert "kept is the mixture" in mixed.stdout
     run(*options, "--units", 8, "--passes", 4)
     assert "no pass" not in run(*options, "--resume", "--passes", 5).stderr
@@ -221,7 +241,10 @@ def test_an_interrupted_fit_is_saved_and_can_go_on(run, book, tmp_path, monkeypa
 
     with monkeypatch.context() as patch:
         patch.setattr(_FitReport, "__call__", interrupt)
-        assert "go on with --resume" in fit(run, book, "--passes", 60, "--no-context", status=130).output
+        assert (
+            "go on with --resume"
+            in fit(run, book, "--passes", 60, "--no-context", status=130).output
+        )
     assert "11 passes" in run("fit", book, "-o", "m", "--resume", "--passes", 11).output
     fit(run, book, "--passes", 60, "--resume")
     assert run("bits", "m", book).output == whole
@@ -359,7 +382,8 @@ def test_a_fit_writes_over_models_alone(run, book, tmp_path):
     (tmp_path / "m").write_text("mine")
     said = " ".join(run("fit", book, "-o", "m", status=2).output.split())
     assert (
-        "m holds no model that could be read, and would be lost: give another --output, or remove it" in said
+        "m holds no model that could be read, and would be lost: give another --output, or remove it"
+        in said
     )
     assert (tmp_path / "m").read_text() == "mine"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["book.txt", "m"]
@@ -412,7 +436,8 @@ def test_no_command_writes_over_what_it_reads(run, book, tmp_path):
 @pytest.mark.parametrize(
     "text",
     [
-        b"she sells sea shells " * 40 + b"by the shore, where nobody has ever bought a single one ....",
+        b"she sells sea shells " * 40
+        + b"by the shore, where nobody has ever bought a single one ....",
         "Füße und Öfen. " * 40 + "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich.",
     ],
 )
@@ -435,8 +460,14 @@ def test_the_verdict_on_a_model_names_what_needs_fewer_bits():
     from pathspace.sequences.cli.worth import verdict
 
     others = {"bzip2": 1.0, "xz": 1.5, "context trees": 0.5}
-    assert verdict(0.4, others, True)[1] == "the model needs fewer bits than each of them: worth keeping"
-    assert verdict(0.5, others, True)[1] == "the model needs no more bits than any of them: worth keeping"
+    assert (
+        verdict(0.4, others, True)[1]
+        == "the model needs fewer bits than each of them: worth keeping"
+    )
+    assert (
+        verdict(0.5, others, True)[1]
+        == "the model needs no more bits than any of them: worth keeping"
+    )
     said = verdict(1.2, others, True)[1]
     assert said.startswith(
         "the model needs more bits than context trees and bzip2: to compress a text together with the "
@@ -464,7 +495,10 @@ def test_a_network_that_got_worse_is_not_to_be_fitted_longer(run, tmp_path):
 def log(tmp_path):
     path = tmp_path / "log"
     path.write_text(
-        "".join(f"10:{k // 60:02}:{k % 60:02} GET /page{k * k % 7}.html {200 + k % 2}\n" for k in range(200))
+        "".join(
+            f"10:{k // 60:02}:{k % 60:02} GET /page{k * k % 7}.html {200 + k % 2}\n"
+            for k in range(200)
+        )
     )
     return path
 
@@ -480,7 +514,9 @@ def test_a_log_is_mixed_with_contexts(run, log, tmp_path):
     output = fit(run, log, "--context").output
     network, contexts, mixed = map(
         float,
-        re.search(r"validation by network ([\d.]+), contexts ([\d.]+), mixed ([\d.]+)", output).groups(),
+        re.search(
+            r"validation by network ([\d.]+), contexts ([\d.]+), mixed ([\d.]+)", output
+        ).groups(),
     )
     assert max(contexts, mixed) < network / 2
     assert "kept is the mixture, with the training text in its file" in output
@@ -492,7 +528,10 @@ def test_a_log_is_mixed_with_contexts(run, log, tmp_path):
     assert run("predict", "m", "10:03:19 G", "--top", 1).output.split()[1] == "'E'"
     figures = json.loads(fit(run, log, "--context", "--json").stdout)
     assert figures["kept"] == "mixed"
-    assert figures["validation_bits_per_symbol"] == figures["validation_bits_per_symbol_by_model"]["mixed"]
+    assert (
+        figures["validation_bits_per_symbol"]
+        == figures["validation_bits_per_symbol_by_model"]["mixed"]
+    )
     # the mixture is measured, and the network goes on
     resumed = json.loads(fit(run, log, "--resume", "--passes", 50, "--json").stdout)
     assert resumed["passes"] == 50
@@ -502,7 +541,10 @@ def test_contexts_that_need_fewer_bits_than_the_mixture_are_kept(run, log, book)
     figures = json.loads(fit(run, log, "--json").stdout)
     rows = figures["validation_bits_per_symbol_by_model"]
     assert rows["contexts"] < rows["mixed"] < rows["network"]
-    assert (figures["kept"], figures["validation_bits_per_symbol"]) == ("contexts", rows["contexts"])
+    assert (figures["kept"], figures["validation_bits_per_symbol"]) == (
+        "contexts",
+        rows["contexts"],
+    )
     assert load("m").silent
     assert "kept is contexts alone, with the training text in their file" in fit(run, log).output
     # its network goes on, and may be mixed yet
@@ -521,7 +563,9 @@ def test_the_network_alone_holds_no_text(run, log, tmp_path):
 
 def test_without_a_validation_part_nothing_that_has_learned_by_heart_is_kept(run, tmp_path):
     rng = np.random.default_rng(0)
-    (tmp_path / "words").write_text(" ".join("".join(rng.choice(list("abcd"), 4)) for _ in range(30)))
+    (tmp_path / "words").write_text(
+        " ".join("".join(rng.choice(list("abcd"), 4)) for _ in range(30))
+    )
     options = ["-o", "m", "--share", 0, "--units", 24, "--passes", 100, "-q"]
     figures = json.loads(run("fit", "words", *options, "--json").stdout)
     rows = figures["training_bits_per_symbol_by_model"]
@@ -537,7 +581,9 @@ def test_without_a_validation_part_nothing_that_has_learned_by_heart_is_kept(run
 
 
 @pytest.mark.parametrize("gaining", [False, True])
-def test_without_a_length_a_network_is_trained_as_long_as_contexts_gain(run, log, book, monkeypatch, gaining):
+def test_without_a_length_a_network_is_trained_as_long_as_contexts_gain(
+    run, log, book, monkeypatch, gaining
+):
     monkeypatch.setattr("pathspace.sequences.cli.gains.FIRST", 4)
     looked = []
 
@@ -597,7 +643,9 @@ def test_folds_tell_what_they_held_back_of_the_network_alone(run, log, book):
 
 
 def test_the_training_figure_says_of_which_pass_it_is(run, book):
-    output = run("fit", book, "-o", "m", "--passes", 200, "--patience", 20, "--no-context", "-q").output
+    output = run(
+        "fit", book, "-o", "m", "--passes", 200, "--patience", 20, "--no-context", "-q"
+    ).output
     at = int(output.split("best at pass ")[1].split()[0].rstrip(",;"))
     passes = int(output.split(" passes in ")[0].split()[-1])
     assert ("at the last pass" in output) is (at != passes)
@@ -607,14 +655,28 @@ def test_a_training_that_ends_early_says_so_in_a_line(run, tmp_path):
     file = tmp_path / "letters.txt"
     letters = np.random.default_rng(0).choice(list("abcd"), 400)
     file.write_text("".join(letters) + "abcd" * 50)
-    options = ("--metric", "rutsd", "--damping", "0", "--units", "6", "--passes", "60", "--seed", "3")
+    options = (
+        "--metric",
+        "rutsd",
+        "--damping",
+        "0",
+        "--units",
+        "6",
+        "--passes",
+        "60",
+        "--seed",
+        "3",
+    )
     result = run("fit", str(file), "-o", str(tmp_path / "it"), *options, "--no-context")
     (line,) = (line for line in result.stderr.splitlines() if "warning" in line)
     assert line.startswith("warning: the training ended at pass ")
 
 
 def test_a_truth_of_some_symbols_is_no_truth_of_all(run, tmp_path):
-    assert "0.0000 bits of those that follow from others" in run("generate-task", "xor", "-o", "t").output
+    assert (
+        "0.0000 bits of those that follow from others"
+        in run("generate-task", "xor", "-o", "t").output
+    )
     text = (tmp_path / "t").read_text()[:2000].rsplit("\n", 1)[0] + "\n"
     (tmp_path / "t").write_text(text)
     refused = run("baseline", "t", "t", "--depth", 1, "--task", "xor", status=2).output
@@ -680,7 +742,10 @@ def test_only_the_symbols_after_a_mark(run, tmp_path):
     assert "bzip2" not in fit(run, tmp_path / "x", "--after", "=", "--share", "0.25").output
     assert "80 symbols" in run("bits", "m", "x", "--after", "=").output
     assert "one symbol" in run("bits", "m", "x", "--after", "==", status=2).output
-    assert "no symbol of x comes right after '?'" in run("bits", "m", "x", "--after", "?", status=2).output
+    assert (
+        "no symbol of x comes right after '?'"
+        in run("bits", "m", "x", "--after", "?", status=2).output
+    )
 
 
 @pytest.mark.parametrize(
@@ -715,7 +780,9 @@ def test_marks_take_few_bytes_a_symbol(text, most):
 def test_bytes_that_are_no_text_can_be_given_as_arguments(run, tmp_path):
     (tmp_path / "binary").write_bytes(b"\xff\x01\xfe\x02" * 40)
     fit(run, tmp_path / "binary", "--after", os.fsdecode(b"\xff"))
-    assert run("predict", "m", os.fsdecode(b"\xfe\x02\xff"), "--top", 1).output.endswith("'\\x01'\n")
+    assert run("predict", "m", os.fsdecode(b"\xfe\x02\xff"), "--top", 1).output.endswith(
+        "'\\x01'\n"
+    )
     drawn = run("sample", "m", "--prompt", os.fsdecode(b"\xff\x01"), "--length", 4).stdout_bytes
     assert set(drawn) <= set(b"\xff\x01\xfe\x02")
     assert (
@@ -728,12 +795,19 @@ def test_baselines_are_printed(run, tmp_path):
     for name, seed in (("a", 1), ("b", 2)):
         (tmp_path / name).write_text(TASKS["music"].generate(np.random.default_rng(seed), bars=80))
     output = run("baseline", "a", "b", "--states", 3, "--iterations", 5, "--task", "music").output
-    for row in ("bzip2", "xz after training", "context trees", "HMM of 3 states", "sparse HMM of 3 states"):
+    for row in (
+        "bzip2",
+        "xz after training",
+        "context trees",
+        "HMM of 3 states",
+        "sparse HMM of 3 states",
+    ):
         assert row in output
 
 
 @pytest.mark.parametrize(
-    ("task", "says"), [("chess", "unknown task 'chess' in --task"), ("music", "is no text of the task music")]
+    ("task", "says"),
+    [("chess", "unknown task 'chess' in --task"), ("music", "is no text of the task music")],
 )
 def test_a_wrong_task_is_named_before_the_baselines(run, book, monkeypatch, task, says):
     monkeypatch.setattr("pathspace.sequences.baselines.compressed_bits", None)
@@ -749,15 +823,24 @@ def test_mistakes_are_named_in_one_line(run, book, tmp_path):
     assert "byte 0xe4 at position 0" in said
     assert "learn bytes, by fit without --text" in said  # which no other command has
     assert "unknown model" in run("fit", book, "--model", "lstm", status=2).output
-    assert "unknown metric 'adam' in --metric" in run("fit", book, "--metric", "adam", status=2).output
-    assert "unknown writing 'adam' in --writing" in run("fit", book, "--writing", "adam", status=2).output
+    assert (
+        "unknown metric 'adam' in --metric" in run("fit", book, "--metric", "adam", status=2).output
+    )
+    assert (
+        "unknown writing 'adam' in --writing"
+        in run("fit", book, "--writing", "adam", status=2).output
+    )
     told = run("generate-task", "chess", "-o", "t", status=2).output
     assert "unknown task 'chess', choose from alphabet, alphabet-9, anbn, music, xor" in told
-    assert "give a model that `pathspace sequence fit` wrote" in run("bits", book, book, status=2).output
+    assert (
+        "give a model that `pathspace sequence fit` wrote"
+        in run("bits", book, book, status=2).output
+    )
     fit(run, book, "--no-context")
     (tmp_path / "other").write_text("SHE")
     assert (
-        "3 of them unknown to the model (fit --alphabet FILE knows them)" in run("bits", "m", "other").output
+        "3 of them unknown to the model (fit --alphabet FILE knows them)"
+        in run("bits", "m", "other").output
     )
 
 
@@ -859,7 +942,9 @@ def test_weights_that_are_fitted_to_the_validation_part_are_named(run, book):
         output = fit(run, book, *two, *more).output
         assert (fitted in output) is told
         assert "(fitted to it)" not in output
-        assert json.loads(fit(run, book, *two, *more, "--json").stdout)["fitted_to_validation"] is told
+        assert (
+            json.loads(fit(run, book, *two, *more, "--json").stdout)["fitted_to_validation"] is told
+        )
 
 
 def test_an_output_that_cannot_be_written_is_named_before_the_training(run, book, monkeypatch):
@@ -923,7 +1008,12 @@ def test_a_dash_is_standard_input_and_output(book, begun, tmp_path):
     def piped(*arguments, status=0):
         command = [sys.executable, "-m", "pathspace", "sequence", *arguments]
         done = subprocess.run(
-            command, cwd=tmp_path, input=book.read_bytes(), capture_output=True, timeout=300, check=False
+            command,
+            cwd=tmp_path,
+            input=book.read_bytes(),
+            capture_output=True,
+            timeout=300,
+            check=False,
         )
         assert done.returncode == status, done.stderr
         return done

@@ -75,7 +75,9 @@ def test_what_cannot_be_compressed_is_named():
     with pytest.raises(TypeError, match="takes bytes, got str: of a str, give"):
         compress(model, "abc")
     for foreign in (None, "abc", [1]):
-        with pytest.raises(TypeError, match=f"takes bytes, got {type(foreign).__name__}: give what compress"):
+        with pytest.raises(
+            TypeError, match=f"takes bytes, got {type(foreign).__name__}: give what compress"
+        ):
             decompress(model, foreign)
     with pytest.raises(NotFittedError, match="call fit first"):
         compress(PCNN(), b"abc")

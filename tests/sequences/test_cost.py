@@ -34,11 +34,15 @@ def gigabyte(monkeypatch):
 )
 @pytest.mark.parametrize("value", [HUGE**2, 10**400, 10**5000], ids=["40 digits", "400", "5000"])
 def test_a_number_beyond_everything_is_refused(option, value):
-    with pytest.raises(ValueError, match=rf"{option} must be at most \d+, got .*: give a smaller number"):
+    with pytest.raises(
+        ValueError, match=rf"{option} must be at most \d+, got .*: give a smaller number"
+    ):
         PCNN(**{option: value}).fit(TEXT)
 
 
-@pytest.mark.parametrize("options", [{"restarts": HUGE, "ensemble": HUGE}, {"folds": HUGE, "restarts": HUGE}])
+@pytest.mark.parametrize(
+    "options", [{"restarts": HUGE, "ensemble": HUGE}, {"folds": HUGE, "restarts": HUGE}]
+)
 def test_networks_without_number_are_refused(options):
     with pytest.raises(ValueError, match=f"must be at most 100000, got {HUGE}"):
         Mixed(PCNN(**options)).fit(TEXT)
@@ -58,9 +62,18 @@ def test_a_whole_number_beyond_float64_is_refused(name):
             {"units": 1_000_000},
             "a network of 1000000 units and 4000000 edges, for 12 symbols and a text of 780",
         ),
-        ({"units": 2000, "writing": "fisher"}, "of memory, and 1.0 GB are there: .* the writing step qdh"),
-        ({"units": 10**12, "connectivity": None}, "of memory, and 1.0 GB are there: give fewer units"),
-        ({"units": 20_000, "connectivity": None, "passes": 0}, "more than a million GB|GB of memory"),
+        (
+            {"units": 2000, "writing": "fisher"},
+            "of memory, and 1.0 GB are there: .* the writing step qdh",
+        ),
+        (
+            {"units": 10**12, "connectivity": None},
+            "of memory, and 1.0 GB are there: give fewer units",
+        ),
+        (
+            {"units": 20_000, "connectivity": None, "passes": 0},
+            "more than a million GB|GB of memory",
+        ),
         (
             {"restarts": 100_000, "units": 64},
             "the arrays of 100000 networks .*: give fewer restarts or jobs, or",
@@ -105,7 +118,8 @@ def test_what_there_is_room_for_is_not_refused(monkeypatch):
 def test_a_pass_of_days_is_refused(monkeypatch):
     monkeypatch.setattr(memory, "machine_memory", lambda: None)
     with pytest.raises(
-        ValueError, match=r"one pass of a network .* takes at least [\d,.]+ days, and one is allowed"
+        ValueError,
+        match=r"one pass of a network .* takes at least [\d,.]+ days, and one is allowed",
     ):
         RNN(units=10**15, metric="rbp-qd").fit(TEXT)
 
@@ -122,7 +136,9 @@ def test_a_pass_of_days_is_refused(monkeypatch):
         ("cnn", "rutsd", 50, 10, 20, 500, 2),
     ],
 )
-def test_the_estimate_of_memory_is_below_what_a_training_takes_and_not_far(kind, metric, N, d, A, T, passes):
+def test_the_estimate_of_memory_is_below_what_a_training_takes_and_not_far(
+    kind, metric, N, d, A, T, passes
+):
     rng = np.random.default_rng(0)
     corpus = Corpus.of([rng.integers(0, A, T)], A)
     settings = Settings(metric=metric, passes=passes)
@@ -164,7 +180,11 @@ def test_the_command_refuses_them_in_a_sentence(options, says, tmp_path):
 @pytest.mark.usefixtures("gigabyte")
 @pytest.mark.parametrize(
     ("states", "iterations", "says"),
-    [(100_000, 100, "fewer states"), (HUGE, 1, "fewer states"), (2, HUGE, "iterations must be at most")],
+    [
+        (100_000, 100, "fewer states"),
+        (HUGE, 1, "fewer states"),
+        (2, HUGE, "iterations must be at most"),
+    ],
 )
 def test_hidden_states_beyond_memory_are_refused(states, iterations, says):
     with pytest.raises(ValueError, match=says):

@@ -8,7 +8,9 @@ import pytest
 
 from pathspace import sequences
 
-MODULES = [module.name for module in pkgutil.walk_packages(sequences.__path__, "pathspace.sequences.")]
+MODULES = [
+    module.name for module in pkgutil.walk_packages(sequences.__path__, "pathspace.sequences.")
+]
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -42,7 +42,9 @@ def test_relative_error_is_a_few_units_in_the_last_place(function, exact, limit)
 
 def test_ends_of_the_range():
     x = np.array([np.nan, np.inf, -np.inf, 0.0, 1e-300, 25.0, -1e9])
-    assert np.array_equal(mapped(hyperbolic_tangent)(x), [np.nan, 1, -1, 0, 1e-300, 1, -1], equal_nan=True)
+    assert np.array_equal(
+        mapped(hyperbolic_tangent)(x), [np.nan, 1, -1, 0, 1e-300, 1, -1], equal_nan=True
+    )
     y = mapped(exponential)(np.array([np.nan, 0.0, -1e9, 1e9]))
     assert np.isnan(y[0])
     assert y[1] == 1

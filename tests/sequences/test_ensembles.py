@@ -29,7 +29,11 @@ def test_weights_and_offsets_maximise_the_held_out_likelihood_of_the_merged_netw
 
     def objective(c, b):
         merged = merge_parameters(networks, c.tolist(), b.tolist())
-        return forward(merged, held).log_likelihood - 0.15 * 3 * np.sum((c - 1 / 3) ** 2) - 1.0 * np.sum(b**2)
+        return (
+            forward(merged, held).log_likelihood
+            - 0.15 * 3 * np.sum((c - 1 / 3) ** 2)
+            - 1.0 * np.sum(b**2)
+        )
 
     blend = fit_blend(networks, held, ridge=0.3, ridge_offsets=2.0)
     c, b = blend.weights, blend.offsets
@@ -80,7 +84,9 @@ def test_folds_hold_back_every_symbol_once(texts):
     assert np.array_equal(np.bincount(held), np.bincount(np.concatenate(encoded)))
     for fold in folds:
         assert len(fold.corpus.x) + len(fold.validation.x) == len(held)
-        assert fold.corpus.chi.sum() + fold.validation.chi.sum() == sum(mark.sum() for mark in marks)
+        assert fold.corpus.chi.sum() + fold.validation.chi.sum() == sum(
+            mark.sum() for mark in marks
+        )
     if texts > 1:
         assert len(folds[0].validation.bounds) - 1 == len(encoded[::2])
 
@@ -97,7 +103,8 @@ def test_an_ensemble_of_folds_learns_from_all_of_the_text():
     text, fresh = random_texts()
     folded, alone = PCNN(**FOUR, ensemble=4, folds=4).fit(text), PCNN(**FOUR).fit(text, 0.25)
     assert folded.parameters_.units == 24
-    # each part was scored by networks that had not seen it, so the estimate is no better than the fresh text
+    # each part was scored by networks that had not seen it, so the estimate is no better than the
+    # fresh text
     assert folded.training_.result_bits == pytest.approx(folded.bits(fresh), rel=0.1)
     assert folded.bits(fresh) < alone.bits(fresh)
     with pytest.raises(ValueError, match="cannot go on"):

@@ -123,7 +123,9 @@ def test_models_that_do_not_fit_together_are_not_merged(fitted):
     with pytest.raises(ValueError, match="no network"):
         sequences.merge([])
     for foreign, name in ((fitted, "PCNN"), (["m.safetensors"], "str"), (None, "NoneType")):
-        with pytest.raises(TypeError, match=rf"merge takes a list of networks, \[model, other\], got {name}"):
+        with pytest.raises(
+            TypeError, match=rf"merge takes a list of networks, \[model, other\], got {name}"
+        ):
             sequences.merge(foreign)
     with pytest.raises(ValueError, match="share kind"):
         sequences.merge([fitted, CNN(units=3, passes=2).fit(TEXT)])
@@ -139,7 +141,9 @@ def test_models_that_do_not_fit_together_are_not_merged(fitted):
 def test_restarts_keep_the_best_and_do_not_depend_on_processes():
     arguments = {"units": 5, "connectivity": 2, "passes": 24, "restarts": 3, "heat": 0, "seed": 5}
     text, held = TEXT[:130], TEXT[130:]
-    alone = [PCNN(**(arguments | {"restarts": 1, "seed": seed})).fit(text, held) for seed in (5, 6, 7)]
+    alone = [
+        PCNN(**(arguments | {"restarts": 1, "seed": seed})).fit(text, held) for seed in (5, 6, 7)
+    ]
     best = min(alone, key=lambda model: model.training_.result_bits)
     serial = PCNN(**arguments).fit(text, held)
     assert np.array_equal(serial.parameters_.w, best.parameters_.w)
@@ -225,7 +229,9 @@ def test_a_mask_without_its_text_is_refused():
         with pytest.raises(ValueError, match="validation_mask is the mask of a validation text"):
             model.fit("ab" * 20, validation, validation_mask=marks)
     with pytest.raises(ValueError, match="folds take turns"):
-        PCNN(units=3, passes=2, folds=2, restarts=2, ensemble=2).fit("ab" * 20, validation_mask=marks)
+        PCNN(units=3, passes=2, folds=2, restarts=2, ensemble=2).fit(
+            "ab" * 20, validation_mask=marks
+        )
 
 
 def test_halves_of_surrogate_pairs_are_refused(tmp_path):
@@ -291,7 +297,9 @@ def test_tiny_and_empty_texts_are_learned_or_clearly_refused(fitted):
         fitted.bits("")
 
 
-@pytest.mark.parametrize("foreign", [None, 5, Path("log"), [1, 2, 3], np.arange(3), [None], [["ab"]]])
+@pytest.mark.parametrize(
+    "foreign", [None, 5, Path("log"), [1, 2, 3], np.arange(3), [None], [["ab"]]]
+)
 def test_what_is_no_text_is_refused_with_how_to_make_one(foreign, fitted):
     told = r"^a text is a str or bytes, got \w+: of a file give path\.read_bytes\(\), of whole numbers "
     of_tokens = () if isinstance(foreign, list | np.ndarray) else (PCNN().fit, Mixed().fit)
@@ -386,16 +394,25 @@ def test_a_network_cannot_go_on_with_other_arguments_than_it_was_begun_with(load
     ):
         now = ", ".join(f"{name}={value!r}" for name, value in wrong.items())
         kept = model.get_params()
-        with pytest.raises(ValueError, match=f"begun with {before} cannot go on with {now}: fit anew"):
+        with pytest.raises(
+            ValueError, match=f"begun with {before} cannot go on with {now}: fit anew"
+        ):
             model.set_params(**wrong).fit(TEXT, passes=4, resume=True)
         model.set_params(**kept)
     assert model.training_.passes == 2
     # all units, in other words
-    assert model.set_params(connectivity=None).fit(TEXT, passes=4, resume=True).training_.passes == 4
+    assert (
+        model.set_params(connectivity=None).fit(TEXT, passes=4, resume=True).training_.passes == 4
+    )
 
 
 def test_numbers_of_numpy_are_kept_in_files(tmp_path):
-    grid: Any = {"units": np.int64(3), "passes": np.int64(4), "restarts": np.int64(2), "seed": np.int64(1)}
+    grid: Any = {
+        "units": np.int64(3),
+        "passes": np.int64(4),
+        "restarts": np.int64(2),
+        "seed": np.int64(1),
+    }
     grid |= {"rate": np.float32(0.25), "damping": np.float32(0.5), "grow": np.bool_(False)}
     model = PCNN(**grid).fit(TEXT, 0.1, checkpoint=tmp_path)
     model.save(tmp_path / "m")
@@ -417,7 +434,10 @@ def test_numbers_of_numpy_are_kept_in_files(tmp_path):
         ({"ensemble": 2}, "ensemble between 1 and restarts"),
         ({"restarts": 3, "ensemble": 2}, "give one to fit"),
         # what a file would not hold, so that the trained network would be lost
-        ({"passes": math.inf, "seconds": 0.1}, "passes must be a whole number of at least 0, got inf"),
+        (
+            {"passes": math.inf, "seconds": 0.1},
+            "passes must be a whole number of at least 0, got inf",
+        ),
         ({"jobs": 1.0}, "jobs must be a whole number"),
         # what would leave out looks at the validation text, or all of them, without a word
         ({"validate_every": 2.5}, "validate_every must be a whole number"),
@@ -425,13 +445,19 @@ def test_numbers_of_numpy_are_kept_in_files(tmp_path):
         ({"heat": -1}, "heat must be a whole number of at least 0, got -1"),
         ({"seed": None}, "seed must be a whole number of at least 0, got None"),
         ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
-        ({"connectivity": 2.5}, "connectivity must be a whole number, or None for all units, got 2.5"),
+        (
+            {"connectivity": 2.5},
+            "connectivity must be a whole number, or None for all units, got 2.5",
+        ),
         ({"damping": None}, "damping must be at least 0 and finite, got None"),
         ({"prior_writing": "a"}, "prior_writing must be at least 0 and finite, got 'a'"),
         ({"reach": "a"}, "reach must be above 0 and finite, or None for no bound, got 'a'"),
         ({"seconds": "a"}, "seconds must be at least 0, or None for no bound, got 'a'"),
         ({"patience": "a"}, "patience must be at least 0, or None for no end of it, got 'a'"),
-        ({"rate": "a"}, "rate must be above 0 and finite, or None for one by the number of units, got 'a'"),
+        (
+            {"rate": "a"},
+            "rate must be above 0 and finite, or None for one by the number of units, got 'a'",
+        ),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):
@@ -443,10 +469,14 @@ def test_wrong_arguments_are_named(arguments, message):
 
 @pytest.mark.parametrize("seed", [-1, 2.5, None])
 def test_seeds_and_passes_of_a_call_are_checked_too(seed, fitted):
-    with pytest.raises(ValueError, match=f"the seed must be a whole number of at least 0, got {seed}"):
+    with pytest.raises(
+        ValueError, match=f"the seed must be a whole number of at least 0, got {seed}"
+    ):
         fitted.sample(3, seed=seed)
     if seed is not None:
-        with pytest.raises(ValueError, match=f"passes must be a whole number of at least 0, got {seed}"):
+        with pytest.raises(
+            ValueError, match=f"passes must be a whole number of at least 0, got {seed}"
+        ):
             PCNN().fit("abab", passes=seed)
 
 

@@ -25,11 +25,14 @@ def short(monkeypatch):
 
 
 def same(one, other):
-    return all(np.array_equal(getattr(one.model, name), getattr(other.model, name)) for name in ARRAYS)
+    return all(
+        np.array_equal(getattr(one.model, name), getattr(other.model, name)) for name in ARRAYS
+    )
 
 
 @pytest.mark.parametrize(
-    ("T", "count"), [(100, 0), (2 * SHORTEST - 1, 0), (2 * SHORTEST, 1), (900_000, 5), (10**7, DOUBLINGS)]
+    ("T", "count"),
+    [(100, 0), (2 * SHORTEST - 1, 0), (2 * SHORTEST, 1), (900_000, 5), (10**7, DOUBLINGS)],
 )
 def test_parts_double_and_cost_the_same(T, count):
     corpus = Corpus.of([np.arange(T) % 3], 3)
@@ -43,7 +46,11 @@ def test_parts_double_and_cost_the_same(T, count):
 
 def test_a_beginning_keeps_sequences_and_marks():
     sequences = [np.array([0, 1, 2]), np.array([2, 1]), np.array([0, 0, 1])]
-    masks = [np.array([True, False, True]), np.array([False, False]), np.array([False, True, False])]
+    masks = [
+        np.array([True, False, True]),
+        np.array([False, False]),
+        np.array([False, True, False]),
+    ]
     corpus = Corpus.of(sequences, 3, masks)
     part = corpus.beginning(4)
     assert part.x.tolist() == [0, 1, 2, 2]
@@ -67,7 +74,11 @@ def test_it_is_training_on_one_part_after_the_other():
         by_hand = train(by_hand, part, Settings(passes=passes))
     by_hand = train(by_hand, corpus, Settings(passes=PASSES), validation)
     assert same(grown, by_hand)
-    assert (grown.passes, grown.tries, grown.best_bits) == (PASSES, by_hand.tries, by_hand.best_bits)
+    assert (grown.passes, grown.tries, grown.best_bits) == (
+        PASSES,
+        by_hand.tries,
+        by_hand.best_bits,
+    )
 
 
 @pytest.mark.usefixtures("short")
@@ -91,7 +102,9 @@ def test_what_is_reported_on_a_part_is_of_the_size_of_the_whole():
     seen = []
     train(training, corpus, Settings(passes=PASSES, grow=True), report=seen.append)
     each = np.array([record.log_likelihood for record in seen]) / len(corpus.x)
-    assert np.abs(np.diff(each)).max() < 0.5  # nats a symbol: no jump by a factor of two between parts
+    assert (
+        np.abs(np.diff(each)).max() < 0.5
+    )  # nats a symbol: no jump by a factor of two between parts
 
 
 def test_a_short_text_is_learned_as_ever():

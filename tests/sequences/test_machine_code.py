@@ -61,14 +61,28 @@ for suffix in (".nbi", ".nbc"):
 def test_compiled_code_that_is_damaged_on_disk_is_compiled_anew(tmp_path):
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-c", DAMAGE, str(tmp_path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
 def kept_functions():
-    kernels = [coding, contexts, sequences_compiled, elementary, mixing, mixing_3, output, solve, walk]
+    kernels = [
+        coding,
+        contexts,
+        sequences_compiled,
+        elementary,
+        mixing,
+        mixing_3,
+        output,
+        solve,
+        walk,
+    ]
     modules = [*kernels, context_tree, hidden_markov, nn_compiled]
-    found = {function for module in modules for function in vars(module).values() if is_kept(function)}
+    found = {
+        function for module in modules for function in vars(module).values() if is_kept(function)
+    }
     assert len(found) > 30
     assert {nn_compiled.forward, nn_compiled.backward} <= found
     return found

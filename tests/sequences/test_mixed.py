@@ -28,7 +28,8 @@ from pathspace.sequences.mixing import Reading, blank
 from pathspace.sequences.tasks import music
 
 LINES = [
-    f"10:{k // 60:02}:{k % 60:02} GET /page{k * k % 7}.html {200 + 204 * (k % 11 == 0)}\n" for k in range(150)
+    f"10:{k // 60:02}:{k % 60:02} GET /page{k * k % 7}.html {200 + 204 * (k % 11 == 0)}\n"
+    for k in range(150)
 ]
 LOG = "".join(LINES).encode()
 
@@ -46,7 +47,9 @@ def test_contexts_and_the_network_together_need_the_fewest_bits():
     plain = network().fit(LOG, 0.2)
     alone, mixed = Mixed().read(LOG, 0.2), Mixed(plain).read(LOG, 0.2)
     assert mixed.validation_bits_ < 1.02 * alone.validation_bits_ < 0.3 * plain.training_.best_bits
-    assert mixed.bits_ == alone.bits_  # the network knows the text, and the weights are learned without it
+    assert (
+        mixed.bits_ == alone.bits_
+    )  # the network knows the text, and the weights are learned without it
     assert Mixed(plain).read(LOG, 0.2, unseen=True).bits_ < alone.bits_
 
 
@@ -147,7 +150,9 @@ def test_samples_are_drawn_from_the_predictions(model):
     drawn = model.sample(60, seed=3, prompt=LOG[:200])
     assert drawn == model.sample(60, seed=3, prompt=LOG[:200])
     # at a temperature of 1 it may be sure of all sixty
-    first, other = (model.sample(60, seed=seed, prompt=LOG[:200], temperature=4.0) for seed in (3, 4))
+    first, other = (
+        model.sample(60, seed=seed, prompt=LOG[:200], temperature=4.0) for seed in (3, 4)
+    )
     assert first != other
     assert b" GET /page" in drawn
     likely = model.sample(1, prompt=LOG[:200], temperature=0.01)
@@ -347,7 +352,9 @@ def test_scikit_learn_takes_mixtures():
 
 
 def test_arguments_that_a_mixture_lacks_are_named():
-    with pytest.raises(ValueError, match="no argument 'units': it has model, silent and model__NAME"):
+    with pytest.raises(
+        ValueError, match="no argument 'units': it has model, silent and model__NAME"
+    ):
         Mixed().set_params(units=3)
     with pytest.raises(ValueError, match="no network whose units could be set"):
         Mixed().set_params(model__units=3)

@@ -8,7 +8,9 @@ from pathspace.sequences.one_thread import one_thread
 
 
 def threads():
-    return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
+    return {
+        library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"
+    }
 
 
 def test_blocks_that_overlap_bound_until_the_last_ends_and_give_back_what_was():

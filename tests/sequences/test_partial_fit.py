@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from pathspace.sequences import PCNN, Mixed, NotFittedError, UnseenSymbolError, compress, decompress, load
+from pathspace.sequences import (
+    PCNN,
+    Mixed,
+    NotFittedError,
+    UnseenSymbolError,
+    compress,
+    decompress,
+    load,
+)
 
 LINES = [f"10:{k // 6:02} GET /page{k * k % 7}.html 200\n" for k in range(120)]
 FIRST, SECOND, HELD = "".join(LINES[:50]), "".join(LINES[50:100]), "".join(LINES[100:])
@@ -51,7 +59,9 @@ def test_an_interrupted_text_is_not_learned():
 
 
 def test_a_network_makes_passes_over_each_text():
-    model = PCNN(units=4, connectivity=None, seed=1).partial_fit(FIRST, alphabet=SECOND + HELD, passes=20)
+    model = PCNN(units=4, connectivity=None, seed=1).partial_fit(
+        FIRST, alphabet=SECOND + HELD, passes=20
+    )
     same = PCNN(units=4, connectivity=None, seed=1).fit(FIRST, alphabet=SECOND + HELD, passes=20)
     assert np.array_equal(model.parameters_.w, same.parameters_.w)
     before = model.bits(SECOND)

@@ -156,7 +156,9 @@ def test_passes_over_several_sequences_agree_with_the_definition(kind, squash, u
     assert_close(m, np.concatenate(all_m), 1e-11)
     eps = corpus.frequencies + ref.FLOOR
     h0[0] += eps
-    assert_close(writing_direction(model, corpus, state).w, ref.quasi_diagonal_solve(W, h + eps, h0), 1e-9)
+    assert_close(
+        writing_direction(model, corpus, state).w, ref.quasi_diagonal_solve(W, h + eps, h0), 1e-9
+    )
     sums = moments(model, corpus, state, 1)
     edges = (graph.sources, graph.targets)
     assert_close(sums.B0, sum(B[0] for B in all_B), 1e-11)
@@ -166,7 +168,10 @@ def test_passes_over_several_sequences_agree_with_the_definition(kind, squash, u
     assert_close(sums.cross, M[0, graph.sources, graph.targets].T, 1e-11)
     mask = np.zeros((units + 1, units + 1), bool)
     mask[edges] = True
-    for damping in (1.0, 0.0):  # without any a symbol that is never seen has no metric, and does not move
+    for damping in (
+        1.0,
+        0.0,
+    ):  # without any a symbol that is never seen has no metric, and does not move
         step = transition_direction(model, corpus, state, "rbp-qd", damping)
         if kind == "rnn":
             tau_step, rho_step = ref.rnn_quasi_diagonal_step(G, M, mask, damping)
@@ -362,12 +367,16 @@ def test_backpropagation_is_the_gradient_by_differences(kind):
     writing = writing_direction(model, corpus, state, "bp")
     transition = transition_direction(model, corpus, state, "bp")
     rng = np.random.default_rng(3)
-    for direction, names in ((writing, ("w",)), (transition, ("tau", "V0") + ("rho",) * (kind == "rnn"))):
+    for direction, names in (
+        (writing, ("w",)),
+        (transition, ("tau", "V0") + ("rho",) * (kind == "rnn")),
+    ):
         way = {name: rng.normal(size=getattr(model, name).shape) for name in names}
         for array in (way[name] for name in names if name in ("V0", "rho")):
             array[..., 0] = 0  # means nothing
         slope = sum(float(np.vdot(getattr(direction, name), array)) for name, array in way.items())
         ends = [
-            forward(model.moved(Direction(**way), sign * 1e-6), corpus).log_likelihood for sign in (1, -1)
+            forward(model.moved(Direction(**way), sign * 1e-6), corpus).log_likelihood
+            for sign in (1, -1)
         ]
         assert slope == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-6)

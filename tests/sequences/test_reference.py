@@ -66,7 +66,9 @@ def test_transition_steps_agree_with_exact_values(kind, rule):
     assert_close(ref.quasi_diagonal_step(G, M, edges, 1.0), p[f"step_tau_{tag}_qd"])
     for y, block in p[f"M_{tag}(j=1)"].items():
         parents = block["parents"]
-        assert_close(M[np.ix_(parents, parents, [1], [int(y)])][:, :, 0, 0] + np.eye(3), block["M_with_eps"])
+        assert_close(
+            M[np.ix_(parents, parents, [1], [int(y)])][:, :, 0, 0] + np.eye(3), block["M_with_eps"]
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -147,7 +149,9 @@ def train(kind, squash, p, method, steps=30, rate=0.05):
         if step % 2 == 0:
             W = ref.writing_gradient(a, logp, x, chi)
             diagonal, cross = ref.writing_metric(a, logp, chi, np.zeros(A))
-            direction = ref.quasi_diagonal_solve(W, diagonal, cross) if method != "dh" else W / diagonal
+            direction = (
+                ref.quasi_diagonal_solve(W, diagonal, cross) if method != "dh" else W / diagonal
+            )
             p["w"] = p["w"] + rate * direction
             continue
         B = ref.backpropagate(kind, squash, p["w"], p["tau"], a, logp, x, chi)

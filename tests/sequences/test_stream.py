@@ -82,7 +82,9 @@ def test_streams_of_bytes_and_tokens():
     ("fitted", "text", "spelled"),
     [(b"abab", b"aZb", 8), ("abab", "aZb", math.log2(0x110000)), ([1, 2, 1, 2], [1, 77, 2], 24)],
 )
-def test_a_symbol_that_the_model_does_not_know_costs_its_place_and_its_spelling(fitted, text, spelled):
+def test_a_symbol_that_the_model_does_not_know_costs_its_place_and_its_spelling(
+    fitted, text, spelled
+):
     for model in (Mixed().fit(fitted), PCNN(units=3, passes=4).fit(fitted)):
         known = [text[0], text[2]] if isinstance(text, list) else text[:1] + text[2:]
         assert model.bits(text) == pytest.approx(model.bits(known) + 2 + spelled)
@@ -115,7 +117,10 @@ def run(tmp_path, monkeypatch):
 @pytest.mark.parametrize("more", [(), ("--frozen",), ("--per-symbol",)])
 def test_the_strange_line_is_on_top(run, more, fit, tmp_path):
     Mixed().fit(fit).save(tmp_path / "m")
-    top = [json.loads(line) for line in run("lines", "m", "new", "--top", "2", "--json", *more).splitlines()]
+    top = [
+        json.loads(line)
+        for line in run("lines", "m", "new", "--top", "2", "--json", *more).splitlines()
+    ]
     assert [top[0]["line"], top[0]["text"]] == [6, "kernel panic \x01"]
     assert top[0]["bits"] > top[1]["bits"]
     every = run("lines", "m", "new", *more).splitlines()
@@ -146,7 +151,9 @@ def test_the_sum_of_lines_is_that_of_the_file(run, tmp_path):
 def test_a_file_with_an_unknown_byte_is_scored(run, tmp_path):
     Mixed().fit(LOG.encode()).save(tmp_path / "m")
     figures = json.loads(run("bits", "m", "new", "--json"))
-    assert figures["unknown_symbols"] == sum(symbol not in LOG for symbol in (tmp_path / "new").read_text())
+    assert figures["unknown_symbols"] == sum(
+        symbol not in LOG for symbol in (tmp_path / "new").read_text()
+    )
     assert math.isfinite(figures["bits"])
     assert "unknown to the model (fit --alphabet FILE knows them)" in run("bits", "m", "new")
 

@@ -110,7 +110,11 @@ def test_a_column_of_strings_is_ambiguous(model, column):
 
 def test_columns_of_pandas_are_sequences():
     pandas = pytest.importorskip("pandas")
-    for column in (pandas.Series(EVENTS), pandas.Series(EVENTS, dtype="category"), pandas.Index(EVENTS)):
+    for column in (
+        pandas.Series(EVENTS),
+        pandas.Series(EVENTS, dtype="category"),
+        pandas.Index(EVENTS),
+    ):
         assert Mixed().fit(column, tokens=True).predict("login")["open"] > 0.5
         with pytest.raises(ValueError, match="tokens=True"):
             Mixed().fit(column)
@@ -134,7 +138,9 @@ def test_lists_of_lists_are_several_sequences(several, mode):
     texts = Mixed().fit(["!#", "$!#"])
     assert model.bits(several) == pytest.approx(texts.bits(["!#", "$!#"]))
     rows = np.array([[1, 2], [3, 1]])
-    assert Mixed().fit(rows).bits(rows) == pytest.approx(Mixed().fit(["!#", "$!"]).bits(["!#", "$!"]))
+    assert Mixed().fit(rows).bits(rows) == pytest.approx(
+        Mixed().fit(["!#", "$!"]).bits(["!#", "$!"])
+    )
 
 
 def test_any_hashable_is_a_symbol(tmp_path):
@@ -146,7 +152,9 @@ def test_any_hashable_is_a_symbol(tmp_path):
     assert loaded.predict(notes[:3]) == model.predict(notes[:3])
     odd = Mixed().fit([frozenset("a"), frozenset("b")] * 5)
     assert odd.bits([frozenset("a")]) > 0
-    with pytest.raises(TypeError, match=r"tokens of str, bytes, int.*got frozenset: fit to str\(token\)"):
+    with pytest.raises(
+        TypeError, match=r"tokens of str, bytes, int.*got frozenset: fit to str\(token\)"
+    ):
         odd.save(tmp_path / "n")
 
 
@@ -173,7 +181,9 @@ def test_what_is_no_sequence_of_symbols_is_refused(given, message):
 def test_tokens_are_not_told_from_a_text():
     with pytest.raises(TypeError, match=r"got str: give \[symbol, \.\.\.\], text\.split\(\)"):
         Mixed().fit("she sells", tokens=True)
-    with pytest.raises(ValueError, match="tokens must be True, False, 'words', 'lines' or None, got 'word'"):
+    with pytest.raises(
+        ValueError, match="tokens must be True, False, 'words', 'lines' or None, got 'word'"
+    ):
         Mixed().fit("she sells", tokens="word")  # pyright: ignore[reportArgumentType]
     model = Mixed().fit(EVENTS, tokens=True)
     with pytest.raises(TypeError, match="got str"):
@@ -195,14 +205,26 @@ def test_networks_learn_tokens_and_keep_them_in_files(tmp_path):
     assert loaded.predict(["login"]) == network.predict(["login"])
     assert loaded.fit(EVENTS, 0.2, passes=34, resume=True).training_.passes == 34
     assert merge([network, network]).predict(["login"])["open"] > 0.5
-    folded = PCNN(units=3, passes=4, folds=2, restarts=2, ensemble=2).fit([EVENTS, EVENTS[:9]], tokens=True)
+    folded = PCNN(units=3, passes=4, folds=2, restarts=2, ensemble=2).fit(
+        [EVENTS, EVENTS[:9]], tokens=True
+    )
     assert folded.bits(EVENTS) > 0
 
 
 def test_words_and_lines_of_texts():
     text = "she sells sea shells, she says.\n" * 8
     model = Mixed().fit(text, tokens="words")
-    assert set(model.alphabet_.symbols) == {"she", "sells", "sea", "shells", "says", ",", ".", " ", "\n"}
+    assert set(model.alphabet_.symbols) == {
+        "she",
+        "sells",
+        "sea",
+        "shells",
+        "says",
+        ",",
+        ".",
+        " ",
+        "\n",
+    }
     assert model.predict("she sells")[" "] > 0.5
     assert model.predict(["she", " ", "sells"]) == model.predict("she sells")
     assert isinstance(model.sample(9), str)
@@ -239,7 +261,9 @@ def test_the_command_reads_words_and_lines(kind, tmp_path, monkeypatch):
     assert figures.get("baseline_bits_per_symbol", {}).keys() <= {"bzip2", "xz"}
     bits = json.loads(run("bits", "m", "log", "--json").stdout)
     assert bits["symbols"] == (320 if kind == "words" else 80)
-    assert run("bits", "m", "log", "--after", "page a" if kind == "lines" else "page").exit_code == 0
+    assert (
+        run("bits", "m", "log", "--after", "page a" if kind == "lines" else "page").exit_code == 0
+    )
     following = json.loads(run("predict", "m", "page a", "--json").stdout)["next"][0][0]
     assert following == ("\n" if kind == "words" else "page b")
     sample = run("sample", "m", "--length", "3", "--prompt", "page a\n").stdout_bytes
@@ -257,7 +281,9 @@ def test_the_command_reads_models_of_lists(tmp_path):
         app, ["sequence", "bits", str(tmp_path / "m"), str(tmp_path / "notes"), "--json"]
     )
     assert json.loads(scored.stdout)["symbols"] == len(PITCHES)
-    predicted = CliRunner().invoke(app, ["sequence", "predict", str(tmp_path / "m"), "60", "--json"])
+    predicted = CliRunner().invoke(
+        app, ["sequence", "predict", str(tmp_path / "m"), "60", "--json"]
+    )
     assert json.loads(predicted.stdout)["next"][0][0] == 64
     drawn = CliRunner().invoke(app, ["sequence", "sample", str(tmp_path / "m"), "--length", "2"])
     assert {int(line) for line in drawn.stdout.split("\n")} <= set(PITCHES)

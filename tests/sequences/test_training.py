@@ -48,7 +48,11 @@ def some_training(kind="pcnn", units=6, length=400, seed=0):
     rng = np.random.default_rng(seed)
     x = np.cumsum(rng.integers(0, 2, length)) % 4
     corpus, validation = Corpus.of([x[: length // 2]], 4), Corpus.of([x[length // 2 :]], 4)
-    return Training.begin(start(kind, "tanh", Graph.random(units, 2, rng), corpus, rng)), corpus, validation
+    return (
+        Training.begin(start(kind, "tanh", Graph.random(units, 2, rng), corpus, rng)),
+        corpus,
+        validation,
+    )
 
 
 @pytest.mark.parametrize("kind", ["pcnn", "cnn", "rnn"])
@@ -57,7 +61,9 @@ def test_training_never_loses_and_learns(kind, writing):
     training, corpus, _ = some_training(kind)
     metric = "rbp-qd" if kind == "rnn" else "rbp"
     trace = []
-    train(training, corpus, Settings(metric=metric, writing=writing, passes=60), report=trace.append)
+    train(
+        training, corpus, Settings(metric=metric, writing=writing, passes=60), report=trace.append
+    )
     values = [record.log_likelihood for record in trace]
     assert np.all(np.diff(values) >= 0)
     # two bits for each of four symbols to begin with, one bit in the end
@@ -72,7 +78,15 @@ def test_resumed_training_is_bit_by_bit_the_same():
     for name in ("w", "tau", "V0"):
         assert np.array_equal(getattr(whole.model, name), getattr(resumed.model, name))
         assert np.array_equal(getattr(whole.result, name), getattr(resumed.result, name))
-    for name in ("rate_w", "rate_tau", "passes", "tries", "log_likelihood", "best_bits", "best_pass"):
+    for name in (
+        "rate_w",
+        "rate_tau",
+        "passes",
+        "tries",
+        "log_likelihood",
+        "best_bits",
+        "best_pass",
+    ):
         assert getattr(whole, name) == getattr(resumed, name)
 
 
@@ -111,7 +125,9 @@ def test_seconds_do_not_pay_for_the_compiler(monkeypatch):
     clock = iter(range(10**6))
     monkeypatch.setattr("pathspace.sequences.training.time.perf_counter", lambda: next(clock))
     seen = []
-    monkeypatch.setattr("pathspace.sequences.training._compile", lambda *_: seen.append(next(clock)))
+    monkeypatch.setattr(
+        "pathspace.sequences.training._compile", lambda *_: seen.append(next(clock))
+    )
     done = train(training, corpus, Settings(passes=1), validation)
     assert seen == [0]
     assert done.seconds == 1
@@ -144,7 +160,9 @@ def test_the_last_passes_are_looked_at_whatever_the_schedule(passes, every):
 @pytest.mark.parametrize(("patience", "every"), [(1, 2), (10, 20)])
 def test_patience_ends_no_training_before_a_look(patience, every):
     training, corpus, validation = some_training(units=12, length=120)
-    done = train(training, corpus, Settings(passes=2000, patience=patience, validate_every=every), validation)
+    done = train(
+        training, corpus, Settings(passes=2000, patience=patience, validate_every=every), validation
+    )
     assert done.best_pass >= every
     assert done.passes == done.best_pass + every
 
@@ -152,7 +170,10 @@ def test_patience_ends_no_training_before_a_look(patience, every):
 @pytest.mark.parametrize("kind", ["pcnn", "cnn", "rnn"])
 def test_reach_bounds_what_a_step_changes_at_every_symbol(kind):
     model, rng = some_training(kind)[0].model, np.random.default_rng(3)
-    tau, rho = 0.3 * rng.standard_normal(model.tau.shape), 0.3 * rng.standard_normal(model.rho.shape)
+    tau, rho = (
+        0.3 * rng.standard_normal(model.tau.shape),
+        0.3 * rng.standard_normal(model.rho.shape),
+    )
     rho[:, :1] = 0
     direction = Direction(tau=tau, rho=rho if rho.size else np.zeros(()), V0=rng.standard_normal(7))
     reach = 0.7
@@ -161,7 +182,8 @@ def test_reach_bounds_what_a_step_changes_at_every_symbol(kind):
     scales = []
     for j in range(1, model.units + 1):
         edges = slice(model.graph.first[j], model.graph.first[j + 1])
-        # what reading y changes in V_j is largest where each activity is 1 with the sign of its weight
+        # what reading y changes in V_j is largest where each activity is 1 with the sign of its
+        # weight
         change = np.abs(step[:, edges]).sum(axis=1)
         assert np.all(change <= reach * (1 + 1e-12))
         # each block keeps its direction; one that is within reach already stays as it is
@@ -268,7 +290,9 @@ def test_code_length_counts_predicted_symbols_at_their_places():
     chi[[3, 7]] = True
     pi = forward(model, Corpus.of([x], 4)).pi
     places = (3, 7, 13, 17)
-    expected = -sum(np.log2((1 - 1 / (t + 2)) * pi[t % 10, x[t % 10]] + 1 / (4 * (t + 2))) for t in places)
+    expected = -sum(
+        np.log2((1 - 1 / (t + 2)) * pi[t % 10, x[t % 10]] + 1 / (4 * (t + 2))) for t in places
+    )
     masked = Corpus.of([x, x], 4, [chi, chi])
     assert_close(code_length(model, masked), expected, 1e-13)
 
@@ -277,7 +301,9 @@ def test_a_prior_pulls_to_the_start_and_never_loses_its_own_objective():
     training, corpus, _ = some_training()
     start_model = training.model
     free = train(training, corpus, Settings(passes=60)).model
-    held = train(training, corpus, Settings(passes=60, prior_transition=1e6, prior_writing=1e6)).model
+    held = train(
+        training, corpus, Settings(passes=60, prior_transition=1e6, prior_writing=1e6)
+    ).model
     between = start_model.graph.sources > 0
     assert np.abs(held.tau - start_model.tau)[:, between].max() < 1e-3
     assert np.abs(held.w - start_model.w)[1:].max() < 1e-3
@@ -308,7 +334,9 @@ def test_directions_with_a_prior_climb_the_objective(kind):
         writing_direction(model, corpus, state, prior=prior),
         transition_direction(model, corpus, state, "rbp-qd", prior=prior),
     ):
-        slope = (objective(model.moved(direction, 1e-5)) - objective(model.moved(direction, -1e-5))) / 2e-5
+        slope = (
+            objective(model.moved(direction, 1e-5)) - objective(model.moved(direction, -1e-5))
+        ) / 2e-5
         assert slope > 0
     step = transition_direction(model, corpus, state, "fb", prior=prior)
     plain = transition_direction(model, corpus, state, "fb")
@@ -319,7 +347,14 @@ def twins(model, metric, **options):
     """Train two networks, whose start is one function in two coordinates; log-likelihoods and bits by the squash."""
     symbols = np.cumsum(np.random.default_rng(1).integers(0, 2, 600)) % 4
     text = "".join("abcd"[k] for k in symbols)
-    options |= {"units": 4, "connectivity": 2, "metric": metric, "damping": 0.0, "passes": 12, "seed": 3}
+    options |= {
+        "units": 4,
+        "connectivity": 2,
+        "metric": metric,
+        "damping": 0.0,
+        "passes": 12,
+        "seed": 3,
+    }
     found = {}
     for squash in ("tanh", "logistic"):
         seen = []
@@ -350,7 +385,8 @@ def test_without_dampings_tanh_and_logistic_networks_learn_the_same(model, metri
 
 
 @pytest.mark.parametrize(
-    "writing", [{"writing_damping": 1.0}, {"writing": "dh", "writing_damping": 0.0}, {"writing": "bp"}]
+    "writing",
+    [{"writing_damping": 1.0}, {"writing": "dh", "writing_damping": 0.0}, {"writing": "bp"}],
 )
 def test_with_a_damping_of_writing_steps_or_their_diagonal_alone_they_part(writing):
     tanh, logistic = twins(PCNN, "rbp-qd", **writing)
@@ -421,7 +457,9 @@ def test_training_on_batches_learns_and_resumes_exactly(size, prior):
     settings = Settings(batch=size, passes=40, prior_writing=prior, patience=None)
     whole = train(begin, corpus, settings)
     # what the training says at its end is of all texts
-    assert whole.log_likelihood == pytest.approx(forward(whole.model, corpus).log_likelihood, rel=1e-12)
+    assert whole.log_likelihood == pytest.approx(
+        forward(whole.model, corpus).log_likelihood, rel=1e-12
+    )
     assert whole.log_likelihood > forward(begin.model, corpus).log_likelihood + 50
     for stop in (17, 18):
         half = train(begin, corpus, replace(settings, passes=stop))
@@ -444,7 +482,9 @@ def test_networks_take_batches_of_texts():
     options = {"units": 4, "connectivity": 2, "passes": 60, "batch": 1, "seed": 1}
     online = PCNN(**options).fit(texts[:3], validation=texts[3])
     assert online.bits(texts[3]) < 0.5 * len(texts[3])
-    assert PCNN(**options).fit(texts[:3], passes=10).fit(texts[:3], resume=True).training_.passes == 60
+    assert (
+        PCNN(**options).fit(texts[:3], passes=10).fit(texts[:3], resume=True).training_.passes == 60
+    )
 
 
 def test_short_texts_cost_what_their_probabilities_say():

@@ -8,7 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pathspace.squared.recurrence import linear_recurrence
 
 PRODUCTS = {
-    getattr(torch.ops.aten, name) for name in ("mm", "bmm", "mv", "addmm", "addmm_", "addmv", "addmv_")
+    getattr(torch.ops.aten, name)
+    for name in ("mm", "bmm", "mv", "addmm", "addmm_", "addmv", "addmv_")
 }
 
 
@@ -22,17 +23,23 @@ def plain(S, u, start=None, backwards=False):
 
 
 @pytest.mark.parametrize("backwards", [False, True], ids=["forwards", "backwards"])
-@pytest.mark.parametrize("steps", [1, 2, 9, 15, 16, 23])  # from 16 on in blocks, the last one whole or not
+@pytest.mark.parametrize(
+    "steps", [1, 2, 9, 15, 16, 23]
+)  # from 16 on in blocks, the last one whole or not
 @pytest.mark.parametrize("started", [False, True])
 def test_is_the_plain_loop_and_so_are_its_derivatives(started, steps, backwards):
     torch.manual_seed(1)
-    S, u, start = (torch.rand(*shape, dtype=torch.float64) / 2 for shape in ((4, 4), (steps, 4), (4,)))
+    S, u, start = (
+        torch.rand(*shape, dtype=torch.float64) / 2 for shape in ((4, 4), (steps, 4), (4,))
+    )
     ends = [t.requires_grad_() for t in ((S, u, start) if started else (S, u))]
     weights = torch.rand(steps, 4, dtype=torch.float64)
     results = []
     for function in (linear_recurrence, plain):
         h = function(*ends, backwards=backwards)
-        first = torch.autograd.grad((weights * h**2).sum(), ends, create_graph=True, materialize_grads=True)
+        first = torch.autograd.grad(
+            (weights * h**2).sum(), ends, create_graph=True, materialize_grads=True
+        )
         total = torch.stack([(g**2).sum() for g in first]).sum()
         second = torch.autograd.grad(total, ends, materialize_grads=True)
         results.append([h, *first, *second])
@@ -53,7 +60,9 @@ def test_rescaling_by_powers_of_two_changes_no_bit(growth):
 
 def test_a_unit_that_nothing_enters_stays_zero_over_many_steps():
     """However large its loop is: in blocks its power is infinite, and 0 times infinity is no number."""
-    h = linear_recurrence(torch.diag(torch.tensor([0.25, 144.0])), torch.tensor([1.0, 0.0]).expand(400, 2))
+    h = linear_recurrence(
+        torch.diag(torch.tensor([0.25, 144.0])), torch.tensor([1.0, 0.0]).expand(400, 2)
+    )
     assert_close(h[-1], torch.tensor([4 / 3, 0.0]))
 
 

@@ -23,7 +23,9 @@ def train(folder, epochs=2, resume=False, start=lambda network: None, backend="i
         torch.nn.ReLU(),
         torch.nn.Linear(8, 3),
     )
-    accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16", gradient_accumulation_steps=2)
+    accelerator = accelerate.Accelerator(
+        cpu=True, mixed_precision="bf16", gradient_accumulation_steps=2
+    )
     model.to(accelerator.device)
     network = ps.trace(model, X[:1].to(accelerator.device))  # before prepare, of the bare model
     start(network)

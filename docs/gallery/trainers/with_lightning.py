@@ -46,7 +46,8 @@ def train(folder, epochs=2, resume=None, start=lambda network: None, backend="in
         gradient_clip_val=None,  # the default: the optimizer clips, in the metric
         callbacks=[
             EMAWeightAveraging(decay=0.9),
-            # While it fits: afterwards the weights are the average, from which training does not go on.
+            # While it fits: afterwards the weights are the average, from which training does not go
+            # on.
             ModelCheckpoint(folder, save_last=True),
         ],
         accelerator="cpu",

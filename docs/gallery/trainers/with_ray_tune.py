@@ -38,9 +38,15 @@ def train(config):
         step += 1
         if step % 10 == 0:
             with tempfile.TemporaryDirectory() as folder:
-                states = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+                states = {
+                    "model": model.state_dict(),
+                    "optimizer": optimizer.state_dict(),
+                    "step": step,
+                }
                 torch.save(states, f"{folder}/state.pt")
-                tune.report({"loss": loss.item()}, checkpoint=tune.Checkpoint.from_directory(folder))
+                tune.report(
+                    {"loss": loss.item()}, checkpoint=tune.Checkpoint.from_directory(folder)
+                )
 
 
 def search(folder, start=lambda network: None):

@@ -39,7 +39,10 @@ class Average(transformers.TrainerCallback):
         self.average.update_parameters(model)
 
     def on_save(self, args, state, _control, **_):
-        torch.save(self.average.state_dict(), f"{args.output_dir}/checkpoint-{state.global_step}/average.pt")
+        torch.save(
+            self.average.state_dict(),
+            f"{args.output_dir}/checkpoint-{state.global_step}/average.pt",
+        )
 
     def on_train_begin(self, args, state, _control, **_):
         if state.global_step:
@@ -58,7 +61,8 @@ def train(folder, epochs=2, resume=False, start=lambda network: None, backend="i
     arguments = transformers.TrainingArguments(
         output_dir=folder,
         num_train_epochs=epochs,
-        max_grad_norm=0,  # its default is 1.0, the norm of plain gradients: the optimizer clips, in the metric
+        # its default is 1.0, the norm of plain gradients: the optimizer clips, in the metric
+        max_grad_norm=0,
         bf16=True,
         gradient_accumulation_steps=2,
         torch_compile_backend=backend,

@@ -23,7 +23,11 @@ from pathspace.cli import networks, training
 from pathspace.cli.errors import BROKEN, INTERRUPTED, TERMINATED, WRONG_USE, clear_errors
 
 TRACEBACK = "PATHSPACE_TRACEBACK"
-OUT_OF_MEMORY = ("DefaultCPUAllocator", "Storage size calculation overflowed", "Overflow when unpacking long")
+OUT_OF_MEMORY = (
+    "DefaultCPUAllocator",
+    "Storage size calculation overflowed",
+    "Overflow when unpacking long",
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -44,11 +48,17 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command line."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # what a terminal cannot show, it shows as its code
+    if isinstance(
+        sys.stdout, io.TextIOWrapper
+    ):  # what a terminal cannot show, it shows as its code
         sys.stdout.reconfigure(errors="backslashreplace")
-    os.environ["MPLBACKEND"] = "agg"  # figures are files; the backend of a notebook may be missing here
+    os.environ["MPLBACKEND"] = (
+        "agg"  # figures are files; the backend of a notebook may be missing here
+    )
     interrupts = _Interrupts()
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored: in the background
+    if (
+        signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    ):  # else it is ignored: in the background
         signal.signal(signal.SIGINT, interrupts)
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, interrupts.terminate)
@@ -75,9 +85,11 @@ def main() -> None:
 
 def _mendable(error: Exception) -> str:
     """Say what to do about memory or a disk that is full; nothing of other errors."""
-    # torch has errors of its own for memory: of the processor, told by their words alone, and of a GPU
+    # torch has errors of its own for memory: of the processor, told by their words alone, and of a
+    # GPU
     without = (
-        any(words in str(error) for words in OUT_OF_MEMORY) or type(error).__name__ == "OutOfMemoryError"
+        any(words in str(error) for words in OUT_OF_MEMORY)
+        or type(error).__name__ == "OutOfMemoryError"
     )
     if without or isinstance(error, MemoryError):
         return "There is not enough memory for this: make it smaller, or give fewer workers."
@@ -107,7 +119,9 @@ class _Interrupts:
     def terminate(self, number: int, frame: object) -> None:
         """Take SIGTERM, which schedulers send some time before they kill, for Ctrl-C."""
         self.code = TERMINATED
-        if callable(signal.getsignal(signal.SIGINT)):  # such as a run's, which ends with a checkpoint
+        if callable(
+            signal.getsignal(signal.SIGINT)
+        ):  # such as a run's, which ends with a checkpoint
             signal.raise_signal(signal.SIGINT)
         else:
             self(number, frame)
@@ -124,7 +138,10 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _root(
     _version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
 ) -> None:
     pass
@@ -138,9 +155,9 @@ for command, short_help in (
     (training.sweep, "Search learning rates, and other settings, of optimizers."),
 ):
     app.command(short_help=short_help)(command)
-app.command("check-invariance", short_help="Check which optimizers train alike from a rescaled start.")(
-    networks.check_invariance
-)
+app.command(
+    "check-invariance", short_help="Check which optimizers train alike from a rescaled start."
+)(networks.check_invariance)
 app.command(short_help="Tell how far the units of a model are from balance.")(networks.check_scale)
 app.command(short_help="Count paths, basis paths and dead units of a model.")(networks.paths)
 
@@ -154,4 +171,6 @@ def sequence(context: typer.Context) -> None:
     """Learn, sample, score and compress symbol sequences."""
     # Handed on as a whole: its imports are too heavy to pay for in every other command.
     with clear_errors("sequence", extra="sequences"):
-        import_module("pathspace.sequences.cli").app(args=context.args, prog_name="pathspace sequence")
+        import_module("pathspace.sequences.cli").app(
+            args=context.args, prog_name="pathspace sequence"
+        )

@@ -55,4 +55,6 @@ def _expect_one_process(command: str) -> None:
 
 def _continuation(command: str, folders: list[str], opening: str) -> str:
     """The command that goes on with what is in the folder in use; empty if there is none."""
-    return "".join(f" {opening} with: pathspace {command} --resume {options}" for options in folders)
+    return "".join(
+        f" {opening} with: pathspace {command} --resume {options}" for options in folders
+    )

@@ -18,11 +18,13 @@ MOST_NUMBERS = 1e15  # of an example: torch counts the bytes of a batch in 63 bi
 ModelArgument = Annotated[
     str,
     typer.Argument(
-        help="A built-in network, FILE.py:FUNCTION, MODULE:FUNCTION or FILE.onnx.", show_default=False
+        help="A built-in network, FILE.py:FUNCTION, MODULE:FUNCTION or FILE.onnx.",
+        show_default=False,
     ),
 ]
 ShapeOption = Annotated[
-    str | None, typer.Option("--input", help="Shape of one example, for a function or file that has none.")
+    str | None,
+    typer.Option("--input", help="Shape of one example, for a function or file that has none."),
 ]
 SeedOption = Annotated[
     int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Decides weights and drawn examples.")
@@ -36,9 +38,14 @@ def check_invariance(
     networks: Annotated[
         str | None, typer.Option("--networks", help="Separated by commas; default all.")
     ] = None,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Training steps of each check.")] = 100,
+    steps: Annotated[
+        int, typer.Option("--steps", min=1, help="Training steps of each check.")
+    ] = 100,
     seed: Annotated[
-        int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Decides weights, inputs and factors.")
+        int,
+        typer.Option(
+            "--seed", min=0, max=LARGEST_SEED, help="Decides weights, inputs and factors."
+        ),
     ] = 0,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
@@ -48,8 +55,8 @@ def check_invariance(
 ) -> None:
     """Check which optimizers train alike from a rescaled start, on small networks of every kind.
 
-    Every network is trained twice, the second time after a random rescaling by powers of two between 2^-10
-    and 2^10. The exit code is 1 when an optimizer that claims invariance fails.
+    Every network is trained twice, the second time after a random rescaling by powers of two
+    between 2^-10 and 2^10. The exit code is 1 when an optimizer that claims invariance fails.
 
     \b
     Examples:
@@ -81,7 +88,9 @@ def paths(
     rule: Annotated[
         str, typer.Option("--rule", help="Of the skeleton: largest, cyclic or random.")
     ] = "largest",
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Most paths to list for the rank.")] = 10_000,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, help="Most paths to list for the rank.")
+    ] = 10_000,
     seed: SeedOption = 0,
     picture: Annotated[
         Path | None, typer.Option("--picture", help="Draw the reduction graph into this PNG file.")
@@ -90,8 +99,9 @@ def paths(
 ) -> None:
     """Count paths, basis paths, degrees of freedom and dead units of a model, and draw its skeleton.
 
-    The built-in networks are those of check-invariance. A function takes no arguments and returns a model, or a
-    model and a batch of examples; the file runs as Python does. Files of weights are not opened.
+    The built-in networks are those of check-invariance. A function takes no arguments and returns a
+    model, or a model and a batch of examples; the file runs as Python does. Files of weights are
+    not opened.
 
     \b
     Examples:
@@ -102,14 +112,23 @@ def paths(
     with clear_errors("paths"):
         from pathspace.experiments.path_summary import run_paths
 
-        run_paths(model, _sizes(shape), rule=rule, limit=limit, seed=seed, picture=picture, as_json=as_json)
+        run_paths(
+            model,
+            _sizes(shape),
+            rule=rule,
+            limit=limit,
+            seed=seed,
+            picture=picture,
+            as_json=as_json,
+        )
 
 
 def check_scale(
     model: ModelArgument,
     shape: ShapeOption = None,
     weights: Annotated[
-        Path | None, typer.Option("--weights", help="A state dict that torch.save wrote, for the model.")
+        Path | None,
+        typer.Option("--weights", help="A state dict that torch.save wrote, for the model."),
     ] = None,
     seed: SeedOption = 0,
     picture: Annotated[
@@ -119,8 +138,9 @@ def check_scale(
 ) -> None:
     """Tell how far the units of a model are from balance, layer by layer.
 
-    The built-in networks are those of check-invariance. A function takes no arguments and returns a model, or a
-    model and a batch of examples; the file runs as Python does. Weights are read without running any code in them.
+    The built-in networks are those of check-invariance. A function takes no arguments and returns a
+    model, or a model and a batch of examples; the file runs as Python does. Weights are read
+    without running any code in them.
 
     \b
     Examples:
@@ -131,7 +151,9 @@ def check_scale(
     with clear_errors("check-scale"):
         from pathspace.experiments.scale_check import run_check_scale
 
-        run_check_scale(model, _sizes(shape), weights=weights, seed=seed, picture=picture, as_json=as_json)
+        run_check_scale(
+            model, _sizes(shape), weights=weights, seed=seed, picture=picture, as_json=as_json
+        )
 
 
 def _sizes(shape: str | None) -> list[int] | None:
@@ -140,7 +162,11 @@ def _sizes(shape: str | None) -> list[int] | None:
         return None
     numbers = numbers_in(shape, "--input", "28,28") or []
     if any(n < 1 or not n.is_integer() for n in numbers):
-        raise ConfigurationError(f"The option --input is {shape!r}: give whole numbers, such as 28,28.")
+        raise ConfigurationError(
+            f"The option --input is {shape!r}: give whole numbers, such as 28,28."
+        )
     if math.prod(numbers) > MOST_NUMBERS:
-        raise ConfigurationError(f"The option --input is {shape!r}: give a shape that fits into memory.")
+        raise ConfigurationError(
+            f"The option --input is {shape!r}: give a shape that fits into memory."
+        )
     return [int(n) for n in numbers]

@@ -1,6 +1,7 @@
 """Options of the command line, each declared once, what their values are read as, and groups of them.
 
-A group is a dataclass for options that several commands take together: the command line sees its fields.
+A group is a dataclass for options that several commands take together: the command line sees its
+fields.
 """
 
 from __future__ import annotations
@@ -28,10 +29,14 @@ LARGEST_SEED = 2**32 - 1
 _BY_TASK = "default by task or recipe"
 
 TaskOption = Annotated[
-    str | None, typer.Option("--task", help=f"{', '.join(t for t in TASKS if t != OWN)}; default digits.")
+    str | None,
+    typer.Option("--task", help=f"{', '.join(t for t in TASKS if t != OWN)}; default digits."),
 ]
 QuickOption = Annotated[
-    bool, typer.Option("--quick", help="A first table in half a minute: one seed, three rates, few passes.")
+    bool,
+    typer.Option(
+        "--quick", help="A first table in half a minute: one seed, three rates, few passes."
+    ),
 ]
 OutputOption = Annotated[
     Path | None,
@@ -50,10 +55,14 @@ DataOption = Annotated[
 EpochsOption = Annotated[
     int | None, typer.Option("--epochs", help=f"Passes over the training split; {_BY_TASK}.")
 ]
-BatchOption = Annotated[int | None, typer.Option("--batch-size", help=f"Sequences per step; {_BY_TASK}.")]
+BatchOption = Annotated[
+    int | None, typer.Option("--batch-size", help=f"Sequences per step; {_BY_TASK}.")
+]
 SeedsOption = Annotated[
     int | None,
-    typer.Option("--seeds", help=f"Runs per row of the table, or per point of a sweep; {_BY_TASK}."),
+    typer.Option(
+        "--seeds", help=f"Runs per row of the table, or per point of a sweep; {_BY_TASK}."
+    ),
 ]
 MethodsOption = Annotated[
     str | None,
@@ -71,10 +80,14 @@ RatesOption = Annotated[
         f"method_rates); {_BY_TASK}.",
     ),
 ]
-ThreadsOption = Annotated[int | None, typer.Option("--threads", help="Threads of each run; default 1.")]
+ThreadsOption = Annotated[
+    int | None, typer.Option("--threads", help="Threads of each run; default 1.")
+]
 PlainOption = Annotated[
     bool | None,
-    typer.Option("--plain-rnn", help="Run ReLU recurrent layers as torch.nn.RNN, not in compiled loops."),
+    typer.Option(
+        "--plain-rnn", help="Run ReLU recurrent layers as torch.nn.RNN, not in compiled loops."
+    ),
 ]
 WorkersOption = Annotated[
     int | None,
@@ -119,10 +132,16 @@ ClipStepOption = Annotated[
 ]
 ResumeOption = Annotated[
     bool,
-    typer.Option("--resume", help="Continue what was stopped in the --output folder, or in the last one."),
+    typer.Option(
+        "--resume", help="Continue what was stopped in the --output folder, or in the last one."
+    ),
 ]
-FreshOption = Annotated[bool, typer.Option("--fresh", help="Start over, whatever the folder holds.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the results as JSON on standard output.")]
+FreshOption = Annotated[
+    bool, typer.Option("--fresh", help="Start over, whatever the folder holds.")
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print the results as JSON on standard output.")
+]
 QuietOption = Annotated[
     bool, typer.Option("--quiet", "-q", help="Show no progress, only results and errors.")
 ]
@@ -137,7 +156,10 @@ def _print_methods(wanted: bool) -> None:
 ListMethodsOption = Annotated[
     bool,
     typer.Option(
-        "--list", callback=_print_methods, is_eager=True, help="List the methods, and do nothing else."
+        "--list",
+        callback=_print_methods,
+        is_eager=True,
+        help="List the methods, and do nothing else.",
     ),
 ]
 
@@ -173,8 +195,8 @@ def numbers_in(text: str | None, where: str, example: str = "0.03,0.1,0.3") -> l
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """Return the command with the fields of its dataclasses as parameters of their own, for typer to read.
 
-    A parameter whose annotation is a dataclass stands for one parameter for each field, with its name, annotation and
-    default; the command gets the dataclass.
+    A parameter whose annotation is a dataclass stands for one parameter for each field, with its
+    name, annotation and default; the command gets the dataclass.
     """
     signature = inspect.signature(command, eval_str=True)
     groups: dict[str, type[Any]] = {
@@ -214,7 +236,11 @@ class SettingOptions:
     plain_rnn: PlainOption = None
 
     def _by_name(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "settings"}
+        return {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name != "settings"
+        }
 
     def chosen(self, **more: Any) -> dict[str, Any]:
         """Return the settings that were given, with more of them by name; None stands for one that was not.
@@ -225,7 +251,9 @@ class SettingOptions:
         from pathspace.experiments.layers import check_setting, parse_settings
         from pathspace.experiments.settings import Settings
 
-        given = {name: value for name, value in (more | self._by_name()).items() if value is not None}
+        given = {
+            name: value for name, value in (more | self._by_name()).items() if value is not None
+        }
         for name, value in given.items():
             check_setting(Settings, name, value, f"--{name.replace('_', '-')}")
         by_set = parse_settings(self.settings or [])
@@ -277,7 +305,9 @@ class ContextOptions:
         return Context(
             **same,
             default=Path("runs") / name,
-            chosen=lambda folder: folders.append(shlex.join(["--output", str(folder), *self._not_kept()])),
+            chosen=lambda folder: folders.append(
+                shlex.join(["--output", str(folder), *self._not_kept()])
+            ),
         )
 
     def _not_kept(self) -> list[str]:
@@ -298,7 +328,8 @@ class EngineOptions(ContextOptions):
         """See above.
 
         Raises:
-            ConfigurationError: There is no such engine, the address fits none, or there are no workers.
+            ConfigurationError: There is no such engine, the address fits none, or there are no
+                workers.
         """
         from pathspace.experiments.runner import check_engine
 

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from pathspace.experiments.run import RunConfig, RunResult
 
 COMMAND_LINE = "the command line"
-SizeOption = Annotated[str, typer.Option("--size", help="A size of the recipe; default the first one.")]
+SizeOption = Annotated[
+    str, typer.Option("--size", help="A size of the recipe; default the first one.")
+]
 
 
 @grouped
@@ -40,7 +42,8 @@ def compare(
     file: Annotated[
         Path | None,
         typer.Argument(
-            help="A Python file with model() and batches(); default a built-in task.", show_default=False
+            help="A Python file with model() and batches(); default a built-in task.",
+            show_default=False,
         ),
     ] = None,
     task: TaskOption = None,
@@ -51,9 +54,9 @@ def compare(
 ) -> None:
     """Train one network by several optimizers from two starts of the same function, and report.
 
-    A file of your own has `def model()`, which returns a new nn.Module, and `def batches()`, which yields pairs of
-    tensors (inputs, targets). Class numbers (N,) are trained by cross-entropy, real numbers by the squared error, and
-    anything else by a `def loss(outputs, targets)` in the file.
+    A file of your own has `def model()`, which returns a new nn.Module, and `def batches()`, which
+    yields pairs of tensors (inputs, targets). Class numbers (N,) are trained by cross-entropy, real
+    numbers by the squared error, and anything else by a `def loss(outputs, targets)` in the file.
 
     The exit code is 1 when every run of the table was lost, as `train` says of one.
 
@@ -86,7 +89,8 @@ def train(
     start: Annotated[
         str | None,
         typer.Option(
-            "--start", help=f"{', '.join(STARTS)}; without it the first, the weights as initialised."
+            "--start",
+            help=f"{', '.join(STARTS)}; without it the first, the weights as initialised.",
         ),
     ] = None,
     learning_rate: Annotated[
@@ -94,7 +98,9 @@ def train(
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option("--seed", min=0, max=LARGEST_SEED, help="Decides weights and batches; default 0."),
+        typer.Option(
+            "--seed", min=0, max=LARGEST_SEED, help="Decides weights and batches; default 0."
+        ),
     ] = None,
     settings: SettingOptions,
     where: ContextOptions,
@@ -102,8 +108,9 @@ def train(
 ) -> None:
     """Train one network once, with checkpoints; continue it exactly after it was stopped or killed.
 
-    The exit code is 1 when the loss or a step is not finite (the run ends there, and its report says so), and when the
-    loss rose above ten times its beginning and the run ended no better than it began.
+    The exit code is 1 when the loss or a step is not finite (the run ends there, and its report
+    says so), and when the loss rose above ten times its beginning and the run ended no better than
+    it began.
 
     \b
     Examples:
@@ -190,11 +197,14 @@ def sweep(
         ),
     ] = None,
     sampler: Annotated[
-        str | None, typer.Option("--sampler", help="grid (every combination), random or tpe; default grid.")
+        str | None,
+        typer.Option("--sampler", help="grid (every combination), random or tpe; default grid."),
     ] = None,
     trials: Annotated[
         int | None,
-        typer.Option("--trials", help="Points for each optimizer and start with random and tpe; default 20."),
+        typer.Option(
+            "--trials", help="Points for each optimizer and start with random and tpe; default 20."
+        ),
     ] = None,
     prune: Annotated[
         str | None,
@@ -210,8 +220,9 @@ def sweep(
 ) -> None:
     """Search learning rates, and any other settings, for several optimizers on the validation split.
 
-    Seeds times points times optimizers are run; the same command goes on where it was stopped or killed. A run that
-    fails is reported with its reason and stops nothing; the exit code is 1 when all failed.
+    Seeds times points times optimizers are run; the same command goes on where it was stopped or
+    killed. A run that fails is reported with its reason and stops nothing; the exit code is 1 when
+    all failed.
 
     \b
     Examples:
@@ -261,7 +272,8 @@ def _say_lost(run: RunResult) -> None:
         else f"The run ended no better than it began: its loss rose above ten times the first one at step {run.lost_at}"
     )
     typer.echo(
-        f"Error: {what}: give a lower --lr than {config.learning_rate:g}{_missing_bound(config)}.", err=True
+        f"Error: {what}: give a lower --lr than {config.learning_rate:g}{_missing_bound(config)}.",
+        err=True,
     )
     raise typer.Exit(DIVERGED)
 

@@ -1,6 +1,6 @@
 """Experiments on real data: tasks, models, methods, one engine, one report.
 
-Everything here may import the rest of the library; nothing in the rest of the library imports this package.
-Adding something is one file and one line in its registry: `tasks`, `models.MODELS`, `methods.GROUPS`,
-`recipes/NAME.toml`.
+Everything here may import the rest of the library; nothing in the rest of the library imports this
+package. Adding something is one file and one line in its registry: `tasks`, `models.MODELS`,
+`methods.GROUPS`, `recipes/NAME.toml`.
 """

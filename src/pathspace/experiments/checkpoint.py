@@ -52,12 +52,15 @@ def save(folder: Path, config: RunConfig, state: RunState) -> None:
 
 
 def load(
-    folder: Path, config: RunConfig, state: RunState, noted: Callable[[str], object] = lambda _: None
+    folder: Path,
+    config: RunConfig,
+    state: RunState,
+    noted: Callable[[str], object] = lambda _: None,
 ) -> None:
     """Bring `state` and torch's random state to what they were when the checkpoint was written.
 
-    A checkpoint of another device goes on here, and `noted` is told: from there on the run is not the one that a single
-    device would have done, to the last bits.
+    A checkpoint of another device goes on here, and `noted` is told: from there on the run is not
+    the one that a single device would have done, to the last bits.
 
     Args:
         folder: Of the run.
@@ -74,7 +77,9 @@ def load(
 def _read(path: Path, config: RunConfig) -> dict[str, Any]:
     """Read a checkpoint of this configuration."""
     try:
-        with zipfile.ZipFile(path) as archive:  # torch does not look at the checksums of its own file
+        with zipfile.ZipFile(
+            path
+        ) as archive:  # torch does not look at the checksums of its own file
             if archive.testzip() is not None:
                 raise ValueError("its checksum does not fit")
         content = torch.load(path, weights_only=True)

@@ -34,10 +34,11 @@ class Row:
         learning_rate: The rate.
         rate_chosen_from: The start whose validation runs chose the rate.
         runs: One per seed, in the order of the seeds.
-        difference: The largest absolute difference between two training-loss curves of the same seed and
-            learning rate, this start's and the first start's, over all steps and seeds. Exactly 0 for an
-            invariant method; infinite where one curve diverged and the other did not; None for the first
-            start, for rates of its own, and where all ended at the first loss, which no step has changed.
+        difference: The largest absolute difference between two training-loss curves of the same
+            seed and learning rate, this start's and the first start's, over all steps and seeds.
+            Exactly 0 for an invariant method; infinite where one curve diverged and the other did
+            not; None for the first start, for rates of its own, and where all ended at the first
+            loss, which no step has changed.
         weight_decay: The decay, chosen along with the rate.
     """
 
@@ -127,9 +128,9 @@ def check_task_of(settings: Settings, data_dir: Path | None) -> Task:
 def compare(settings: Settings, runs: Runs) -> Comparison:
     """Run a whole comparison.
 
-    The first start runs at the rate chosen from it. Every other start runs at that same rate, for the
-    difference of the curves, and, where validation from that start prefers another rate or decay, at its own as
-    well; without `shared_rates`, at its own alone.
+    The first start runs at the rate chosen from it. Every other start runs at that same rate, for
+    the difference of the curves, and, where validation from that start prefers another rate or
+    decay, at its own as well; without `shared_rates`, at its own alone.
 
     Args:
         settings: Tasks, methods, starts, budget.
@@ -144,10 +145,16 @@ def compare(settings: Settings, runs: Runs) -> Comparison:
     with runs.runner as ready:
 
         def every(configs: Sequence[RunConfig], title: str) -> list[RunResult]:
-            return run_all(configs, place, runs.monitor, title=title, runner=ready) if configs else []
+            return (
+                run_all(configs, place, runs.monitor, title=title, runner=ready) if configs else []
+            )
 
         def run(configs: Sequence[RunConfig], title: str) -> list[RunResult]:
-            return run_distinct(configs, every, title) if settings.verified_seeds else every(configs, title)
+            return (
+                run_distinct(configs, every, title)
+                if settings.verified_seeds
+                else every(configs, title)
+            )
 
         tuning: list[RunResult] = []
         choices = only_choices(settings)
@@ -208,7 +215,10 @@ def _rows(settings: Settings, method: str, choices: dict[tuple[str, str], Choice
     rows = [at_shared]
     for start in others:
         own = choices[method, start]
-        differs = (own.learning_rate, own.weight_decay) != (shared.learning_rate, shared.weight_decay)
+        differs = (own.learning_rate, own.weight_decay) != (
+            shared.learning_rate,
+            shared.weight_decay,
+        )
         if settings.shared_rates or not differs:
             rows.append(replace(at_shared, start=start))
         if differs:
@@ -219,13 +229,20 @@ def _rows(settings: Settings, method: str, choices: dict[tuple[str, str], Choice
 def _configs(settings: Settings, row: Row) -> list[RunConfig]:
     return [
         settings.run_config(
-            row.method, row.start, row.learning_rate, seed, evaluate_test=True, weight_decay=row.weight_decay
+            row.method,
+            row.start,
+            row.learning_rate,
+            seed,
+            evaluate_test=True,
+            weight_decay=row.weight_decay,
         )
         for seed in range(settings.seeds)
     ]
 
 
-def _with_runs(settings: Settings, rows: Sequence[Row], final: Sequence[RunResult]) -> tuple[Row, ...]:
+def _with_runs(
+    settings: Settings, rows: Sequence[Row], final: Sequence[RunResult]
+) -> tuple[Row, ...]:
     found: list[Row] = []
     reference: tuple[RunResult, ...] = ()
     for number, row in enumerate(rows):

@@ -211,7 +211,8 @@ def begun(asked: Command, context: Context, *, given: bool) -> Iterator[tuple[Co
         What is to be done, and the folder, with no results in it but those that are taken over.
 
     Raises:
-        ConfigurationError: The folder holds something else, or a setting does not fit this machine or the task.
+        ConfigurationError: The folder holds something else, or a setting does not fit this machine
+            or the task.
     """
 
     def goes_on(folder: Path) -> bool:
@@ -236,7 +237,10 @@ def begun(asked: Command, context: Context, *, given: bool) -> Iterator[tuple[Co
         if finished and not (context.resume or context.quiet):
             folders.say_finished(output)
         elif goes_on_here and not (context.resume or context.quiet):
-            print(f"Continuing the unfinished runs in {output} (--fresh starts over).", file=sys.stderr)
+            print(
+                f"Continuing the unfinished runs in {output} (--fresh starts over).",
+                file=sys.stderr,
+            )
         yield settled, output
 
 
@@ -259,8 +263,8 @@ def read(output: Path, asked: Command) -> Command:
     """Read `config.json` as that of a command of the same kind.
 
     Raises:
-        ConfigurationError: There is none, it is broken or of another kind, or it was written by other versions, whose
-            results differ.
+        ConfigurationError: There is none, it is broken or of another kind, or it was written by
+            other versions, whose results differ.
     """
     content = _content(output)
     if any(kind in content for kind in KINDS if kind != asked.kind):
@@ -275,7 +279,14 @@ def read(output: Path, asked: Command) -> Command:
         begun_with = dict(content["versions"])
     except ConfigurationError as error:
         raise ConfigurationError(f"In {where!r}: {error}") from error
-    except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
+    except (
+        AttributeError,
+        KeyError,
+        OverflowError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise _unreadable(output, error) from error
     for name, version in versions().items():
         if begun_with.get(name) != version:
@@ -297,7 +308,9 @@ def _content(output: Path) -> dict[str, Any]:
 
 
 def _unreadable(output: Path, why: object) -> ConfigurationError:
-    return ConfigurationError(f"{str(output / FILE)!r} cannot be read ({why}): start over with --fresh.")
+    return ConfigurationError(
+        f"{str(output / FILE)!r} cannot be read ({why}): start over with --fresh."
+    )
 
 
 def _other_settings(output: Path, stored: Request, *, more: str) -> ConfigurationError:
@@ -308,7 +321,13 @@ def _other_settings(output: Path, stored: Request, *, more: str) -> Configuratio
         )
     # the recipe of a sweep would ask for the recipe's own settings
     recipe = "" if stored.command == "sweep" else stored.recipe
-    words = ["pathspace", *filter(None, (stored.command, recipe)), "--resume", "--output", str(output)]
+    words = [
+        "pathspace",
+        *filter(None, (stored.command, recipe)),
+        "--resume",
+        "--output",
+        str(output),
+    ]
     return ConfigurationError(
         f"The folder {str(output)!r} holds unfinished runs with other settings: continue those by "
         f"`{shlex.join(words)}`, give another --output{more}, or start over with --fresh."

@@ -1,8 +1,9 @@
 """Where runs compute: the processor, or a GPU.
 
-Batches, initial weights and starts are made on the processor for every device, so that a run begins with the same
-numbers everywhere. From the first step on rounding differs, and so do the random numbers of dropout and the random
-signs of data-dependent metrics, which are drawn where the model is.
+Batches, initial weights and starts are made on the processor for every device, so that a run begins
+with the same numbers everywhere. From the first step on rounding differs, and so do the random
+numbers of dropout and the random signs of data-dependent metrics, which are drawn where the model
+is.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ def forked_random_state(device: torch.device) -> Iterator[None]:
         with torch.random.fork_rng(devices=[]):
             yield
         return
-    index = torch.get_device_module(device).current_device() if device.index is None else device.index
+    index = (
+        torch.get_device_module(device).current_device() if device.index is None else device.index
+    )
     with torch.random.fork_rng(devices=[index], device_type=device.type):
         yield
 
@@ -59,7 +62,11 @@ def random_state(device: torch.device) -> torch.Tensor | None:
     """Return the random state of a device beside the processor; None for the processor, whose state is torch's own."""
     import torch
 
-    return None if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device).cpu()
+    return (
+        None
+        if device.type == "cpu"
+        else torch.get_device_module(device).get_rng_state(device).cpu()
+    )
 
 
 def set_random_state(device: torch.device, state: torch.Tensor) -> None:

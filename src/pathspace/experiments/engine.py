@@ -1,16 +1,18 @@
 """One training run: a configuration in, curves and errors out; the same bits each time, interrupted or not.
 
-Batches depend on the seed and the number of the epoch alone, so a resumed run sees what an uninterrupted one
-would have seen. Everything else that a step depends on is in the checkpoint: weights, optimizer state,
-torch's random state.
+Batches depend on the seed and the number of the epoch alone, so a resumed run sees what an
+uninterrupted one would have seen. Everything else that a step depends on is in the checkpoint:
+weights, optimizer state, torch's random state.
 
-A text of N segments is cut into B streams of S = N // B segments, which are read beside one another:
+A text of N segments is cut into B streams of S = N // B segments, which are read beside one
+another:
 
     step        1      2    ...    S
     stream 1    0      1    ...   S-1
     stream 2    S     S+1   ...  2S-1
 
-A rest of N - B S segments is left out. Gradients end where a segment begins (truncated backpropagation).
+A rest of N - B S segments is left out. Gradients end where a segment begins (truncated
+backpropagation).
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ def contiguous_order(segments: int, streams: int) -> Tensor:
 
 _CPU = torch.device("cpu")
 SECONDS_BETWEEN_REPORTS = 0.1
-# without gradients nothing is kept on the way: where a whole batch trains, so many have room, whatever the model's size
+# without gradients nothing is kept on the way: where a whole batch trains, so many have room,
+# whatever the model's size
 BATCHES_EVALUATED_AT_A_TIME = 4
 UNHEARD = Monitor()
 
@@ -76,24 +79,26 @@ def run(
 ) -> RunResult:
     """Train one model once.
 
-    A run that meets a loss that is not finite ends there and is recorded as diverged. The random state and
-    the thread count of the caller are left as they were.
+    A run that meets a loss that is not finite ends there and is recorded as diverged. The random
+    state and the thread count of the caller are left as they were.
 
     Args:
-        config: What to train and how; decides the result to the last bit (on one machine and PyTorch
-            version).
+        config: What to train and how; decides the result to the last bit (on one machine and
+            PyTorch version).
         task: The data that `config.task` names.
         folder: Where the checkpoint lies; None keeps none.
         checkpoint_every: Steps between checkpoints.
         resume: Continue from the checkpoint in `folder` where there is one.
-        listener: Told the number of steps done and the latest loss, about ten times a second, every validation of this
-            call, and if a damaged checkpoint is passed over, or one of another device continued.
+        listener: Told the number of steps done and the latest loss, about ten times a second, every
+            validation of this call, and if a damaged checkpoint is passed over, or one of another
+            device continued.
         finished: Given the model as the last step left it, to look at.
-        device: Where it computes, as `torch.device` takes it. On the processor the result is the same to the last bit,
-            resumed or not.
+        device: Where it computes, as `torch.device` takes it. On the processor the result is the
+            same to the last bit, resumed or not.
 
     Raises:
-        ConfigurationError: The configuration is impossible, or the checkpoint belongs to another one.
+        ConfigurationError: The configuration is impossible, or the checkpoint belongs to another
+            one.
     """
     chosen = method(config.method)
     place = torch.device(device)
@@ -101,7 +106,9 @@ def run(
     with _isolated(config, place):
         state = initial_state(config, task, chosen, fresh=not stored, device=place)
         if stored and folder is not None:
-            checkpoint.load(folder, config, state, lambda sentence: listener.noted(config.label, sentence))
+            checkpoint.load(
+                folder, config, state, lambda sentence: listener.noted(config.label, sentence)
+            )
         clip_norm = None if chosen.clips_itself else config.clip_norm
         training = _Training(config, task, state, clip_norm, folder, checkpoint_every, listener)
         training.run()
@@ -153,7 +160,12 @@ def total_steps(config: RunConfig, task: Task) -> int:
 
 
 def initial_state(
-    config: RunConfig, task: Task, chosen: Method, *, fresh: bool = True, device: torch.device = _CPU
+    config: RunConfig,
+    task: Task,
+    chosen: Method,
+    *,
+    fresh: bool = True,
+    device: torch.device = _CPU,
 ) -> RunState:
     """Return the model and the optimizer of a run before its first step; `fresh`: not to be loaded over."""
     import pathspace
@@ -186,7 +198,9 @@ def initial_state(
             network = pathspace.trace(model, task.train.inputs[:2].to(device), outside=outside)
     if chosen.normalizes and network is not None:
         model, network = pathspace.nn.ddp_normalize(model, network, **chosen.normalizes), None
-    return RunState(model=model, optimizer=chosen.build(model, network, config), devices=[str(device)])
+    return RunState(
+        model=model, optimizer=chosen.build(model, network, config), devices=[str(device)]
+    )
 
 
 @dataclass
@@ -227,7 +241,11 @@ class _Training:
                 self._validate()
             if ends_epoch:
                 self._end_epoch(epoch_steps)
-            if self.folder is not None and self.checkpoint_every and state.step % self.checkpoint_every == 0:
+            if (
+                self.folder is not None
+                and self.checkpoint_every
+                and state.step % self.checkpoint_every == 0
+            ):
                 checkpoint.save(self.folder, config, state)
             if time.perf_counter() - last_report > SECONDS_BETWEEN_REPORTS:
                 last_report = time.perf_counter()

@@ -22,5 +22,9 @@ def unknown_name(kind: str, name: str, known: Iterable[str], where: str) -> Conf
         where: The option or file that holds the name.
     """
     names = [*known]
-    nearest = "".join(f" Did you mean {other!r}?" for other in get_close_matches(str(name), names, 1))
-    return ConfigurationError(f"Unknown {kind} {name!r} in {where}: choose from {', '.join(names)}.{nearest}")
+    nearest = "".join(
+        f" Did you mean {other!r}?" for other in get_close_matches(str(name), names, 1)
+    )
+    return ConfigurationError(
+        f"Unknown {kind} {name!r} in {where}: choose from {', '.join(names)}.{nearest}"
+    )

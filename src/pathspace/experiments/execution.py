@@ -32,7 +32,9 @@ class Done:
     folder: Path
 
 
-def execute(asked: Configuration, context: Context, *, given: bool, studied: Recipe | None = None) -> Done:
+def execute(
+    asked: Configuration, context: Context, *, given: bool, studied: Recipe | None = None
+) -> Done:
     """Do all runs, and the study of a recipe that has one, and write the report."""
     with begun(asked, context, given=given) as (configuration, output):
         comparison = _runs(configuration, output, context)
@@ -59,7 +61,9 @@ def _runs(configuration: Configuration, output: Path, context: Context) -> Compa
 
 
 def _study(recipe: Recipe, comparison: Comparison, size: str, context: Context) -> list[Section]:
-    if context.run_device != "cpu":  # which this machine may lack: the runs may have been a cluster's
+    if (
+        context.run_device != "cpu"
+    ):  # which this machine may lack: the runs may have been a cluster's
         Console(stderr=True).print("The study computes on the processor.", highlight=False)
     name = recipe.study["name"]
     with Console(stderr=True, quiet=context.quiet).status(f"Studying the {name}"):
@@ -103,7 +107,9 @@ def run_train(
         raise ConfigurationError(
             "A single run has one weight decay: give one, such as --set weight_decays=[0.1]."
         )
-    asked = Configuration("train", f"One run of {method} from the {start} start", settings, seed=seed)
+    asked = Configuration(
+        "train", f"One run of {method} from the {start} start", settings, seed=seed
+    )
     done = execute(asked, context, given=given or bool(values))
     print_report(done.report, done.folder, as_json=context.as_json)
     return done.comparison

@@ -1,7 +1,8 @@
 """Which folder a command writes to: its own, and nobody else's.
 
-A folder of runs is known by its `config.json`. Commands without `--output` write to `runs/NAME`, or to the first of
-`runs/NAME-2`, `runs/NAME-3` and so on that holds nothing yet; what is in the others stays.
+A folder of runs is known by its `config.json`. Commands without `--output` write to `runs/NAME`, or
+to the first of `runs/NAME-2`, `runs/NAME-3` and so on that holds nothing yet; what is in the others
+stays.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class Context:
     """Options of every command that do not change results, but for the last bits.
 
     Attributes:
-        output: Where runs and report are written; None: to the first of `default`, `default`-2 and so on that holds
-            nothing, or what the command would continue.
+        output: Where runs and report are written; None: to the first of `default`, `default`-2 and
+            so on that holds nothing, or what the command would continue.
         default: See `output`.
         resume: Continue what is in `output`, with its settings.
         fresh: Start over, whatever is in `output`.
@@ -119,7 +120,11 @@ def taken(
                     raise
                 continue
             # the faster one may be done already, and what it wrote stays
-            if named or _is_empty(folder) or (not wanted.fresh and is_own(folder) and goes_on(folder)):
+            if (
+                named
+                or _is_empty(folder)
+                or (not wanted.fresh and is_own(folder) and goes_on(folder))
+            ):
                 yield folder
                 return
 
@@ -216,7 +221,9 @@ def clear_report(folder: Path) -> None:
     """Remove the files of the last report in a folder, the page first: without it a report is unfinished."""
     remove_file(folder / PAGE)
     try:
-        names = [Path(name).name for name in json.loads((folder / FILES).read_text(encoding="utf-8"))]
+        names = [
+            Path(name).name for name in json.loads((folder / FILES).read_text(encoding="utf-8"))
+        ]
     except (OSError, TypeError, ValueError):  # no report, or a list that somebody has changed
         return
     for name in (*names, FILES):

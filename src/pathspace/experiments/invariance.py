@@ -66,11 +66,15 @@ def _of(name: str, *, invariant: bool = True, **options: Any) -> Candidate:
     def build(model: nn.Module, network: Any) -> optim.Optimizer:
         return getattr(pathspace.optim, name)(model.parameters(), network, **options)
 
-    return Candidate(build, invariant, name, ", ".join(f"{key}={value}" for key, value in options.items()))
+    return Candidate(
+        build, invariant, name, ", ".join(f"{key}={value}" for key, value in options.items())
+    )
 
 
 def _invariant(model: nn.Module, network: Any) -> optim.Optimizer:
-    return pathspace.optim.Invariant(model.parameters(), network, optim.AdamW, lr=0.003, weight_decay=0.1)
+    return pathspace.optim.Invariant(
+        model.parameters(), network, optim.AdamW, lr=0.003, weight_decay=0.1
+    )
 
 
 CANDIDATES = {
@@ -78,7 +82,10 @@ CANDIDATES = {
         lambda model, _: optim.SGD(model.parameters(), lr=0.05), False, "torch.optim.SGD", "lr=0.05"
     ),
     "adam": Candidate(
-        lambda model, _: optim.Adam(model.parameters(), lr=0.003), False, "torch.optim.Adam", "lr=0.003"
+        lambda model, _: optim.Adam(model.parameters(), lr=0.003),
+        False,
+        "torch.optim.Adam",
+        "lr=0.003",
     ),
     "path-sgd": _of("PathSGD", lr=0.05),
     "path-sgd-momentum": _of("PathSGD", lr=0.02, momentum=0.9),
@@ -111,7 +118,11 @@ def _in_words(name: str) -> str:
 def _optimizers() -> list[str]:
     """Return the names of the classes of `pathspace.optim` that are optimizers."""
     named = {name: getattr(pathspace.optim, name) for name in pathspace.optim.__all__}
-    return [name for name, one in named.items() if isinstance(one, type) and issubclass(one, optim.Optimizer)]
+    return [
+        name
+        for name, one in named.items()
+        if isinstance(one, type) and issubclass(one, optim.Optimizer)
+    ]
 
 
 # every other class as it comes: whoever adds one need not name it here
@@ -126,12 +137,17 @@ def list_candidates() -> str:
     """Return the names of all optimizers, by what they claim, and of all networks, a line for each."""
     indent = 2 + max(map(len, CANDIDATES))
     lines = []
-    for title, claimed in (("Optimizers that claim invariance", True), ("Optimizers that do not", False)):
+    for title, claimed in (
+        ("Optimizers that claim invariance", True),
+        ("Optimizers that do not", False),
+    ):
         lines.append(f"{title}:")
         chosen = {name: one for name, one in CANDIDATES.items() if one.invariant is claimed}
         lines += [f"  {name:<{indent}}{one.kind}({one.options})" for name, one in chosen.items()]
         lines.append("")
-    return "\n".join([*lines, "Networks:", *(f"  {name:<{indent}}{ABOUT[name]}" for name in NETWORKS)])
+    return "\n".join(
+        [*lines, "Networks:", *(f"  {name:<{indent}}{ABOUT[name]}" for name in NETWORKS)]
+    )
 
 
 def check_all(
@@ -158,7 +174,9 @@ def check_all(
         model, example = build_network(network, seed)
         for optimizer in optimizers:
             candidate = CANDIDATES[optimizer]
-            report = check_invariance(model, example, example_loss, candidate.build, steps=steps, seed=seed)
+            report = check_invariance(
+                model, example, example_loss, candidate.build, steps=steps, seed=seed
+            )
             verdicts.append(Verdict(optimizer, network, candidate.invariant, report))
             told(verdicts[-1])
     return verdicts
@@ -180,7 +198,9 @@ def print_verdicts(verdicts: Sequence[Verdict], console: Console) -> None:
         row = {verdict.network: verdict for verdict in verdicts if verdict.optimizer == optimizer}
         claimed = any(verdict.claimed for verdict in row.values())
         table.add_row(
-            optimizer, "claimed" if claimed else "no", *(_cell(row[network]) for network in networks)
+            optimizer,
+            "claimed" if claimed else "no",
+            *(_cell(row[network]) for network in networks),
         )
     # in a narrower terminal names and numbers would lose their ends
     table.width = console.measure(table, options=console.options.update(width=1000)).maximum

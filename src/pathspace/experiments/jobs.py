@@ -31,7 +31,8 @@ class Place:
         folder: Each run gets a folder in this one; what is there is taken, or continued.
         data_dir: Where tasks look for data sets.
         checkpoint_every: Steps between checkpoints.
-        device: Where runs compute, see `engine.run`; finished runs of another device are taken as they are.
+        device: Where runs compute, see `engine.run`; finished runs of another device are taken as
+            they are.
     """
 
     folder: Path
@@ -101,7 +102,8 @@ class Runs:
     """How a command does its runs.
 
     Attributes:
-        output: Its folder: runs are kept in the folder `runs` there, and what is there is taken, or continued.
+        output: Its folder: runs are kept in the folder `runs` there, and what is there is taken, or
+            continued.
         monitor: Told about every run.
         data_dir: Where tasks look for data sets.
         runner: Who does the runs; by default this process, one after the other.
@@ -120,7 +122,12 @@ class Runs:
 
 
 def run_all(
-    configs: Sequence[RunConfig], place: Place, monitor: Monitor, *, title: str, runner: Runner | None = None
+    configs: Sequence[RunConfig],
+    place: Place,
+    monitor: Monitor,
+    *,
+    title: str,
+    runner: Runner | None = None,
 ) -> list[RunResult]:
     """Return the results of all runs in their order; see `Runner.all_results`.
 

@@ -1,7 +1,7 @@
 """Settings as pydantic dataclasses: types, bounds and defaults in one place, layers of values, and their errors.
 
-The settings of a recipe, of one of its sizes, and of the command line are laid one over the other. A value that a field
-refuses is told in our words, with the name of the setting and what to give.
+The settings of a recipe, of one of its sizes, and of the command line are laid one over the other.
+A value that a field refuses is told in our words, with the name of the setting and what to give.
 """
 
 from __future__ import annotations
@@ -187,7 +187,9 @@ def read(schema: type[Laid], content: Mapping[str, Any], file: str) -> Laid:
         raise _translated(error, schema, content, file) from None
 
 
-def _translated(error: ValidationError, schema: type, values: Any, file: str = "") -> ConfigurationError:
+def _translated(
+    error: ValidationError, schema: type, values: Any, file: str = ""
+) -> ConfigurationError:
     """Return the first error in our words, of a setting or of a key in a file."""
     first = error.errors()[0]
     cause = first.get("ctx", {}).get("error")

@@ -32,7 +32,10 @@ def as_json() -> dict[str, Any]:
     found = {}
     for name in recipe_names():
         recipe = load_recipe(name)
-        sizes = {size: asdict(recipe.measured.get(size, Measured())) for size in [*recipe.sizes] or [DEFAULT]}
+        sizes = {
+            size: asdict(recipe.measured.get(size, Measured()))
+            for size in [*recipe.sizes] or [DEFAULT]
+        }
         found[name] = {
             "title": recipe.title,
             "paper": recipe.paper,
@@ -46,16 +49,22 @@ def as_json() -> dict[str, Any]:
 def _of_paper(recipe: Recipe, width: int) -> list[str]:
     hanging = " " * (INDENT + 2)
     lines = _wrapped(f"paper: {recipe.paper or 'none, our own question'}", width, hanging)
-    return lines + (_wrapped(f"distance: {recipe.distance}", width, hanging) if recipe.distance else [])
+    return lines + (
+        _wrapped(f"distance: {recipe.distance}", width, hanging) if recipe.distance else []
+    )
 
 
 def _cost(known: Measured) -> str:
     return "?" if known.core_hours is None else f"{known.core_hours:,.10g}"
 
 
-def _of_size(size: str, known: Measured, column: int, most: int, width: int, recipe: Recipe) -> list[str]:
+def _of_size(
+    size: str, known: Measured, column: int, most: int, width: int, recipe: Recipe
+) -> list[str]:
     if recipe.parts:  # what is known of it stands at its parts
-        return _wrapped(f"{size:<{column}}see {', '.join(recipe.parts)}", width, " " * (INDENT + column))
+        return _wrapped(
+            f"{size:<{column}}see {', '.join(recipe.parts)}", width, " " * (INDENT + column)
+        )
     run = f"docs/results/{known.page}" if known.page else "not run"
     run += f" ({known.part})" if known.part else ""
     return _wrapped(
@@ -66,5 +75,9 @@ def _of_size(size: str, known: Measured, column: int, most: int, width: int, rec
 def _wrapped(text: str, width: int, following: str) -> list[str]:
     # Names have hyphens; a line that ended at one would make two names of it.
     return textwrap.wrap(
-        text, width, initial_indent=" " * INDENT, subsequent_indent=following, break_on_hyphens=False
+        text,
+        width,
+        initial_indent=" " * INDENT,
+        subsequent_indent=following,
+        break_on_hyphens=False,
     )

@@ -1,8 +1,8 @@
 """The registry of training methods: what happens to the start once, and which optimizer takes the steps.
 
-A new optimizer is one entry in `GROUPS`. Every method gets the same budget, the same batches, the same grid
-of learning rates, the same momentum and the same clipping norm; what a method clips is its own choice (see
-`Method.clips_itself`).
+A new optimizer is one entry in `GROUPS`. Every method gets the same budget, the same batches, the
+same grid of learning rates, the same momentum and the same clipping norm; what a method clips is
+its own choice (see `Method.clips_itself`).
 """
 
 from __future__ import annotations
@@ -27,21 +27,26 @@ class Method:
         label: What tables and figures call it.
         about: What it is, in one line.
         build: (model, traced network, configuration of the run) -> the optimizer.
-        balances_first: Whether the start is balanced once, function unchanged, before the first step.
-        clips_itself: Whether the optimizer clips its own, invariant norm. Otherwise the engine clips the norm
-            of the plain gradient.
+        balances_first: Whether the start is balanced once, function unchanged, before the first
+            step.
+        clips_itself: Whether the optimizer clips its own, invariant norm. Otherwise the engine
+            clips the norm of the plain gradient.
         clips_steps: Whether the optimizer has a bound `clip_step`.
-        takes_bounds: Whether clipping in the settings changes it; a paper's rule as printed takes none.
-        presumes: The start, a name in `starts.STARTS`, that the rule needs for its paper's rates; empty for any.
-        otherwise: For a method that balances first, the same one without balancing: what it is from a start that
-            is balanced already.
+        takes_bounds: Whether clipping in the settings changes it; a paper's rule as printed takes
+            none.
+        presumes: The start, a name in `starts.STARTS`, that the rule needs for its paper's rates;
+            empty for any.
+        otherwise: For a method that balances first, the same one without balancing: what it is from
+            a start that is balanced already.
         invariant: Whether a rescaled start must give exactly the same curve.
         learning_rate: What `pathspace train` takes when none is given.
-        model: The model of its own that the method trains, a name in `models.MODELS`; empty for that of the settings.
+        model: The model of its own that the method trains, a name in `models.MODELS`; empty for
+            that of the settings.
         model_options: Laid over those of the settings.
-        refuses: Why it cannot train a model, by the name in `models.MODELS`; it can train those that are not there.
-        normalizes: What `pathspace.nn.ddp_normalize` is told, for a method that trains the normalized network; the
-            start is normalized as it is.
+        refuses: Why it cannot train a model, by the name in `models.MODELS`; it can train those
+            that are not there.
+        normalizes: What `pathspace.nn.ddp_normalize` is told, for a method that trains the
+            normalized network; the start is normalized as it is.
     """
 
     label: str
@@ -156,14 +161,16 @@ def _ours(
 ) -> Callable[[nn.Module, Any, RunConfig], optim.Optimizer]:
     """Return the builder of the optimizer `name` of `pathspace.optim`.
 
-    Of the configuration it `takes` some besides rate and decay. Its option `clips` is what the clipping norm goes
-    to; `groups` makes a model's param groups.
+    Of the configuration it `takes` some besides rate and decay. Its option `clips` is what the
+    clipping norm goes to; `groups` makes a model's param groups.
     """
 
     def build(model: nn.Module, network: Any, run: RunConfig) -> optim.Optimizer:
         import pathspace.optim
 
-        given = {take: getattr(run, take) for take in takes if getattr(run, take) or take not in _BOUNDS}
+        given = {
+            take: getattr(run, take) for take in takes if getattr(run, take) or take not in _BOUNDS
+        }
         if "clip_norm" in given:
             given = {clips: given.pop("clip_norm"), **given}
         if "damping" in given:
@@ -177,7 +184,8 @@ def _ours(
 
 
 def _path(label: str, about: str, name: str, learning_rate: float, **options: Any) -> Method:
-    # the natural gradient of one batch is long where that batch says little, and momentum would add such steps up
+    # the natural gradient of one batch is long where that batch says little, and momentum would add
+    # such steps up
     steepest = name in ("PathSGD", "DDPSGD")
     build = _ours(name, *_METRIC, *(("momentum", "clip_step") if steepest else ()), **options)
     return Method(
@@ -242,11 +250,20 @@ def _with(of: Method, label: str, about: str, model: str, **model_options: Any) 
 
 _PLAIN = {
     "sgd": Method("SGD", "stochastic gradient descent, with the momentum of the settings", _sgd),
-    "adam": Method("Adam", "torch's AdamW, which without decay is Adam", _adam, learning_rate=0.003),
-    "adamw": Method("AdamW", "the same, named for runs with weight decay", _adam, learning_rate=0.003),
-    "soap": Method("SOAP", "Adam in the eigenbasis of Shampoo's preconditioner", _soap, learning_rate=0.003),
+    "adam": Method(
+        "Adam", "torch's AdamW, which without decay is Adam", _adam, learning_rate=0.003
+    ),
+    "adamw": Method(
+        "AdamW", "the same, named for runs with weight decay", _adam, learning_rate=0.003
+    ),
+    "soap": Method(
+        "SOAP", "Adam in the eigenbasis of Shampoo's preconditioner", _soap, learning_rate=0.003
+    ),
     "muon": Method(
-        "Muon", "orthogonalized momentum; AdamW where no matrix is", _muon(_together), learning_rate=0.003
+        "Muon",
+        "orthogonalized momentum; AdamW where no matrix is",
+        _muon(_together),
+        learning_rate=0.003,
     ),
     "muon-hidden": Method(
         "Muon, hidden",
@@ -291,9 +308,15 @@ _PATH = {
         "the same, with one mean of kappa for the whole network",
         normalization="network",
     ),
-    "path-adam": _path("Path-Adam", "Adam in the coordinates of the path metric", "PathAdam", 0.003),
+    "path-adam": _path(
+        "Path-Adam", "Adam in the coordinates of the path metric", "PathAdam", 0.003
+    ),
     "path-adam-half": _path(
-        "Path-Adam, power 1/2", "the same, with the square root of kappa", "PathAdam", 0.003, power=0.5
+        "Path-Adam, power 1/2",
+        "the same, with the square root of kappa",
+        "PathAdam",
+        0.003,
+        power=0.5,
     ),
     "path-gradient-adam": Method(
         "Adam on path gradients",
@@ -388,9 +411,13 @@ _BALANCED = {
 _IDENTITY = {"model": "relu-rnn", "start": "identity"}
 _SHORT, _BOTH = _PATH["path-sgd-short"], _PATH["path-sgd-short-both"]
 _OTHER_MODELS = {
-    "irnn-sgd": _with(_PLAIN["sgd"], "IRNN, SGD", "SGD on a ReLU RNN from an identity start", **_IDENTITY),
+    "irnn-sgd": _with(
+        _PLAIN["sgd"], "IRNN, SGD", "SGD on a ReLU RNN from an identity start", **_IDENTITY
+    ),
     "irnn-adam": _with(_PLAIN["adam"], "IRNN, Adam", "Adam on the same", **_IDENTITY),
-    "irnn-path-sgd-short": _with(_SHORT, "IRNN, Path-SGD", "path-sgd-short on the same", **_IDENTITY),
+    "irnn-path-sgd-short": _with(
+        _SHORT, "IRNN, Path-SGD", "path-sgd-short on the same", **_IDENTITY
+    ),
     "irnn-path-sgd-short-both": _with(
         _BOTH, "IRNN, Path-SGD, both terms", "path-sgd-short-both on the same", **_IDENTITY
     ),
@@ -407,8 +434,12 @@ _OTHER_MODELS = {
     "lstm-adam": _with(_PLAIN["adam"], "LSTM, Adam", "Adam on an LSTM", "lstm"),
 }
 _NORMALIZED = {  # the nodes' own way to use a measure R = alpha S + (1 - alpha) D
-    "path-norm": _normalized("path-normalization", "by the path measure D alone", 0.0, "second_moment"),
-    "ddp-norm": _normalized("DDP-Norm, M and D", "by half M (second moments), half D", 0.5, "second_moment"),
+    "path-norm": _normalized(
+        "path-normalization", "by the path measure D alone", 0.0, "second_moment"
+    ),
+    "ddp-norm": _normalized(
+        "DDP-Norm, M and D", "by half M (second moments), half D", 0.5, "second_moment"
+    ),
     "ddp-norm-centred": _normalized(
         "DDP-Norm, C and D", "by half C (variances of a batch), half D", 0.5, "covariance"
     ),
@@ -417,8 +448,11 @@ _NORMALIZED = {  # the nodes' own way to use a measure R = alpha S + (1 - alpha)
 }
 _COVARIANCE, _MOMENT = {"statistic": "covariance"}, {"statistic": "second_moment"}
 _DATA = {
-    # At alpha = 1 a weight that no example of a batch used has no metric, and undamped steps diverge.
-    "ddp-sgd": _path("DDP-SGD, M and D", "along half M, half D", "DDPSGD", 0.1, alpha=0.5, **_MOMENT),
+    # At alpha = 1 a weight that no example of a batch used has no metric, and undamped steps
+    # diverge.
+    "ddp-sgd": _path(
+        "DDP-SGD, M and D", "along half M, half D", "DDPSGD", 0.1, alpha=0.5, **_MOMENT
+    ),
     "ddp-sgd-centred": _path(
         "DDP-SGD, C and D", "along half C, half D", "DDPSGD", 0.1, alpha=0.5, **_COVARIANCE
     ),
@@ -473,7 +507,8 @@ GROUPS: dict[str, dict[str, Method]] = {
 METHODS = {name: method for group in GROUPS.values() for name, method in group.items()}
 
 
-# what a comparison shows by default: the rules that people use, each on the weights and made invariant
+# what a comparison shows by default: the rules that people use, each on the weights and made
+# invariant
 MAIN_METHODS = ("sgd", "path-sgd", "adamw", "path-adam", "muon", "path-muon")
 
 
@@ -481,7 +516,8 @@ def method(name: str, where: str = "--methods") -> Method:
     """Return the method called `name`.
 
     Raises:
-        ConfigurationError: There is none, with the names there are; `where` is the option that asked for it.
+        ConfigurationError: There is none, with the names there are; `where` is the option that
+            asked for it.
     """
     if name not in METHODS:
         raise unknown_name("method", name, METHODS, where)

@@ -29,14 +29,18 @@ MODULE = "__pathspace_model__"
 _PICKLED = (".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin")
 
 
-def load_model(source: str, shape: Sequence[int] | None = None, seed: int = 0) -> tuple[nn.Module, Any]:
+def load_model(
+    source: str, shape: Sequence[int] | None = None, seed: int = 0
+) -> tuple[nn.Module, Any]:
     """Return a model and examples for it.
 
     Args:
-        source: A name in `zoo.NETWORKS`, or `FILE.py:FUNCTION`, or `MODULE:FUNCTION`, or `FILE.onnx`. The function
-            takes no arguments and returns a model, or a model and a batch of examples.
-        shape: Of one example, without the batch dimension, for a function that returns a model alone; such
-            examples are standard normal, of the type and on the device of the model's weights.
+        source: A name in `zoo.NETWORKS`, or `FILE.py:FUNCTION`, or `MODULE:FUNCTION`, or
+            `FILE.onnx`. The function takes no arguments and returns a model, or a model and a batch
+            of examples.
+        shape: Of one example, without the batch dimension, for a function that returns a model
+            alone; such examples are standard normal, of the type and on the device of the model's
+            weights.
         seed: Decides built-in weights and drawn examples.
 
     Raises:
@@ -96,7 +100,9 @@ def _factory(source: str) -> Any:
     module = module_of_file(Path(place)) if place.endswith(".py") else _from_module(place)
     factory = getattr(module, name, None)
     if isinstance(factory, nn.Module):  # which can be called, too
-        raise ConfigurationError(f"{name!r} in {place!r} is a model: give a function that returns it.")
+        raise ConfigurationError(
+            f"{name!r} in {place!r} is a model: give a function that returns it."
+        )
     if not callable(factory):
         raise ConfigurationError(
             f"{place!r} has no function {name!r}: give one that takes no arguments and returns a model."
@@ -117,7 +123,9 @@ def run_users(source: str, code: Callable[[], Any]) -> Any:
         raise
     except (Exception, SystemExit) as error:  # a script ends so, and says nothing
         said = f"{type(error).__name__}: {error}"
-        frames = [f for f in traceback.extract_tb(error.__traceback__)[1:] if f.filename != __file__]
+        frames = [
+            f for f in traceback.extract_tb(error.__traceback__)[1:] if f.filename != __file__
+        ]
         here = [f for f in frames if not f.filename.startswith("<frozen")]
         if here and not isinstance(error, SyntaxError):  # which names its own place
             said += f" (line {here[-1].lineno} of {here[-1].filename})"
@@ -137,8 +145,12 @@ def module_of_file(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(MODULE, path)
     assert spec is not None
     assert spec.loader is not None
-    module = sys.modules[MODULE] = importlib.util.module_from_spec(spec)  # where dataclasses look for it
-    with _importing_from(path.resolve().parent):  # what stands beside it can be imported, as for a script
+    module = sys.modules[MODULE] = importlib.util.module_from_spec(
+        spec
+    )  # where dataclasses look for it
+    with _importing_from(
+        path.resolve().parent
+    ):  # what stands beside it can be imported, as for a script
         run_users(str(path), functools.partial(spec.loader.exec_module, module))
     return module
 

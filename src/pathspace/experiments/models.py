@@ -25,7 +25,12 @@ STARTS = {  # of the models that have the option
     "tanh-rnn": ("default", "uniform"),
     "lstm": ("default", "orthogonal", "orthogonal-uniform", "chrono", "uniform"),
 }  # fmt: skip
-OF_STARTS = ("start", "start_limit", "recurrent_limit", "memory")  # options that say where a model starts
+OF_STARTS = (
+    "start",
+    "start_limit",
+    "recurrent_limit",
+    "memory",
+)  # options that say where a model starts
 IDENTITY_DEVIATION = 0.001
 
 
@@ -68,18 +73,23 @@ class Recurrent(Reader):
 
             * `"default"`: PyTorch's initialisation.
             * `"uniform"`: U[-r, r] for weights.
-            * `"orthogonal"`: every recurrent matrix of a gate orthogonal, the rest as PyTorch initialises it.
+            * `"orthogonal"`: every recurrent matrix of a gate orthogonal, the rest as PyTorch
+              initialises it.
             * `"orthogonal-uniform"`: the same with U[-r, r] for the rest.
-            * `"chrono"`: forget gates stay open for up to T = `memory` steps, with biases log U[1, T-1], and input
-              gates have their negatives; other recurrent biases zero, the rest as PyTorch initialises it: C. Tallec and
-              Y. Ollivier (2018), Can recurrent neural networks warp time?
-            * `"identity"`: the identity for recurrent weights and N(0, 0.001^2) for all others: the IRNN of Q. Le, N.
-              Jaitly and G. Hinton (2015).
-            * `"identity-uniform"`: the same with U[-r, r] for all others: P16, Section 5.2, with r = 0.01.
-            * `"identity-recurrent"`: the identity, and input and output weights as PyTorch initialises them.
-            * `"positive-definite"`: the same with 1 + R^T R / H, divided by its largest eigenvalue, instead of the
-              identity, where R has entries from N(0, 1): the recurrent weights of the np-RNN of S. Talathi and A.
-              Vartak (2015), Improving performance of recurrent neural network with ReLU nonlinearity.
+            * `"chrono"`: forget gates stay open for up to T = `memory` steps, with biases log U[1,
+              T-1], and input gates have their negatives; other recurrent biases zero, the rest as
+              PyTorch initialises it: C. Tallec and Y. Ollivier (2018), Can recurrent neural
+              networks warp time?
+            * `"identity"`: the identity for recurrent weights and N(0, 0.001^2) for all others: the
+              IRNN of Q. Le, N. Jaitly and G. Hinton (2015).
+            * `"identity-uniform"`: the same with U[-r, r] for all others: P16, Section 5.2, with r
+              = 0.01.
+            * `"identity-recurrent"`: the identity, and input and output weights as PyTorch
+              initialises them.
+            * `"positive-definite"`: the same with 1 + R^T R / H, divided by its largest eigenvalue,
+              instead of the identity, where R has entries from N(0, 1): the recurrent weights of
+              the np-RNN of S. Talathi and A. Vartak (2015), Improving performance of recurrent
+              neural network with ReLU nonlinearity.
         start_limit: r of the uniform starts.
         recurrent_limit: r of the recurrent weights of the start `"uniform"`; 0 takes `start_limit`.
         memory: T of the chrono start, the longest dependency that is expected, in steps.
@@ -290,7 +300,12 @@ class ImageModel(RecurrentCNN):
         dropout: Share = 0.0,
     ) -> None:
         super().__init__(
-            input_size, output_size, maps=maps, layers=layers, unfoldings=unfoldings, dropout=dropout
+            input_size,
+            output_size,
+            maps=maps,
+            layers=layers,
+            unfoldings=unfoldings,
+            dropout=dropout,
         )
 
 
@@ -314,7 +329,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 RESCALABLE = ("relu-rnn", "mlp", "recurrent-cnn", "language-model", "transformer", OWN)
 # What of a model the path norm leaves out.
 OUTSIDE = {"language-model": ("embedding", "decoder")}
-# Models that carry a state from one segment of a stream to the next; the others read every sequence by itself.
+# Models that carry a state from one segment of a stream to the next; the others read every sequence
+# by itself.
 OF_STREAMS = ("language-model",)
 # Models of symbols alone, which answer at every step.
 OF_SYMBOLS = (*OF_STREAMS, "transformer")
@@ -322,7 +338,9 @@ OF_SYMBOLS = (*OF_STREAMS, "transformer")
 OF_IMAGES = ("recurrent-cnn",)
 
 
-def build_model(name: str, input_size: int, output_size: int, options: Mapping[str, Any]) -> nn.Module:
+def build_model(
+    name: str, input_size: int, output_size: int, options: Mapping[str, Any]
+) -> nn.Module:
     """Return the model called `name`, freshly initialised from torch's global random state.
 
     Args:

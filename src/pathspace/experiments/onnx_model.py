@@ -26,8 +26,8 @@ def load_onnx(file: Path, shape: Sequence[int] | None) -> tuple[nn.Module, Any]:
         shape: Of one example, for a file that leaves sizes open; None takes those of the file.
 
     Raises:
-        ConfigurationError: There is no such file, a package is missing, an operator has no counterpart, or a size is
-            neither in the file nor given.
+        ConfigurationError: There is no such file, a package is missing, an operator has no
+            counterpart, or a size is neither in the file nor given.
     """
     if not file.is_file():
         raise ConfigurationError(f"There is no file {str(file)!r}: give the path of an ONNX file.")
@@ -36,7 +36,9 @@ def load_onnx(file: Path, shape: Sequence[int] | None) -> tuple[nn.Module, Any]:
         onnx = import_module("onnx")
         convert = import_module("onnx2torch").convert
     except ModuleNotFoundError as error:
-        raise ConfigurationError(f"{missing_package('Reading an ONNX file', error, 'onnx')}.") from error
+        raise ConfigurationError(
+            f"{missing_package('Reading an ONNX file', error, 'onnx')}."
+        ) from error
     try:
         content = onnx.load(str(file))
     except Exception as error:  # protobuf has its own kinds
@@ -83,7 +85,11 @@ def _drawn(file: Path, value: Any, shape: Sequence[int] | None) -> Tensor:
             f"{str(file)!r} leaves sizes of its input {value.name!r} open ({stated}): give the shape of one example, "
             "such as --input 3,224,224."
         )
-    real = {1: torch.float32, 10: torch.float16, 11: torch.float64}  # numbers of types in onnx.TensorProto
+    real = {
+        1: torch.float32,
+        10: torch.float16,
+        11: torch.float64,
+    }  # numbers of types in onnx.TensorProto
     if form.elem_type in real:
         return torch.randn(sizes).to(real[form.elem_type])
     return torch.zeros(sizes, dtype=torch.long)

@@ -25,9 +25,7 @@ from pathspace.experiments.tasks import OWN
 MOST_EXAMPLES = 100_000
 """How many examples are taken from `batches()`: what it yields is held in memory."""
 LEAST_EXAMPLES = 20
-WANTED = (
-    "`def model()`, which returns a new nn.Module, and `def batches()`, which yields pairs (inputs, targets)"
-)
+WANTED = "`def model()`, which returns a new nn.Module, and `def batches()`, which yields pairs (inputs, targets)"
 QUICK: Mapping[str, Any] = {
     "seeds": 1,
     "tuning_seeds": 1,
@@ -50,7 +48,9 @@ def with_own_file(options: Mapping[str, Any], file: Path | None, *, quick: bool)
         return given
     for name in ("task", "task_options", "model", "model_options"):
         if name in options:
-            raise ConfigurationError(f"The file {str(file)!r} is task and model: leave {name!r} out.")
+            raise ConfigurationError(
+                f"The file {str(file)!r} is task and model: leave {name!r} out."
+            )
     of_file = options_of_file(file)
     return {**given, "task": OWN, "task_options": of_file, "model_options": of_file}
 
@@ -58,7 +58,8 @@ def with_own_file(options: Mapping[str, Any], file: Path | None, *, quick: bool)
 def options_of_file(file: Path) -> dict[str, str]:
     """Return the options by which a file is the task and the model of a comparison.
 
-    Its digest is one of them: results of another version of the file are not taken for those of this one.
+    Its digest is one of them: results of another version of the file are not taken for those of
+    this one.
 
     Raises:
         ConfigurationError: There is no such file.
@@ -71,7 +72,8 @@ def make_model(file: str, digest: str) -> nn.Module:
     """Return a new model of the file's.
 
     Raises:
-        ConfigurationError: The file has changed, has no `model()`, or that failed or returned something else.
+        ConfigurationError: The file has changed, has no `model()`, or that failed or returned
+            something else.
     """
     made = _call(file, digest, "model")
     if not isinstance(made, nn.Module):
@@ -112,7 +114,11 @@ def loss_of(file: str, digest: str) -> Callable[[Tensor, Tensor], Tensor] | None
 
 
 def check(
-    file: str, digest: str, loss: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, targets: Tensor
+    file: str,
+    digest: str,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    inputs: Tensor,
+    targets: Tensor,
 ) -> None:
     """Run the model and the loss once, on two examples.
 
@@ -170,7 +176,11 @@ def _iterated(file: str, batches: Any) -> Iterable[Any]:
 
 
 def _pair(file: str, batch: Any) -> tuple[Tensor, Tensor]:
-    if isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(t, Tensor) for t in batch):
+    if (
+        isinstance(batch, (tuple, list))
+        and len(batch) == 2
+        and all(isinstance(t, Tensor) for t in batch)
+    ):
         x, y = batch
         if x.dim() and y.dim() and len(x) == len(y):
             return x, y

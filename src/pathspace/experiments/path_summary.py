@@ -1,6 +1,7 @@
 """What path space says about a model: classes, paths, degrees of freedom, and how well G-SGD is conditioned on it.
 
-Letters: e = (u -> v) a weight, A_u and B_v the products of weights along the skeleton into u and out of v.
+Letters: e = (u -> v) a weight, A_u and B_v the products of weights along the skeleton into u and
+out of v.
 """
 
 from __future__ import annotations
@@ -49,18 +50,20 @@ class PathSummary:
         outside: Elements of its other parameters.
         classes: Unit classes.
         paths: Paths of the network written out over time and positions, or None where it cannot be.
-        basis_paths: How many values determine those of all paths; None where the network has no such basis.
+        basis_paths: How many values determine those of all paths; None where the network has no
+            such basis.
         rank: Of the path-Jacobian, from all paths; None where it was not computed.
         degrees_of_freedom: Weights minus classes, of those on a path.
         unused: Weights on no path.
         examples: How many examples dead units were looked for on.
         examples_used: How many of them the following number comes from.
-        degrees_on_data: Rank of the outputs' derivative over these; None where the matrix is too large.
+        degrees_on_data: Rank of the outputs' derivative over these; None where the matrix is too
+            large.
         derivatives: Rows of that matrix, an upper bound of its rank.
         dead_units: Classes through which nothing flows on any example.
         incomplete: Classes without skeleton edges.
-        multipliers: Smallest, middle and largest 1 / (A_u B_v)^2 over weights outside the skeleton; None where the
-            network has no basis.
+        multipliers: Smallest, middle and largest 1 / (A_u B_v)^2 over weights outside the skeleton;
+            None where the network has no basis.
         cuts: Where the network is cut, a line for each operation and place.
         no_paths: Why the network was not written out, or None.
         no_rank: Why the rank was not computed, or None.
@@ -278,13 +281,21 @@ def _rows(summary: PathSummary) -> list[tuple[str, str, str]]:
             if summary.no_rank is None
             else f"not computed: {summary.no_rank}",
         ),
-        ("degrees of freedom", f"{summary.degrees_of_freedom:,}", "weights - classes, of those on a path"),
+        (
+            "degrees of freedom",
+            f"{summary.degrees_of_freedom:,}",
+            "weights - classes, of those on a path",
+        ),
         (
             "degrees on the data",
             on_data,
             f"{few}: {summary.examples_used} examples, {summary.derivatives:,} outputs",
         ),
-        ("dead units", f"{summary.dead_units:,}", f"classes that say nothing on {summary.examples} examples"),
+        (
+            "dead units",
+            f"{summary.dead_units:,}",
+            f"classes that say nothing on {summary.examples} examples",
+        ),
     ]
     if summary.unused:
         rows.append(("unused weights", f"{summary.unused:,}", "on no path"))
@@ -294,7 +305,9 @@ def _rows(summary: PathSummary) -> list[tuple[str, str, str]]:
         what = "" if number else "what enters counts as an output, what leaves as an input"
         rows.append((f"cut at {line}", "", what))
     if summary.incomplete:
-        rows.append(("incomplete classes", f"{summary.incomplete:,}", "without a skeleton edge in or out"))
+        rows.append(
+            ("incomplete classes", f"{summary.incomplete:,}", "without a skeleton edge in or out")
+        )
     if summary.multipliers is not None:
         low, middle, high = summary.multipliers
         rows.append(
@@ -329,7 +342,9 @@ def run_paths(
         redirect_stdout(sys.stderr if as_json else sys.stdout),  # what the model prints is no JSON
         warnings.catch_warnings(),
     ):
-        warnings.showwarning = _shown_as_a_line  # a place in the library's code tells nobody anything
+        warnings.showwarning = (
+            _shown_as_a_line  # a place in the library's code tells nobody anything
+        )
         model, examples = load_model(source, shape, seed)
         summary, network, skeleton = summarize(
             model, examples, rule=cast("Rule", rule), limit=limit, seed=seed

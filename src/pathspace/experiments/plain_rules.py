@@ -1,8 +1,8 @@
 """Rules that torch does not have as the comparisons need them: SGD with decoupled decay, and natural gradients.
 
-A step of `NaturalGradient` solves (F + damping diag(kappa)) d = g by conjugate gradients in float64, with F on the
-batch of the loss (see `pathspace.paths.natural_gradient`). That takes some fifty passes through the network: affordable
-on small ones alone.
+A step of `NaturalGradient` solves (F + damping diag(kappa)) d = g by conjugate gradients in
+float64, with F on the batch of the loss (see `pathspace.paths.natural_gradient`). That takes some
+fifty passes through the network: affordable on small ones alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ import pathspace
 class SGD(Optimizer):
     """v = momentum v + g. As torch's, but with decoupled weight decay, as all methods here have it."""
 
-    def __init__(self, params: Any, lr: float, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
+    def __init__(
+        self, params: Any, lr: float, momentum: float = 0.0, weight_decay: float = 0.0
+    ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -58,13 +60,15 @@ class NaturalGradient(SGD):
     A step puts natural gradients in the place of the others.
 
     Args:
-        model: The model; a hook that only looks remembers what it was last called with while gradients were enabled.
+        model: The model; a hook that only looks remembers what it was last called with while
+            gradients were enabled.
         network: Its trace.
         lr: Step size.
         momentum: Factor of the velocity, which is kept on natural gradients.
         weight_decay: Decoupled.
         damping: Share of kappa.
-        clip_norm: Largest length of a step before the rate, sqrt(g d), which no rescaling changes; None does not clip.
+        clip_norm: Largest length of a step before the rate, sqrt(g d), which no rescaling changes;
+            None does not clip.
     """
 
     def __init__(
@@ -121,5 +125,8 @@ class NaturalGradient(SGD):
     def _factor(self, gradients: dict[str, Tensor], natural: dict[str, Tensor]) -> float:
         if self.clip_norm is None:
             return 1.0
-        length = sum(float((natural[name] * g.double().cpu()).sum()) for name, g in gradients.items()) ** 0.5
+        length = (
+            sum(float((natural[name] * g.double().cpu()).sum()) for name, g in gradients.items())
+            ** 0.5
+        )
         return min(1.0, self.clip_norm / length) if length else 1.0

@@ -147,4 +147,8 @@ def _printed(entry: Any) -> Any:
     if not isinstance(entry, dict) or type(entry.get("value")) not in (int, float, Decimal):
         return entry
     value = entry["value"]
-    return {**entry, "value": float(value) if isinstance(value, Decimal) else value, "printed": str(value)}
+    return {
+        **entry,
+        "value": float(value) if isinstance(value, Decimal) else value,
+        "printed": str(value),
+    }

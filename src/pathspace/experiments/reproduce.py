@@ -32,7 +32,9 @@ def run_reproduce(name: str, size: str, options: Layer, context: Context) -> dic
         return {}
     if recipe.parts:
         return _reproduce_parts(recipe, size, options, context)
-    done = execute(_asked(recipe, size, options), context, given=bool(size or options[1]), studied=recipe)
+    done = execute(
+        _asked(recipe, size, options), context, given=bool(size or options[1]), studied=recipe
+    )
     print_report(done.report, done.folder, as_json=context.as_json)
     return {name: done.comparison}
 
@@ -42,19 +44,27 @@ def _asked(recipe: Recipe, size: str, options: Layer) -> Configuration:
     where, chosen = options
     if "methods" in chosen and "baselines" not in chosen:
         # Whoever picks some of a claim's methods means its baselines among them.
-        kept = [name for name in settings_from(*recipe.layers(size)).baselines if name in chosen["methods"]]
+        kept = [
+            name
+            for name in settings_from(*recipe.layers(size)).baselines
+            if name in chosen["methods"]
+        ]
         options = where, {**chosen, "baselines": kept}
     settings = settings_from(*recipe.layers(size), options)
     return Configuration("reproduce", recipe.title, settings, recipe=recipe.name, size=size)
 
 
-def _reproduce_parts(recipe: Recipe, size: str, options: Layer, context: Context) -> dict[str, Comparison]:
+def _reproduce_parts(
+    recipe: Recipe, size: str, options: Layer, context: Context
+) -> dict[str, Comparison]:
     """Run the parts of a recipe, each in a folder of its own, and bring their results together on one page.
 
     Parts that are done are not done again, so the same command continues what was stopped.
     """
     asked = Parts(
-        recipe.name, recipe.title, {part: _asked(load_recipe(part), size, options) for part in recipe.parts}
+        recipe.name,
+        recipe.title,
+        {part: _asked(load_recipe(part), size, options) for part in recipe.parts},
     )
     with begun(asked, context, given=bool(size or options[1])) as (settled, output):
         done = {}

@@ -30,13 +30,15 @@ class RunConfig:
         seed: Decides initial weights, rescaling factors and batches.
         epochs: Passes over the training split.
         batch_size: Sequences per step; an incomplete last batch is left out.
-        momentum: For the methods that have one in this sense; Adam keeps its own two decay rates, and the
-            quasi-diagonal natural gradient takes none.
+        momentum: For the methods that have one in this sense; Adam keeps its own two decay rates,
+            and the quasi-diagonal natural gradient takes none.
         clip_norm: Largest norm of a step's gradient; None does not clip.
         rescale_exponent: k; the rescaled start uses factors from 2^-k to 2^k.
         threads: Threads of PyTorch; their number changes the order of sums, hence the last bits.
-        evaluate_test: Whether the test split is looked at, after every epoch; never while learning rates are chosen.
-        weight_decay: Decoupled from the gradient: every parameter times 1 - learning_rate weight_decay.
+        evaluate_test: Whether the test split is looked at, after every epoch; never while learning
+            rates are chosen.
+        weight_decay: Decoupled from the gradient: every parameter times 1 - learning_rate
+            weight_decay.
     """
 
     task: str
@@ -107,7 +109,8 @@ class Epoch:
 
     Attributes:
         step: How many steps the run had done after it.
-        training: Mean over its training batches, each before its step; None, once stored, if it is not finite.
+        training: Mean over its training batches, each before its step; None, once stored, if it is
+            not finite.
         test: On the test split after it; None in runs that may not look.
     """
 
@@ -144,16 +147,17 @@ class RunResult:
 
     Attributes:
         config: What it was asked for.
-        losses: The training loss of every step's batch, before the step; up to the step that diverged.
+        losses: The training loss of every step's batch, before the step; up to the step that
+            diverged.
         validations: At the start and after every epoch.
         test_error: After the last step; None when the run diverged or was not to look.
         diverged_at: The step whose loss was not finite, or None.
         seconds: Time spent in training steps, evaluation not counted.
-        step_seconds: The median time of one training step: what else the machine does hardly shows in it. None
-            if no step was done.
+        step_seconds: The median time of one training step: what else the machine does hardly shows
+            in it. None if no step was done.
         device: Where it was computed; `"cpu, then cuda"` if it was continued elsewhere.
-        kernel: What ReLU recurrent layers ran at its end (see `pathspace.nn.RNN.kernel`); None if there were none, or
-            if they were told to be `torch.nn.RNN`.
+        kernel: What ReLU recurrent layers ran at its end (see `pathspace.nn.RNN.kernel`); None if
+            there were none, or if they were told to be `torch.nn.RNN`.
         epochs: Training and test error of every epoch.
     """
 
@@ -178,18 +182,22 @@ class RunResult:
     @property
     def failed(self) -> bool:
         """Whether the run diverged or ended no better than it began, by the validation loss."""
-        return self.diverged_at is not None or not self.validations[-1].loss < self.validations[0].loss
+        return (
+            self.diverged_at is not None or not self.validations[-1].loss < self.validations[0].loss
+        )
 
     @property
     def lost_at(self) -> int | None:
         """The step at which the run was lost; None for one that came through.
 
-        A run that failed may be lost with finite numbers, too: where its loss first rose above ten times that of the
-        beginning.
+        A run that failed may be lost with finite numbers, too: where its loss first rose above ten
+        times that of the beginning.
         """
         if self.diverged_at is not None or not self.failed:
             return self.diverged_at
-        return next((step for step, loss in enumerate(self.losses) if loss > 10 * self.losses[0]), None)
+        return next(
+            (step for step, loss in enumerate(self.losses) if loss > 10 * self.losses[0]), None
+        )
 
     def steps_to(self, error: float) -> int | None:
         """Return the step of the first validation whose error is at most `error`; None if there is none."""
@@ -214,7 +222,8 @@ class RunResult:
         """Undo `as_dict`."""
         validations = (
             Validation(
-                entry["step"], *(math.nan if entry[n] is None else entry[n] for n in ("loss", "error"))
+                entry["step"],
+                *(math.nan if entry[n] is None else entry[n] for n in ("loss", "error")),
             )
             for entry in values["validations"]
         )

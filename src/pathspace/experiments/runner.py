@@ -1,7 +1,8 @@
 """Does the jobs of a command: in this process, in several of this machine (joblib's loky), or as tasks of Ray.
 
-A job is a function of its configuration: who does it changes how long it takes, not what comes out. Every job keeps
-its own checkpoint, so that one that died with its process, or was stopped, goes on from there.
+A job is a function of its configuration: who does it changes how long it takes, not what comes out.
+Every job keeps its own checkpoint, so that one that died with its process, or was stopped, goes on
+from there.
 """
 
 from __future__ import annotations
@@ -147,16 +148,23 @@ class Runner:
             return
         yield from self._in_processes(iter(jobs), places, monitor)
 
-    def _in_processes(self, jobs: Iterator[Work], places: int, monitor: Monitor) -> Iterator[JobOutcome]:
+    def _in_processes(
+        self, jobs: Iterator[Work], places: int, monitor: Monitor
+    ) -> Iterator[JobOutcome]:
         submit = self._submitter(places)
         running: dict[Future[Any], tuple[Work, bool]] = {}
         again: deque[Work] = deque()
         while True:
-            # One at a time: it is then known whose process dies next. A pool loses all of its processes with one.
+            # One at a time: it is then known whose process dies next. A pool loses all of its
+            # processes with one.
             if again and not running:
                 job = again.popleft()
                 running[submit(job)] = job, True
-            while not again and len(running) < places and not any(last for _, last in running.values()):
+            while (
+                not again
+                and len(running) < places
+                and not any(last for _, last in running.values())
+            ):
                 job = next(jobs, None)
                 if job is None:
                     break
@@ -204,7 +212,9 @@ def check_engine(engine: str, address: str) -> None:
     if engine not in ENGINES:
         raise unknown_name("engine", engine, ENGINES, "--engine")
     if address and engine != "ray":
-        raise ConfigurationError(f"--address {address} names a Ray cluster: give --engine ray, too.")
+        raise ConfigurationError(
+            f"--address {address} names a Ray cluster: give --engine ray, too."
+        )
 
 
 def connect(address: str, processes: int | None, threads: int = 1) -> None:
@@ -212,7 +222,8 @@ def connect(address: str, processes: int | None, threads: int = 1) -> None:
 
     Args:
         address: Of a cluster, as `ray.init` takes it; empty: Ray is started here.
-        processes: Works at a time, where Ray is started here; None: as many as there are processors.
+        processes: Works at a time, where Ray is started here; None: as many as there are
+            processors.
         threads: Of a job.
 
     Raises:
@@ -232,7 +243,9 @@ def connect(address: str, processes: int | None, threads: int = 1) -> None:
             )
     except ImportError:
         raise
-    except Exception as error:  # Ray's own may be no more than that, as where a node does not start in time
+    except (
+        Exception
+    ) as error:  # Ray's own may be no more than that, as where a node does not start in time
         raise ConfigurationError(
             f"Ray cannot be reached or started ({' '.join(str(error).split())}): give the --address of a running "
             "cluster, or none to start Ray here."

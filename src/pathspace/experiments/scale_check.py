@@ -78,7 +78,9 @@ def _load(model: nn.Module, file: Path) -> None:
     try:
         model.load_state_dict(state)
     except (RuntimeError, TypeError) as error:
-        raise ConfigurationError(f"{option}: these weights do not fit the model: {error}") from error
+        raise ConfigurationError(
+            f"{option}: these weights do not fit the model: {error}"
+        ) from error
 
 
 def _png(found: Imbalance) -> bytes:

@@ -17,12 +17,12 @@ class Choice:
     """The learning rate and the weight decay chosen for a method and a start.
 
     Attributes:
-        learning_rate: With `weight_decay`, the pair of the least mean validation error; ties go to the least
-            validation loss, or, by one standard error, to the least rate.
-        scores: The mean validation error of every rate in the grid, with the decay that is best for it; infinite
-            where a run diverged. Empty where nothing was to be chosen.
-        at_edge: Whether the choice is the smallest or largest rate of a grid of several: a wider grid may do
-            better.
+        learning_rate: With `weight_decay`, the pair of the least mean validation error; ties go to
+            the least validation loss, or, by one standard error, to the least rate.
+        scores: The mean validation error of every rate in the grid, with the decay that is best for
+            it; infinite where a run diverged. Empty where nothing was to be chosen.
+        at_edge: Whether the choice is the smallest or largest rate of a grid of several: a wider
+            grid may do better.
         all_diverged: Whether no rate came through; the choice is then the smallest one.
         weight_decay: See `learning_rate`.
         pairs: The mean validation error of every pair (rate, decay) that was tried.
@@ -42,14 +42,16 @@ class Choice:
 
 def is_tuned(settings: Settings) -> bool:
     """Say whether a method has several rates or decays to choose from."""
-    return len(settings.weight_decays) > 1 or any(len(settings.rates_of(m)) > 1 for m in settings.methods)
+    return len(settings.weight_decays) > 1 or any(
+        len(settings.rates_of(m)) > 1 for m in settings.methods
+    )
 
 
 def tuning_runs(settings: Settings) -> list[RunConfig]:
     """Return the runs that rates and decays are chosen by; none of them looks at the test split.
 
-    With `tuning = "in turn"` they all have the first decay, and `decay_runs` has the rest. Where nothing is tuned
-    there is no run.
+    With `tuning = "in turn"` they all have the first decay, and `decay_runs` has the rest. Where
+    nothing is tuned there is no run.
     """
     if not is_tuned(settings):
         return []
@@ -84,7 +86,9 @@ def decay_runs(settings: Settings, choices: Mapping[tuple[str, str], Choice]) ->
 def only_choices(settings: Settings) -> dict[tuple[str, str], Choice]:
     """Return the one rate and decay of every (method, start), where there is nothing to choose."""
     return {
-        (method, start): Choice(settings.rates_of(method)[0], {}, False, False, settings.weight_decays[0])
+        (method, start): Choice(
+            settings.rates_of(method)[0], {}, False, False, settings.weight_decays[0]
+        )
         for method in settings.methods
         for start in settings.starts
     }
@@ -97,7 +101,9 @@ def chosen_runs(
     return [
         run
         for (method, start), choice in choices.items()
-        for run in _tuning(settings, method, start, choice.learning_rate, choice.weight_decay, seeds)
+        for run in _tuning(
+            settings, method, start, choice.learning_rate, choice.weight_decay, seeds
+        )
     ]
 
 
@@ -121,9 +127,10 @@ def _tuning(
 def choose(results: Iterable[RunResult], tuning: str = "grid") -> dict[tuple[str, str], Choice]:
     """Choose rate and decay for every (method, start) among the results of `tuning_runs` and `decay_runs`.
 
-    By `"one standard error"`, which is what the best pair's mean over its seeds is known to, the least rate, and of
-    its decays the least, is taken among the pairs that are no further from the best: which of two such rates is
-    best is chance, and the larger one may diverge on another seed (Breiman, Friedman, Olshen and Stone, 1984).
+    By `"one standard error"`, which is what the best pair's mean over its seeds is known to, the
+    least rate, and of its decays the least, is taken among the pairs that are no further from the
+    best: which of two such rates is best is chance, and the larger one may diverge on another seed
+    (Breiman, Friedman, Olshen and Stone, 1984).
     """
     grouped: dict[tuple[str, str], list[RunResult]] = defaultdict(list)
     for result in results:
@@ -134,7 +141,9 @@ def choose(results: Iterable[RunResult], tuning: str = "grid") -> dict[tuple[str
 def _best(results: list[RunResult], cautious: bool) -> Choice:
     by_pair: dict[tuple[float, float], list[tuple[float, float]]] = defaultdict(list)
     for result in results:
-        by_pair[result.config.learning_rate, result.config.weight_decay].append(result.validation_score)
+        by_pair[result.config.learning_rate, result.config.weight_decay].append(
+            result.validation_score
+        )
     means = {
         pair: tuple(
             math.fsum(column) / len(column) if all(map(math.isfinite, column)) else math.inf
@@ -151,7 +160,9 @@ def _best(results: list[RunResult], cautious: bool) -> Choice:
     rates = sorted({pair[0] for pair in means})
     return Choice(
         learning_rate=rate,
-        scores={one: min(mean[0] for pair, mean in means.items() if pair[0] == one) for one in rates},
+        scores={
+            one: min(mean[0] for pair, mean in means.items() if pair[0] == one) for one in rates
+        },
         at_edge=len(rates) > 1 and rate in (rates[0], rates[-1]),
         all_diverged=math.isinf(means[rate, decay][0]),
         weight_decay=decay,

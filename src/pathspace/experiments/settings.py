@@ -34,11 +34,18 @@ from pathspace.experiments.schedule import SCHEDULES
 from pathspace.experiments.starts import SKELETON_ONES, check_start
 from pathspace.experiments.tasks import check_task, preset
 
-# Final runs use the seeds 0, 1, 2, ...; learning rates are chosen on others, so that no reported run was
-# selected.
+# Final runs use the seeds 0, 1, 2, ...; learning rates are chosen on others, so that no reported
+# run was selected.
 FIRST_TUNING_SEED = 1000
 # Of no use where no rate is chosen for a row of a table, as in a single run and a sweep.
-OF_A_TABLE = ("tuning", "tuning_seeds", "shared_rates", "verified_seeds", "target_error", "baselines")
+OF_A_TABLE = (
+    "tuning",
+    "tuning_seeds",
+    "shared_rates",
+    "verified_seeds",
+    "target_error",
+    "baselines",
+)
 
 
 def _zero_or_from_one(value: float) -> float:
@@ -63,43 +70,52 @@ class Settings:
         task_options: What the task's `build` takes.
         model: A name in `models.MODELS`.
         model_options: What the model takes.
-        method_options: By name of a method, options of the model for this method alone, laid over `model_options`.
+        method_options: By name of a method, options of the model for this method alone, laid over
+            `model_options`.
         methods: Names in `methods.METHODS`, in the order of the table.
         starts: Names in `starts.STARTS`; differences are measured against the first one.
-        shared_rates: Whether another start, where it prefers a rate of its own, runs at the first start's rate too.
+        shared_rates: Whether another start, where it prefers a rate of its own, runs at the first
+            start's rate too.
         seeds: Runs per row of the table.
         tuning_seeds: Runs per learning rate while the rate is chosen.
         learning_rates: The grid, the same for every start and method but those of `method_rates`.
-        method_rates: By name of a method, a grid of its own, of as many rates: for rules of another unit.
-        weight_decays: The grid of decoupled weight decays, the same for every method and start; the first one is
-            what runs outside the grid take.
-        tuning: `"grid"` tries every pair of learning rate and decay; `"one standard error"`, too, and takes the
-            least rate that several seeds do not tell from the best; `"in turn"` tries every rate with the first
-            decay, then the other decays with the best rate.
-        tuning_epochs: Passes over the training split while rate and decay are chosen; 0 is as many as `epochs`, as
-            are those of a preset or recipe that exceed the `epochs` of a command.
+        method_rates: By name of a method, a grid of its own, of as many rates: for rules of another
+            unit.
+        weight_decays: The grid of decoupled weight decays, the same for every method and start; the
+            first one is what runs outside the grid take.
+        tuning: `"grid"` tries every pair of learning rate and decay; `"one standard error"`, too,
+            and takes the least rate that several seeds do not tell from the best; `"in turn"` tries
+            every rate with the first decay, then the other decays with the best rate.
+        tuning_epochs: Passes over the training split while rate and decay are chosen; 0 is as many
+            as `epochs`, as are those of a preset or recipe that exceed the `epochs` of a command.
         epochs: Passes over the training split.
         schedule: A name in `schedule.SCHEDULES`.
         warmup: The part of a run, in [0, 1), over which the learning rate rises linearly.
         batch_size: Sequences per step.
         momentum: See `run.RunConfig`.
         clip_norm: Largest norm of a step's gradient; 0 does not clip.
-        clip_step: Longest step, before the learning rate and on balanced weights, of the methods that have such a
-            bound (see `pathspace.optim.PathSGD`); 0 sets none.
+        clip_step: Longest step, before the learning rate and on balanced weights, of the methods
+            that have such a bound (see `pathspace.optim.PathSGD`); 0 sets none.
         refresh_every: Steps between two computations of kappa, for the methods that use it.
         damping: What they add to kappa, as a fraction of its mean.
         rescale_exponent: k; the rescaled start uses powers of two from 2^-k to 2^k.
-        rescale_factor: f; if it is not 0, the rescaled start uses any numbers from 1/f to f instead.
-        verified_seeds: 0 does every run. Otherwise runs that an exact symmetry makes the same to the last bit are
-            done once, after runs of the length of tuning runs, with the chosen rates and so many seeds, have shown
-            that they are the same.
-        validate_every: Steps between validations, besides those after every epoch; 0 makes no others.
-        baselines: The methods that the others are to beat: the report compares each of them with the best of these.
-        target_error: The report says how long every method takes to this validation error; 0 leaves that out.
-        stop_error: A run ends with the first epoch after which its validation error is below it; 0 ends none early.
+        rescale_factor: f; if it is not 0, the rescaled start uses any numbers from 1/f to f
+            instead.
+        verified_seeds: 0 does every run. Otherwise runs that an exact symmetry makes the same to
+            the last bit are done once, after runs of the length of tuning runs, with the chosen
+            rates and so many seeds, have shown that they are the same.
+        validate_every: Steps between validations, besides those after every epoch; 0 makes no
+            others.
+        baselines: The methods that the others are to beat: the report compares each of them with
+            the best of these.
+        target_error: The report says how long every method takes to this validation error; 0 leaves
+            that out.
+        stop_error: A run ends with the first epoch after which its validation error is below it; 0
+            ends none early.
         checkpoint_every: Steps between checkpoints.
         threads: Threads of PyTorch in every run.
-        plain_rnn: Whether ReLU recurrent layers are `torch.nn.RNN`, not `pathspace.nn.RNN`, which is equal to rounding.
+        plain_rnn: Whether ReLU recurrent layers are `torch.nn.RNN`, not `pathspace.nn.RNN`, which
+            is equal to rounding.
     """
 
     task: str = "digits"
@@ -169,8 +185,9 @@ class Settings:
     def model_of(self, name: str) -> tuple[str, dict[str, Any]]:
         """Return the model that a method trains, and its options.
 
-        A model that the method brings along gets those options of the settings that it takes; but for `start`, which is
-        one of the settings' own model: the identity says nothing to an LSTM beside ReLU networks.
+        A model that the method brings along gets those options of the settings that it takes; but
+        for `start`, which is one of the settings' own model: the identity says nothing to an LSTM
+        beside ReLU networks.
         """
         chosen = method(name)
         model, common = chosen.model or self.model, dict(self.model_options)
@@ -214,7 +231,9 @@ class Settings:
         stream = self.task_options.get("stream", False) is True
         if (model in models.OF_STREAMS) != stream:
             remedy = (
-                "set task_options.stream to true" if not stream else f"set model to {models.OF_STREAMS[0]!r}"
+                "set task_options.stream to true"
+                if not stream
+                else f"set model to {models.OF_STREAMS[0]!r}"
             )
             reads = "reads streams alone" if not stream else "carries no state along a stream"
             raise ConfigurationError(f"The model {model!r} {reads}: {remedy}.")
@@ -248,7 +267,9 @@ class Settings:
                 "model_options.embedding, which is of symbols, and model_options.output."
             )
         centred = method(name).normalizes.get("statistic") == "covariance"
-        if centred and self.batch_size == 1 and options.get("output") != "every":  # one value for each node
+        if (
+            centred and self.batch_size == 1 and options.get("output") != "every"
+        ):  # one value for each node
             raise ConfigurationError(
                 f"The method {name!r} takes the variance of a batch, and the batch size is 1: give 2 or more."
             )
@@ -308,8 +329,8 @@ def settings_from(*layers: Layer) -> Settings:
     """Lay settings over the defaults and the preset of the task, later ones over earlier ones.
 
     Args:
-        layers: Pairs of where the settings stand, for errors, and their names and values. Tables are merged entry by
-            entry, and so are the options of one method.
+        layers: Pairs of where the settings stand, for errors, and their names and values. Tables
+            are merged entry by entry, and so are the options of one method.
 
     Raises:
         ConfigurationError: A name is unknown or a value impossible.
@@ -323,7 +344,11 @@ def settings_from(*layers: Layer) -> Settings:
     tuning_epochs: Any = 0
     for where, layer in (("the preset", preset(task)), *layers):
         own = layer
-        if "epochs" in layer and "tuning_epochs" not in layer and _exceeds(tuning_epochs, layer["epochs"]):
+        if (
+            "epochs" in layer
+            and "tuning_epochs" not in layer
+            and _exceeds(tuning_epochs, layer["epochs"])
+        ):
             own = {**layer, "tuning_epochs": 0}  # those were of longer runs
         tuning_epochs = own.get("tuning_epochs", tuning_epochs)
         laid.append((where, own))

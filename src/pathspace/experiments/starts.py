@@ -17,22 +17,28 @@ STARTS = {
     "skeleton-ones": "PyTorch's initialisation with the weights of the cyclic skeleton set to 1; another function",
 }
 SKELETON_ONES = "skeleton-ones"  # where S19's Algorithm 2 has to begin
-BALANCED = 1e-5  # how far from 1 the factors that would balance a network may be, for it to be balanced
+BALANCED = (
+    1e-5  # how far from 1 the factors that would balance a network may be, for it to be balanced
+)
 
 
-def move_to_start(network: Network, start: str, *, seed: int, exponent: int, factor: float = 0.0) -> None:
+def move_to_start(
+    network: Network, start: str, *, seed: int, exponent: int, factor: float = 0.0
+) -> None:
     """Bring freshly initialised weights to a start, in place; but for skeleton-ones the function stays.
 
     Args:
         network: The traced model.
         start: A name in `STARTS`.
         seed: Chooses the random factors.
-        exponent: k; the factors of the rescaled start are powers of two between 2^-k and 2^k, so nothing is
-            rounded.
-        factor: f; where it is not 0, the factors are any numbers between 1/f and f instead, log-uniform.
+        exponent: k; the factors of the rescaled start are powers of two between 2^-k and 2^k, so
+            nothing is rounded.
+        factor: f; where it is not 0, the factors are any numbers between 1/f and f instead,
+            log-uniform.
 
     Raises:
-        ConfigurationError: The start is unknown, or the factors are too large for the type of the weights.
+        ConfigurationError: The start is unknown, or the factors are too large for the type of the
+            weights.
     """
     check_start(start)
     if start == "default":
@@ -55,7 +61,9 @@ def move_to_start(network: Network, start: str, *, seed: int, exponent: int, fac
                 generator=torch.Generator().manual_seed(seed),
             )
         except OverflowError as error:
-            named = f"'rescale_factor' is {factor:g}" if factor else f"'rescale_exponent' is {exponent}"
+            named = (
+                f"'rescale_factor' is {factor:g}" if factor else f"'rescale_exponent' is {exponent}"
+            )
             raise ConfigurationError(
                 f"The setting {named}, which the weights' type cannot hold: give a smaller number."
             ) from error
@@ -64,8 +72,9 @@ def move_to_start(network: Network, start: str, *, seed: int, exponent: int, fac
 def balance_once_(network: Network) -> None:
     """Balance a network, in place; one that is balanced already keeps every bit.
 
-    Factors that are powers of two come first, and the rest only where they do not suffice. So the balanced start, and
-    that start rescaled by powers of two, end as the same weights to the last bit.
+    Factors that are powers of two come first, and the rest only where they do not suffice. So the
+    balanced start, and that start rescaled by powers of two, end as the same weights to the last
+    bit.
     """
     from pathspace import rescaling
     from pathspace.paths.kernel.node_mass import node_mass

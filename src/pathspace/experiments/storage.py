@@ -27,7 +27,8 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         write: Called once with the open binary file.
 
     Raises:
-        StorageError: The folder cannot be written to, or has no room. `path` is then what it was before.
+        StorageError: The folder cannot be written to, or has no room. `path` is then what it was
+            before.
     """
     with clear_failure(path):
         files.write_atomically(path, write)
@@ -122,7 +123,8 @@ def make_folder(path: Path) -> Path:
 def writable_folder(path: Path, where: str) -> Path:
     """Make sure that files can be written to a folder, which need not exist yet, and leave things as they were.
 
-    A command that is refused after this leaves no empty folder behind; one that goes on calls `make_folder`.
+    A command that is refused after this leaves no empty folder behind; one that goes on calls
+    `make_folder`.
 
     Args:
         path: The folder.

@@ -1,8 +1,9 @@
 """Runs that an exact symmetry makes the same to the last bit, so that one of them can stand for the others.
 
-Factors that are powers of two round nothing. With them an invariant method, and one that balances first, sees the
-rescaled start as it sees the balanced one; and balancing leaves a balanced start alone. That is a claim about code, so
-every comparison that uses it checks it by runs of its own: see `Settings.verified_seeds`.
+Factors that are powers of two round nothing. With them an invariant method, and one that balances
+first, sees the rescaled start as it sees the balanced one; and balancing leaves a balanced start
+alone. That is a claim about code, so every comparison that uses it checks it by runs of its own:
+see `Settings.verified_seeds`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Tables that are no comparison of optimizers: cells that do not depend on one another, each kept in a file of its own.
 
-The package of such an engine has `protocol.Protocol`, how its table is made, and `protocol.NEEDS`, packages; in `cells`
-a function `fill(protocol, do, folder)`, which returns what `do(kind, cells, compute)` computes, in one call or several;
-and `report.report(protocol, results, *, title, configuration, published)`.
+The package of such an engine has `protocol.Protocol`, how its table is made, and `protocol.NEEDS`,
+packages; in `cells` a function `fill(protocol, do, folder)`, which returns what `do(kind, cells,
+compute)` computes, in one call or several; and `report.report(protocol, results, *, title,
+configuration, published)`.
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ def reproduce_table(recipe: Recipe, size: str, options: Layer, context: Context)
         context: Where to write, how many cells at a time, and whether to continue.
 
     Raises:
-        ConfigurationError: A setting is impossible, a package is missing, or the folder holds something else.
+        ConfigurationError: A setting is impossible, a package is missing, or the folder holds
+            something else.
         KeyboardInterrupt: The user stopped; the same command continues.
     """
     engine = ENGINES[recipe.engine]
@@ -167,7 +169,12 @@ class StoredCell:
 
 
 def all_results(
-    kind: type[T], cells: Sequence[Any], compute: Callable[[Any], T], *, output: Path, context: Context
+    kind: type[T],
+    cells: Sequence[Any],
+    compute: Callable[[Any], T],
+    *,
+    output: Path,
+    context: Context,
 ) -> list[T]:
     """Compute all cells that have no file yet.
 

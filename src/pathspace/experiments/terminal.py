@@ -24,7 +24,8 @@ def output_console(width: int = 120) -> PlainConsole:
     """Return a console on standard output.
 
     Args:
-        width: Columns of a pipe or a log, which have no width of their own; eighty would break names and sentences.
+        width: Columns of a pipe or a log, which have no width of their own; eighty would break
+            names and sentences.
     """
     return PlainConsole(width=None if sys.stdout and sys.stdout.isatty() else width)
 

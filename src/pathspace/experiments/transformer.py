@@ -1,6 +1,7 @@
 """A character GPT: pre-norm blocks of rotary attention and a gated or squared-ReLU MLP.
 
-Letters: B batch, T time, W width, H heads, D = W / H dimensions of a head, F hidden units of an MLP.
+Letters: B batch, T time, W width, H heads, D = W / H dimensions of a head, F hidden units of an
+MLP.
 """
 
 from __future__ import annotations
@@ -61,7 +62,10 @@ class MLP(nn.Module):
     def __init__(self, width: int, hidden: int, gate: Gate) -> None:
         super().__init__()
         self.gate = nn.Linear(width, hidden, bias=False) if gate == "swiglu" else None
-        self.up, self.down = nn.Linear(width, hidden, bias=False), nn.Linear(hidden, width, bias=False)
+        self.up, self.down = (
+            nn.Linear(width, hidden, bias=False),
+            nn.Linear(hidden, width, bias=False),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, T, W) to the same shape."""
@@ -93,7 +97,8 @@ class Transformer(nn.Module):
         hidden: W, numbers that stand for a symbol; a multiple of twice the heads.
         layers: Blocks, one on top of the other.
         heads: H, of every attention.
-        gate: The MLP: `"swiglu"` with 8 W / 3 hidden units, or `"squared-relu"` with 4 W; as many weights.
+        gate: The MLP: `"swiglu"` with 8 W / 3 hidden units, or `"squared-relu"` with 4 W; as many
+            weights.
         output: Every step is read.
 
     Raises:

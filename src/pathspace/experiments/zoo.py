@@ -49,10 +49,17 @@ class HandWrittenLoop(nn.Module):
 class LastStep(nn.Module):
     """A recurrent layer or stack whose last step is read by a linear layer."""
 
-    def __init__(self, inputs: int, hidden: int, outputs: int, *, layers: int, bidirectional: bool) -> None:
+    def __init__(
+        self, inputs: int, hidden: int, outputs: int, *, layers: int, bidirectional: bool
+    ) -> None:
         super().__init__()
         self.rnn = nn.RNN(
-            inputs, hidden, layers, nonlinearity="relu", batch_first=True, bidirectional=bidirectional
+            inputs,
+            hidden,
+            layers,
+            nonlinearity="relu",
+            batch_first=True,
+            bidirectional=bidirectional,
         )
         self.readout = nn.Linear(hidden * (1 + bidirectional), outputs)
 
@@ -157,8 +164,8 @@ def example_loss(outputs: Tensor) -> Tensor:
 
 
 def _with_statistics(model: nn.Module) -> nn.Module:
-    # Statistics as training would leave them: with the initial 0 and 1 BatchNorm would do nothing in
-    # evaluation form.
+    # Statistics as training would leave them: with the initial 0 and 1 BatchNorm would do nothing
+    # in evaluation form.
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             assert module.running_mean is not None

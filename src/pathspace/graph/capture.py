@@ -1,7 +1,8 @@
 """Captures a forward pass as a list of ATen operations: no views that are written to, no writes, no methods.
 
-Torch's functionalization makes the operations pure, and a dispatch mode records each with its values. ``make_fx`` would
-record the same, at fifty times the cost of a long loop. What must stay whole is caught at the torch function.
+Torch's functionalization makes the operations pure, and a dispatch mode records each with its
+values. ``make_fx`` would record the same, at fifty times the cost of a long loop. What must stay
+whole is caught at the torch function.
 
 All private names of torch that this needs are in this file.
 """
@@ -21,7 +22,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-# torch's own functionalization, on which AOTAutograd and torch.export rest: a name that is gone fails at this line
+# torch's own functionalization, on which AOTAutograd and torch.export rest: a name that is gone
+# fails at this line
 _enable = torch.__dict__["_enable_functionalization"]
 _disable = torch.__dict__["_disable_functionalization"]
 _to_functional = torch.__dict__["_to_functional_tensor"]
@@ -44,7 +46,8 @@ class Step:
     Attributes:
         name: of the operation, such as ``addmm``, or of what was kept whole.
         function: the operation; it writes into none of its arguments.
-        args: its arguments; tensors among them are inputs, constants, or results of steps before it.
+        args: its arguments; tensors among them are inputs, constants, or results of steps before
+            it.
         kwargs: those by name.
         result: what it returned.
         whole: what a whole step is, for whoever reads it; None for an ATen operation.
@@ -78,7 +81,11 @@ class Capture(TorchDispatchMode):
         self.learned: set[int] = set()  # of those that depend on its parameters
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
@@ -103,7 +110,9 @@ class Capture(TorchDispatchMode):
         with torch.no_grad(), self, _functional():
             yield
 
-    def whole(self, name: str, function: Callable[..., Any], args: Any, kwargs: Any, what: Any) -> Any:
+    def whole(
+        self, name: str, function: Callable[..., Any], args: Any, kwargs: Any, what: Any
+    ) -> Any:
         """Run a function without a look inside, record it as one step, and return what it returns."""
         _disable()
         try:
@@ -175,10 +184,15 @@ def of_examples(tensor: Tensor, like: Tensor | None = None) -> Tensor:
 
     Args:
         tensor: any tensor; one that all examples share is returned as it is.
-        like: one of which they have their own each; given it, they get their own copies of a shared one, too.
+        like: one of which they have their own each; given it, they get their own copies of a shared
+            one, too.
     """
     if _is_batched(tensor):
-        return tensor if _batch_dim(tensor) == 0 else _add_batch_dim(leading(tensor)[0], 0, _level(tensor))
+        return (
+            tensor
+            if _batch_dim(tensor) == 0
+            else _add_batch_dim(leading(tensor)[0], 0, _level(tensor))
+        )
     if like is None:
         return tensor
     return _add_batch_dim(tensor.expand(len(leading(like)[0]), *tensor.shape), 0, _level(like))
@@ -207,16 +221,21 @@ def one_by_one(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 class OnBatch:
     """A function without gradients that inside ``vmap`` runs once, on the batch, as a model calls it.
 
-    Where it is not known how the examples lie in an argument, it runs under ``vmap``, or for each example by itself.
+    Where it is not known how the examples lie in an argument, it runs under ``vmap``, or for each
+    example by itself.
 
     Args:
         function: what to call.
-        places: by argument that is a tensor, in their order, the dimension of size 1 that stands for the examples.
+        places: by argument that is a tensor, in their order, the dimension of size 1 that stands
+            for the examples.
         results: likewise for the results.
     """
 
     def __init__(
-        self, function: Callable[..., Any], places: Sequence[int | None], results: Sequence[int | None]
+        self,
+        function: Callable[..., Any],
+        places: Sequence[int | None],
+        results: Sequence[int | None],
     ) -> None:
         self._function = function
         self._places = places
@@ -236,7 +255,9 @@ class OnBatch:
                 whole = [_joined(t, next(places)) if isinstance(t, Tensor) else t for t in leaves]
                 args, kwargs = pytree.tree_unflatten(whole, form)
                 return self._apart(self._function(*args, **kwargs), batched)
-            args, kwargs = pytree.tree_map_only(Tensor, torch.clone, (args, kwargs))  # it may write into them
+            args, kwargs = pytree.tree_map_only(
+                Tensor, torch.clone, (args, kwargs)
+            )  # it may write into them
             try:
                 return self._function(*args, **kwargs)
             except RuntimeError:
@@ -283,8 +304,8 @@ class KeepsWhole(TorchFunctionMode):
     """A mode that gives torch functions to a handler, which may keep some whole.
 
     Args:
-        handler: from the function, its arguments and those by name to a result; NotImplemented if it leaves the
-            function as it is.
+        handler: from the function, its arguments and those by name to a result; NotImplemented if
+            it leaves the function as it is.
     """
 
     def __init__(self, handler: Callable[..., Any]) -> None:

@@ -1,7 +1,8 @@
 """Captured steps that run again, on one example of another batch or on all of its examples at once.
 
-The steps are those of one example. ``torch.func.vmap`` runs them on all examples. No step sees the other examples,
-so no step can mix two of them. Each value is one that all examples share, or ``[n, ...]`` for n examples.
+The steps are those of one example. ``torch.func.vmap`` runs them on all examples. No step sees the
+other examples, so no step can mix two of them. Each value is one that all examples share, or ``[n,
+...]`` for n examples.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ class Program:
         self.inputs = [self._refs[id(t)] for t in inputs]
         self._lines = [self._line(step) for step in _live(steps, wanted)]
         self._wanted, self._own = (
-            {self._refs[id(t)].number for t in some if id(t) in self._refs} for some in (wanted, own)
+            {self._refs[id(t)].number for t in some if id(t) in self._refs}
+            for some in (wanted, own)
         )
 
     def _place(self, tensor: Tensor) -> Ref:
@@ -106,7 +108,9 @@ class Program:
 
     def _line(self, step: Step) -> _Line:
         if step.name not in _OF_LITERALS:
-            unknown = [t for t in step.tensors if id(t) not in self._refs and id(t) not in self._constants]
+            unknown = [
+                t for t in step.tensors if id(t) not in self._refs and id(t) not in self._constants
+            ]
             if unknown:  # the values of one example would stand for all
                 raise RuntimeError(f"'{step.name}' takes a tensor that no captured step made")
         args, kwargs = self.refer((step.args, step.kwargs))
@@ -152,7 +156,8 @@ class Values:
     """The values of a run.
 
     Attributes:
-        of: by place, the value for all examples ``[n, ...]`` and True, or one that they share, and False.
+        of: by place, the value for all examples ``[n, ...]`` and True, or one that they share, and
+            False.
     """
 
     of: Mapping[int, tuple[Tensor, bool]]
@@ -171,7 +176,8 @@ def on_examples(program: Program, values: Sequence[Tensor], dims: Sequence[int |
     Args:
         program: of one example.
         values: of its inputs.
-        dims: for each the dimension that holds the examples, or None if they share it; at least one does not.
+        dims: for each the dimension that holds the examples, or None if they share it; at least one
+            does not.
     """
     found: list[Values] = []
 

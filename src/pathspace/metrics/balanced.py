@@ -9,8 +9,8 @@ from pathspace.rescaling.frames import Frame, FrameName
 class Balanced(Path):
     """D = 1 / f^2 with the gauge f of the first step: the plain rule on the balanced network, whatever the weights are.
 
-    The same as ``Path(power=0.0)``, and the same steps as those of the plain rule after ``ps.rescaling.balance_``, but
-    the weights stay where they are. kappa is never computed.
+    The same as ``Path(power=0.0)``, and the same steps as those of the plain rule after
+    ``ps.rescaling.balance_``, but the weights stay where they are. kappa is never computed.
 
     Args:
         frame: the member that the network is brought to; see :class:`Path`.

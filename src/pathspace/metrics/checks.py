@@ -13,7 +13,15 @@ from torch import Tensor
 
 from pathspace.paths.kernel.safe_type import Surveyed
 
-_NOT_NEGATIVE = ("lr", "momentum", "alpha", "eps", "weight_decay", "path_decay", "max_precondition_size")
+_NOT_NEGATIVE = (
+    "lr",
+    "momentum",
+    "alpha",
+    "eps",
+    "weight_decay",
+    "path_decay",
+    "max_precondition_size",
+)
 _COUNTS = ("precondition_frequency", "ns_steps")
 
 
@@ -27,7 +35,9 @@ def checked(**options: Any) -> dict[str, Any]:
     check_not_negative(**{name: options[name] for name in _NOT_NEGATIVE if name in options})
     check_counts(**{name: options[name] for name in _COUNTS if name in options})
     betas: tuple[float, float] = options.get("betas", (0.0, 0.0))
-    good = isinstance(betas, Sequence) and [isinstance(b, (Real, Tensor)) and 0 <= b < 1 for b in betas]
+    good = isinstance(betas, Sequence) and [
+        isinstance(b, (Real, Tensor)) and 0 <= b < 1 for b in betas
+    ]
     if good != [True, True]:
         raise ValueError(f"betas must be two numbers in [0, 1), got {betas}")
     return options
@@ -69,7 +79,9 @@ def check_numbers(**options: Any) -> None:
         TypeError: an option is none.
     """
     for name, value in options.items():
-        if not isinstance(value, (Real, Tensor)) or (isinstance(value, Tensor) and value.numel() != 1):
+        if not isinstance(value, (Real, Tensor)) or (
+            isinstance(value, Tensor) and value.numel() != 1
+        ):
             raise TypeError(f"{name} must be a number, got {value!r}")
 
 

@@ -2,8 +2,8 @@
 
     kappa = path + alpha data       (see ``paths.data.data_dependent``)
 
-The two terms are computed by running the model once more on the batch that it saw. They become kappa by averages over
-draws and replicas, in a type that holds them, in the gauge.
+The two terms are computed by running the model once more on the batch that it saw. They become
+kappa by averages over draws and replicas, in a type that holds them, in the gauge.
 
 Letters: kappa as above, a the decay of the average of data.
 """
@@ -71,33 +71,37 @@ class DataDependent(Path):
         kappa = (1 - alpha) psi_v gamma_u^2 + alpha sum over nodes o of psi_o stat_i[h_u^i dz_o^i/dz_v^i]
         D' = (f^2 kappa / c + damping)^power,   D = D' / f^2                 (as in :class:`Path`)
 
-    alpha = 0 is :class:`Path`. alpha = 1 with the second moment is the diagonal natural gradient of a Gaussian output
-    (D16 Theorem 2), without shared weights and for convolutions; for recurrent networks it is the diagonal of the
-    Fisher information.
+    alpha = 0 is :class:`Path`. alpha = 1 with the second moment is the diagonal natural gradient of
+    a Gaussian output (D16 Theorem 2), without shared weights and for convolutions; for recurrent
+    networks it is the diagonal of the Fisher information.
 
-    The metric needs data: it remembers what the model was last called with while gradients were enabled, by a forward
-    pre-hook that only looks (:meth:`close` removes it), or takes the batch that :meth:`observe` is given. A step for
-    which it is due runs the captured steps of the model on that batch, in evaluation form; the first one traces the
-    model once more for it. With several calls for one step, the last one's batch counts. A model inside
-    ``torch.compile`` or ``torch.func`` may not show its batches: use :meth:`observe`.
+    The metric needs data: it remembers what the model was last called with while gradients were
+    enabled, by a forward pre-hook that only looks (:meth:`close` removes it), or takes the batch
+    that :meth:`observe` is given. A step for which it is due runs the captured steps of the model
+    on that batch, in evaluation form; the first one traces the model once more for it. With several
+    calls for one step, the last one's batch counts. A model inside ``torch.compile`` or
+    ``torch.func`` may not show its batches: use :meth:`observe`.
 
     Args:
         alpha: share of the data, in [0, 1].
         statistic: ``"second_moment"`` (R = M) or ``"covariance"`` (R = C).
-        sharing: whether the edges of a parameter are added before the statistic (``"parameters"``) or after it
-            (``"edges"``); see :func:`pathspace.paths.data_dependent_kappa`.
+        sharing: whether the edges of a parameter are added before the statistic (``"parameters"``)
+            or after it (``"edges"``); see :func:`pathspace.paths.data_dependent_kappa`.
         estimator: ``"exact"``, ``"signs"`` or ``"auto"``; see there.
-        averaging: decay of the average of the data term over refreshes; None: 0.9 for random signs, and no average of
-            exact values.
-        seed: of the random signs, which are drawn by a generator of their own; the state keeps how many were drawn.
-        examples: look at the first so many examples of a batch only, or at a share of them below 1, such as 0.25:
-            cheaper and noisier, and the average over refreshes makes up for it; None: at all of them.
+        averaging: decay of the average of the data term over refreshes; None: 0.9 for random signs,
+            and no average of exact values.
+        seed: of the random signs, which are drawn by a generator of their own; the state keeps how
+            many were drawn.
+        examples: look at the first so many examples of a batch only, or at a share of them below 1,
+            such as 0.25: cheaper and noisier, and the average over refreshes makes up for it; None:
+            at all of them.
         watch: whether to look at the model's calls; if not, every batch comes by :meth:`observe`.
-        process_group: the processes of data-parallel training, over whose parts of a batch the metric is averaged at
-            every refresh, so that replicas stay alike; ``"default"``: those of torch.distributed, where it is
-            initialised; None: no others.
-        options: those of :class:`Path`, but ``second_term``. With alpha = 1 a weight that no example of a batch used
-            has kappa = 0, and so have output biases for the covariance: damping bounds their steps.
+        process_group: the processes of data-parallel training, over whose parts of a batch the
+            metric is averaged at every refresh, so that replicas stay alike; ``"default"``: those
+            of torch.distributed, where it is initialised; None: no others.
+        options: those of :class:`Path`, but ``second_term``. With alpha = 1 a weight that no
+            example of a batch used has kappa = 0, and so have output biases for the covariance:
+            damping bounds their steps.
 
     Raises:
         ValueError: an option is out of its range.
@@ -179,7 +183,9 @@ class DataDependent(Path):
     @property
     def _batches(self) -> LatestBatch:
         if self._latest is None:
-            raise RuntimeError(f"{type(self).__name__} belongs to no network yet: give it to an optimizer")
+            raise RuntimeError(
+                f"{type(self).__name__} belongs to no network yet: give it to an optimizer"
+            )
         return self._latest
 
     def _copied(self, name: str, value: Any, memo: dict[int, Any]) -> Any:
@@ -203,7 +209,7 @@ class DataDependent(Path):
     def _units(self, cell: Cell) -> int:
         return len(self.network.parameters[cell.weight])
 
-    # -- the terms --------------------------------------------------------------------------------------------
+    # -- the terms ---------------------------------------------------------------------------------
 
     def _batch(self) -> Arguments:
         if self._batches.inputs is None:
@@ -219,7 +225,9 @@ class DataDependent(Path):
         batch, near, chain = self._batch(), self.near_parameters(), self._short_chain()
         request, generator = self._request(draws), self._generator(draws)
         if wide:
-            return kappa_terms(self.network, in_float64(self.network, batch, near), request, generator, names)
+            return kappa_terms(
+                self.network, in_float64(self.network, batch, near), request, generator, names
+            )
         if chain is not None:
             seen = chain_pass(self.network, chain, batch, near)
             if seen is not None:
@@ -229,11 +237,14 @@ class DataDependent(Path):
         )
 
     def _request(self, draws: int) -> Request:
-        # an example that is left out may be the only one that uses a weight: the average has to know it
+        # an example that is left out may be the only one that uses a weight: the average has to
+        # know it
         decay = _AVERAGED if self.averaging is None else self.averaging
         part = draws >= _ENOUGH and decay >= _AVERAGED
         place = rank_and_size(self.process_group)
-        return Request(self.alpha, self.statistic, self.sharing, self.estimator, self.pairs, part, place)
+        return Request(
+            self.alpha, self.statistic, self.sharing, self.estimator, self.pairs, part, place
+        )
 
     def _is_wide(self) -> bool:
         """Whether kappa once needed a wider type than the parameters have; it is computed in float64 from then on."""
@@ -250,21 +261,25 @@ class DataDependent(Path):
             self._source = torch.Generator(device)
         return self._source.manual_seed((far + draws) % 2**32)
 
-    # -- from two terms to kappa ------------------------------------------------------------------------------
+    # -- from two terms to kappa -------------------------------------------------------------------
 
     def _kappa(self, names: Sequence[str]) -> Surveyed:
         if self.alpha == 0:
             return super()._kappa(names)
         if self.alpha == 1:  # else a path norm shows it
             expect_finite(self.network.parameters.values())
-        draws = max(self.state[name].get("draws", 0) for name in names)  # how often signs were drawn
+        draws = max(
+            self.state[name].get("draws", 0) for name in names
+        )  # how often signs were drawn
         wide, request = self._is_wide(), self._request(draws)
         surveyed, kept = self._averaged(names, draws, wide=wide)
         types = {name: surveyed.values[name].dtype for name in names}
         if not (wide or (surveyed.moderate and fits(surveyed, types, request))):
             surveyed, kept = self._averaged(names, draws, wide=True)
             if surveyed.moderate and fits(surveyed, types, request):
-                narrow: Values = {name: dense(k).to(types[name]) for name, k in surveyed.values.items()}
+                narrow: Values = {
+                    name: dense(k).to(types[name]) for name, k in surveyed.values.items()
+                }
                 surveyed = survey(narrow, with_means=True)
         check_finite(surveyed)
         for name, new in kept.items():

@@ -1,18 +1,20 @@
 """The balanced frame, in which a parameter looks the same in every member of a rescaling class.
 
-Node-wise rescaling with scales s multiplies a weight w_e of an edge e = (u -> v) by s_v / s_u, its gradient by s_u /
-s_v and kappa_e by (s_u / s_v)^2. The gauge b of a network, measured once when training starts (see
-``paths.kernel.node_mass``), follows: b_c becomes s_c b_c. Hence with f_e = b_v / b_u
+Node-wise rescaling with scales s multiplies a weight w_e of an edge e = (u -> v) by s_v / s_u, its
+gradient by s_u / s_v and kappa_e by (s_u / s_v)^2. The gauge b of a network, measured once when
+training starts (see ``paths.kernel.node_mass``), follows: b_c becomes s_c b_c. Hence with f_e = b_v
+/ b_u
 
     w' = w / f      g' = f g      kappa' = f^2 kappa
 
-are the same numbers in every member, those of the balanced network. Whatever is done to them is invariant, and a step
-found there is one of the weights, dw = f dw'.
+are the same numbers in every member, those of the balanced network. Whatever is done to them is
+invariant, and a step found there is one of the weights, dw = f dw'.
 
-Two roundings meet here. f is a real number: rounded to powers of two it would leave up to sqrt 2 per class that damping
-and powers could see. But where weights are scaled so far that kappa's elements leave float32, kappa is first
-computed in the member that lies the nearest powers of two away, which rounds nothing: f = m F with powers of two m.
-Other networks have m = 1 and pay for none of it.
+Two roundings meet here. f is a real number: rounded to powers of two it would leave up to sqrt 2
+per class that damping and powers could see. But where weights are scaled so far that kappa's
+elements leave float32, kappa is first computed in the member that lies the nearest powers of two
+away, which rounds nothing: f = m F with powers of two m. Other networks have m = 1 and pay for none
+of it.
 
 Letters: e an edge u -> v; b_c the gauge of unit class c, m_c the power of two next to it.
 """
@@ -42,8 +44,8 @@ class Gauge:
 
     Attributes:
         rows: ``[n, 1]``, or ``[1, 1]`` where all rows are alike.
-        columns: ``[1, m]`` with m elements a row, ``[1, 1]``, or ``[n, m]`` where F is no product (grouped
-            convolutions). F is the product of both.
+        columns: ``[1, m]`` with m elements a row, ``[1, 1]``, or ``[n, m]`` where F is no product
+            (grouped convolutions). F is the product of both.
         far: m_e, powers of two, broadcastable to the parameter's shape; None for m_e = 1.
     """
 
@@ -51,7 +53,9 @@ class Gauge:
     columns: Tensor
     far: Tensor | None = None
     _ones: tuple[bool, bool] = field(init=False, default=(False, False))
-    _cache: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = field(init=False, default_factory=dict)
+    _cache: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = field(
+        init=False, default_factory=dict
+    )
 
     def __post_init__(self) -> None:
         ones = tuple(t.numel() == 1 and float(t) == 1 for t in (self.rows, self.columns))
@@ -78,13 +82,18 @@ class Gauge:
         """Rows and columns to a power, computed once."""
         key = exponent, dtype
         if key not in self._cache:
-            self._cache[key] = self.rows.to(dtype).pow(exponent), self.columns.to(dtype).pow(exponent)
+            self._cache[key] = (
+                self.rows.to(dtype).pow(exponent),
+                self.columns.to(dtype).pow(exponent),
+            )
         return self._cache[key]
 
     def into(self, values: Tensor) -> Tensor:
         """Values / F: a step of the parameter (in the near member, if it is far) as it is in the balanced network."""
         flat = values.reshape(values.shape[0] if values.dim() else 1, values.shape[1:].numel())
-        return (flat / self.rows.to(values.dtype) / self.columns.to(values.dtype)).reshape(values.shape)
+        return (flat / self.rows.to(values.dtype) / self.columns.to(values.dtype)).reshape(
+            values.shape
+        )
 
 
 def far_scales(network: Network, gauge: Tensor) -> Tensor | None:
@@ -95,7 +104,8 @@ def far_scales(network: Network, gauge: Tensor) -> Tensor | None:
         gauge: b_c, float64 ``[num_classes]``.
 
     Returns:
-        Powers of two, float64 ``[num_classes]``; None if no class is far, or the parameters' types have room.
+        Powers of two, float64 ``[num_classes]``; None if no class is far, or the parameters' types
+        have room.
     """
     types = {p.dtype for p in network.parameters.values()}
     if not gauge.numel() or not types <= {torch.float32, torch.bfloat16}:
@@ -116,8 +126,8 @@ def gauges(
         far: m_c, see :func:`far_scales`.
 
     Returns:
-        Parameter name -> gauge, in the parameter's type (float32 for half precision), or float64 where that has no
-        room.
+        Parameter name -> gauge, in the parameter's type (float32 for half precision), or float64
+        where that has no room.
     """
     result = {}
     near = scales if far is None else scales / far
@@ -156,7 +166,9 @@ def powers(network: Network, name: str, far: Tensor) -> Tensor:
 def near_member(network: Network, far: Tensor) -> dict[str, Tensor]:
     """Return the parameters w / m_e of the member near balance, copied; for m_c see :func:`far_scales`."""
     every = network.parameters.items()
-    return {n: joined((local(p.detach()) / powers(network, n, far)).to(p.dtype), p) for n, p in every}
+    return {
+        n: joined((local(p.detach()) / powers(network, n, far)).to(p.dtype), p) for n, p in every
+    }
 
 
 def _has_room(factors: Tensor) -> bool:

@@ -3,10 +3,11 @@
     D' = (kappa' / c + damping)^power                  (kappa' = f^2 kappa, see ``gauge``; c its mean)
     D  = D' / f^2
 
-D transforms like kappa, as (s_u / s_v)^2 for an edge u -> v, so sqrt(D) w and g / sqrt(D) do not change under node-wise
-rescaling. Raw kappa has no natural unit: its mean for a recurrent matrix runs from 4e-8 to 1e2 over common starts, so a
-learning rate for g / kappa means something else for every network. With c, which rescaling does not change, it has
-about the size that it has for plain gradients on the balanced network.
+D transforms like kappa, as (s_u / s_v)^2 for an edge u -> v, so sqrt(D) w and g / sqrt(D) do not
+change under node-wise rescaling. Raw kappa has no natural unit: its mean for a recurrent matrix
+runs from 4e-8 to 1e2 over common starts, so a learning rate for g / kappa means something else for
+every network. With c, which rescaling does not change, it has about the size that it has for plain
+gradients on the balanced network.
 
 Letters: e an edge u -> v, f_e its gauge, c the normalizer of one parameter.
 """
@@ -50,8 +51,8 @@ _KEPT = (
 
 DAMPING = 0.1
 """No weight's step is longer than ten times the plain one on the balanced network. Curvature does not vanish where
-kappa does: at 0.01 Path-SGD ran away on a residual MLP with RMSNorm at SGD's rate, and at 0 PathAdam did on MNIST rows
-(docs/safety.md, docs/results/winner.md)."""
+kappa does: at 0.01 Path-SGD ran away on a residual MLP with RMSNorm at SGD's rate, and at 0
+PathAdam did on MNIST rows (docs/safety.md, docs/results/winner.md)."""
 _RAN_AWAY = (
     "training is running away: sums over the paths of the network are beyond float64 (a lower learning rate, "
     "clip_norm=1.0). Until they are within it, steps are those of the network balanced at the first step"
@@ -89,28 +90,32 @@ class Metric:
 
         D' = (kappa' / c + damping)^power,   kappa' = f^2 kappa,   D = D' / f^2
 
-    A subclass says in :meth:`values` what kappa is. The base does the rest: f is the gauge of the network, measured
-    once, at the first step, in which kappa' does not depend on the scales of the weights. One object serves one
-    network, and may serve several optimizers of its parameters at one cost.
+    A subclass says in :meth:`values` what kappa is. The base does the rest: f is the gauge of the
+    network, measured once, at the first step, in which kappa' does not depend on the scales of the
+    weights. One object serves one network, and may serve several optimizers of its parameters at
+    one cost.
 
     Args:
-        power: how much of kappa is in the metric: 1 all of it; 0 none, D = 1 / f^2, which is the metric of the network
-            balanced once, at the first step.
-        damping: added to kappa in the balanced frame, as a fraction of its mean there; invariant, unlike a constant
-            added to kappa. It bounds the steps of weights on paths of little mass: in the balanced network they are at
-            most damping^-power (for Adam's and Muon's rules damping^(-power / 2)) times as long as without a metric.
-            None: 0.1, or 0 where ``normalization`` is ``"none"``, the rules of the papers.
-        refresh_every: steps between two computations of kappa. Each of the first ``refresh_every`` steps computes it,
-            since it moves fast then. Stale values stay invariant.
-        normalization: ``"refreshed"``: c is the present mean of kappa' over the elements of the parameter;
-            ``"frozen"``: that of the first step, for good, or 1 where it is 0; ``"network"``: the present mean over the
-            elements of all parameters that take a step, so that tensors keep their proportions; ``"none"``: c = 1, the
-            rule of the papers, whose learning rate has another unit for every network. Damping is a fraction of the
+        power: how much of kappa is in the metric: 1 all of it; 0 none, D = 1 / f^2, which is the
+            metric of the network balanced once, at the first step.
+        damping: added to kappa in the balanced frame, as a fraction of its mean there; invariant,
+            unlike a constant added to kappa. It bounds the steps of weights on paths of little
+            mass: in the balanced network they are at most damping^-power (for Adam's and Muon's
+            rules damping^(-power / 2)) times as long as without a metric. None: 0.1, or 0 where
+            ``normalization`` is ``"none"``, the rules of the papers.
+        refresh_every: steps between two computations of kappa. Each of the first ``refresh_every``
+            steps computes it, since it moves fast then. Stale values stay invariant.
+        normalization: ``"refreshed"``: c is the present mean of kappa' over the elements of the
+            parameter; ``"frozen"``: that of the first step, for good, or 1 where it is 0;
+            ``"network"``: the present mean over the elements of all parameters that take a step, so
+            that tensors keep their proportions; ``"none"``: c = 1, the rule of the papers, whose
+            learning rate has another unit for every network. Damping is a fraction of the
             parameter's own mean anyhow.
-        frame: the member of the rescaling class whose gauge f is: ``"balanced"``, ``"measure"``, ``"layers"``,
-            ``"weights"`` (the network as it is: not invariant), or a :class:`Frame` with options. ``"measure"`` reads
-            the batch that the model was last called with before the first step, with gradients enabled; give
-            ``Frame("measure", data=x)`` where ``torch.compile`` hides it.
+        frame: the member of the rescaling class whose gauge f is: ``"balanced"``, ``"measure"``,
+            ``"layers"``, ``"weights"`` (the network as it is: not invariant), or a :class:`Frame`
+            with options. ``"measure"`` reads the batch that the model was last called with before
+            the first step, with gradients enabled; give ``Frame("measure", data=x)`` where
+            ``torch.compile`` hides it.
 
     Raises:
         ValueError: an option is out of its range.
@@ -148,7 +153,9 @@ class Metric:
         self.normalization: Normalization = normalization
         self.frame = frame if isinstance(frame, Frame) else Frame(frame)
         self._latest: LatestBatch | None = None
-        self.state: dict[str, dict[str, Any]] = {}  # by parameter name: the dicts of the optimizers' states
+        self.state: dict[
+            str, dict[str, Any]
+        ] = {}  # by parameter name: the dicts of the optimizers' states
         self._network: Network | None = None
         self._forms: dict[str, Form] = {}  # of the parameters that some optimizer asks for
         # computed for another optimizer's step to come -> a parameter of the one that computed it
@@ -170,20 +177,22 @@ class Metric:
     def values(self, network: Network, names: Sequence[str]) -> Mapping[str, Tensor]:
         """Return kappa of some parameters: the one method that a metric of your own needs.
 
-        kappa must transform as the square of a gradient does: if a weight is multiplied by c when the network is
-        rescaled, its kappa is divided by c^2. :func:`pathspace.rescaling.check_invariance` tells whether it does.
+        kappa must transform as the square of a gradient does: if a weight is multiplied by c when
+        the network is rescaled, its kappa is divided by c^2.
+        :func:`pathspace.rescaling.check_invariance` tells whether it does.
 
-        It is called at the first steps and at every refresh, inside ``step()``, with gradients disabled and still in
-        ``.grad``. The result is copied. Where several processes train replicas, return the same in all of them: average
-        first what comes from their batches.
+        It is called at the first steps and at every refresh, inside ``step()``, with gradients
+        disabled and still in ``.grad``. The result is copied. Where several processes train
+        replicas, return the same in all of them: average first what comes from their batches.
 
         Args:
             network: the network that the optimizer trains.
             names: the parameters that are asked for. Values of others are ignored.
 
         Returns:
-            Parameter name -> tensor of the parameter's shape, finite and not negative, as :func:`pathspace.paths.kappa`
-            returns. In float64 it serves networks whose scales are beyond what float32 holds.
+            Parameter name -> tensor of the parameter's shape, finite and not negative, as
+            :func:`pathspace.paths.kappa` returns. In float64 it serves networks whose scales are
+            beyond what float32 holds.
         """
         del network, names
         kind = type(self).__name__
@@ -192,7 +201,7 @@ class Metric:
             "returns a dict from names to tensors"
         )
 
-    # -- one network ------------------------------------------------------------------------------------------
+    # -- one network -------------------------------------------------------------------------------
 
     @property
     def network(self) -> Network:
@@ -202,14 +211,17 @@ class Metric:
             RuntimeError: no optimizer has taken it yet.
         """
         if self._network is None:
-            raise RuntimeError(f"{type(self).__name__} belongs to no network yet: give it to an optimizer")
+            raise RuntimeError(
+                f"{type(self).__name__} belongs to no network yet: give it to an optimizer"
+            )
         return self._network
 
     def bind(self, network: Network, names: Sequence[str], form: Form) -> None:
         """Let an optimizer ask for the metric of some parameters.
 
         Raises:
-            ValueError: the metric belongs to another network, or gives another form to one of the parameters.
+            ValueError: the metric belongs to another network, or gives another form to one of the
+                parameters.
         """
         expect_network(network)
         if self._network is None:
@@ -217,14 +229,18 @@ class Metric:
         taken = next((name for name in names if self._forms.get(name, form) != form), None)
         if taken or self._network is not network:
             whose = f"another rule for '{taken}'" if self._network is network else "another network"
-            raise ValueError(f"this {type(self).__name__} metric belongs to {whose}: give each its own")
+            raise ValueError(
+                f"this {type(self).__name__} metric belongs to {whose}: give each its own"
+            )
         for name in names:
             self._forms[name] = form
         self._watch_batches()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Metric:
         copied = memo[id(self)] = type(self).__new__(type(self))
-        copied.__dict__.update({n: self._copied(n, value, memo) for n, value in self.__dict__.items()})
+        copied.__dict__.update(
+            {n: self._copied(n, value, memo) for n, value in self.__dict__.items()}
+        )
         return copied
 
     def _copied(self, name: str, value: Any, memo: dict[int, Any]) -> Any:
@@ -270,21 +286,24 @@ class Metric:
             )
         return self._latest.inputs
 
-    # -- steps ------------------------------------------------------------------------------------------------
+    # -- steps -------------------------------------------------------------------------------------
 
     def advance(self, states: Mapping[str, dict[str, Any]], own: Set[str]) -> None:
         """Put what a step works with into the states, as "factor", in the form that was asked for; anew if that is due.
 
-        Of a far network 1 / D is that of the member near balance (see ``gauge``), 1 / sqrt(D) that of the weights.
+        Of a far network 1 / D is that of the member near balance (see ``gauge``), 1 / sqrt(D) that
+        of the weights.
 
         Args:
-            states: by parameter name, what the optimizer keeps of it, where the metric keeps its own, too.
+            states: by parameter name, what the optimizer keeps of it, where the metric keeps its
+                own, too.
             own: the names of all of the optimizer's parameters, also of those without a gradient.
 
         Raises:
             RuntimeError: the network was rescaled after the first step, or moved to another device.
-            FloatingPointError: kappa is not finite; nothing is changed then. But after the first step, where kappa of
-                finite weights is beyond float64, the metric is that of the balanced network, with a warning.
+            FloatingPointError: kappa is not finite; nothing is changed then. But after the first
+                step, where kappa of finite weights is beyond float64, the metric is that of the
+                balanced network, with a warning.
         """
         some = self.network.parameters[next(iter(states))]
         if some.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -296,14 +315,17 @@ class Metric:
         self._check_network(states)
         first, others = next(iter(states)), []
         if any(self.is_due(name) for name in states):
-            # what another optimizer of this metric is about to ask for; at the first step of this one it has just asked
+            # what another optimizer of this metric is about to ask for; at the first step of this
+            # one it has just asked
             if "factor" in states[first]:
                 others = [n for n in self.state if n not in own and self.is_due(n)]
                 self.state |= {n: copy.deepcopy(self.state[n]) for n in others}  # until its step
             expect_values(self.network.parameters[first])
             with full_precision(self.network.parameters[first]):
                 kept = self.power == 0 or self.frozen
-                self._refresh([*filter(self.is_due, states), *others] if kept else [*states, *others])
+                self._refresh(
+                    [*filter(self.is_due, states), *others] if kept else [*states, *others]
+                )
         # what was computed before the last step of this optimizer is old by now
         kept = {n: by for n, by in self._ahead.items() if n not in states and by not in own}
         self._ahead = kept | dict.fromkeys(others, first)
@@ -367,7 +389,9 @@ class Metric:
 
     def reset(self, states: Mapping[str, dict[str, Any]], own: Set[str]) -> None:
         """Take other states of ``own`` parameters, because they were loaded; they belong to the present weights."""
-        self.state = {name: state for name, state in self.state.items() if name not in own} | dict(states)
+        self.state = {name: state for name, state in self.state.items() if name not in own} | dict(
+            states
+        )
         self._gauges.clear()
         self._ahead.clear()
         self._rescalings = self.network.rescalings["done"]
@@ -387,8 +411,8 @@ class Metric:
             factors: s, shape ``[num_classes]``.
 
         Returns:
-            The factors by which the member near balance is rescaled (see ``gauge``), which is the network itself if
-            that is not far.
+            The factors by which the member near balance is rescaled (see ``gauge``), which is the
+            network itself if that is not far.
         """
         network, near = self.network, factors
         if "scales" in state:
@@ -425,7 +449,9 @@ class Metric:
     def release(self, own: Set[str]) -> None:
         """Let go of the states of ``own`` parameters, as if they had taken no step."""
         self.state = {name: state for name, state in self.state.items() if name not in own}
-        self._ahead = {name: by for name, by in self._ahead.items() if name not in own and by not in own}
+        self._ahead = {
+            name: by for name, by in self._ahead.items() if name not in own and by not in own
+        }
         for name in own:
             self._gauges.pop(name, None)
         self._watch_batches()
@@ -455,7 +481,7 @@ class Metric:
                 "optimizer.load_state_dict(optimizer.state_dict())"
             )
 
-    # -- computing it -----------------------------------------------------------------------------------------
+    # -- computing it ------------------------------------------------------------------------------
 
     def _refresh(self, names: list[str]) -> None:
         """Compute the metric of some parameters; the states change when all is well."""
@@ -480,7 +506,9 @@ class Metric:
         self._set_normalizers(kappa, new)
         for name, factor in self._finished_values(names, kappa).items():
             held = self._held.get(name)
-            in_place = held is not None and held.shape == factor.shape and held.device == factor.device
+            in_place = (
+                held is not None and held.shape == factor.shape and held.device == factor.device
+            )
             if held is not None and in_place and held.data_ptr() != factor.data_ptr():
                 factor = held.copy_(factor)
             self.state[name]["factor"] = factor
@@ -518,10 +546,14 @@ class Metric:
     def _in_frame(self, values: Values) -> Values:
         """kappa' = F^2 kappa."""
         # what leaves a layer is the kappa of its bias and a factor of that of its weight
-        vectors = {n: v.clone() for n, v in values.items() if not isinstance(v, Outer) and v.dim() < 2}
+        vectors = {
+            n: v.clone() for n, v in values.items() if not isinstance(v, Outer) and v.dim() < 2
+        }
         others = {n: v for n, v in values.items() if not isinstance(v, Outer) and v.dim() >= 2}
         writable = vectors | own_memory(others)
-        seen = {name: self.gauge(name).times(writable.get(name, v), 2) for name, v in values.items()}
+        seen = {
+            name: self.gauge(name).times(writable.get(name, v), 2) for name, v in values.items()
+        }
         # two factors save memory and time on a processor alone
         return {
             n: v.dense() if isinstance(v, Outer) and recording.is_launched(v.rows) else v
@@ -543,7 +575,8 @@ class Metric:
 
         Raises:
             TypeError: if it is no mapping from names to tensors of real numbers.
-            ValueError: if a name is missing, a shape differs from the parameter's, or an element is negative.
+            ValueError: if a name is missing, a shape differs from the parameter's, or an element is
+                negative.
             FloatingPointError: if an element is not finite.
         """
         parameters = self.network.parameters
@@ -556,7 +589,9 @@ class Metric:
             # in float64 until all are known to fit
             wide = far is not None or value.dtype == torch.float64
             dtype = torch.float64 if wide else types[name]
-            own = value.to(parameters[name].device, dtype, copy=True, memory_format=torch.contiguous_format)
+            own = value.to(
+                parameters[name].device, dtype, copy=True, memory_format=torch.contiguous_format
+            )
             if far is not None:
                 # kappa of the member near balance: m^2 kappa
                 own.mul_(powers(self.network, name, far).square())
@@ -614,23 +649,30 @@ class Metric:
         }
         if len(on_gpu) == len(values) and len({value.device for value in on_gpu.values()}) == 1:
             return self._finished_on_gpu(on_gpu)
-        return {name: self._finished(name, value, self._shifts(name)) for name, value in values.items()}
+        return {
+            name: self._finished(name, value, self._shifts(name)) for name, value in values.items()
+        }
 
     def _finished_on_gpu(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return what :meth:`_finished` gives for every parameter, in one launch where that is recorded.
 
-        A recording repeats operations on the same memory. So the numbers that change from one refresh to the next are
-        put into a tensor that stays where it is, and everything else that decides which operations run is named.
+        A recording repeats operations on the same memory. So the numbers that change from one
+        refresh to the next are put into a tensor that stays where it is, and everything else that
+        decides which operations run is named.
         """
         shifts = {name: self._shifts(name) for name in values}
         every = [shift for name in values for shift in shifts[name]]
-        numbers = torch.tensor([(shift.normalizer, shift.added) for shift in every], dtype=torch.float64)
+        numbers = torch.tensor(
+            [(shift.normalizer, shift.added) for shift in every], dtype=torch.float64
+        )
         numbers = self._on_device(numbers, next(iter(values.values())).device)
         rows = iter(numbers)
         moved = {name: [_moved(shift, next(rows)) for shift in shifts[name]] for name in values}
 
         def finish() -> dict[str, Tensor]:
-            return {name: self._finished(name, value, moved[name]) for name, value in values.items()}
+            return {
+                name: self._finished(name, value, moved[name]) for name, value in values.items()
+            }
 
         decisions = (
             tuple(values),
@@ -648,12 +690,20 @@ class Metric:
             kept = self._numbers = numbers.to(device, copy=True)
         return kept.copy_(numbers)
 
-    def _finished(self, name: str, kappa: Tensor | Outer | None, shifts: Sequence[Shift] = ()) -> Tensor:
+    def _finished(
+        self, name: str, kappa: Tensor | Outer | None, shifts: Sequence[Shift] = ()
+    ) -> Tensor:
         """Return what the optimizer works with, in the memory of kappa'; zero where kappa' is: 0 / 0 = 0."""
-        gauge, form, parameter = self.gauge(name), self._forms[name], local(self.network.parameters[name])
+        gauge, form, parameter = (
+            self.gauge(name),
+            self._forms[name],
+            local(self.network.parameters[name]),
+        )
         if kappa is None:
             # the metric of the balanced network
-            result = torch.ones_like(parameter, dtype=gauge.rows.dtype, memory_format=torch.contiguous_format)
+            result = torch.ones_like(
+                parameter, dtype=gauge.rows.dtype, memory_format=torch.contiguous_format
+            )
         else:
             result = self._powers(name, kappa, shifts)
             if self.state[name]["zeros"]:
@@ -669,7 +719,9 @@ class Metric:
         state, count = self.state[name], len(self._blocks(name)) or 1
         # a number, if it was saved when blocks were not known
         each = (_for_each(state[key], count) for key in ("normalizer", "mean", "empty"))
-        return [Shift(c, self.damping * mean / c, empty) for c, mean, empty in zip(*each, strict=True)]
+        return [
+            Shift(c, self.damping * mean / c, empty) for c, mean, empty in zip(*each, strict=True)
+        ]
 
     def _powers(self, name: str, kappa: Tensor | Outer, shifts: Sequence[Shift]) -> Tensor:
         """D'^exponent of a parameter, each of its blocks with a normalizer of its own."""
@@ -682,7 +734,11 @@ class Metric:
             own = slice(max(start, first) - first, max(min(start + size, last) - first, 0))
             start += size
             if own.start < own.stop:
-                piece = Outer(kappa.rows[own], kappa.columns) if isinstance(kappa, Outer) else kappa[own]
+                piece = (
+                    Outer(kappa.rows[own], kappa.columns)
+                    if isinstance(kappa, Outer)
+                    else kappa[own]
+                )
                 pieces.append(self._power(name, piece, shift))
         return torch.cat(pieces) if pieces else dense(kappa)
 
@@ -698,7 +754,9 @@ class Metric:
         """(kappa' / c + damping mean / c)^exponent, in the memory of a tensor; 1 where no path has any mass."""
         exponent = self._exponent(name)
         if self.damping and shift.is_empty:
-            shape = (len(kappa.rows), len(kappa.columns)) if isinstance(kappa, Outer) else kappa.shape
+            shape = (
+                (len(kappa.rows), len(kappa.columns)) if isinstance(kappa, Outer) else kappa.shape
+            )
             gauge = self.gauge(name)
             return torch.ones(shape, dtype=gauge.rows.dtype, device=gauge.rows.device)
         if isinstance(kappa, Outer):

@@ -51,7 +51,11 @@ class Path(Metric):
         frame: Frame | FrameName = "balanced",
     ) -> None:
         super().__init__(
-            power, damping=damping, refresh_every=refresh_every, normalization=normalization, frame=frame
+            power,
+            damping=damping,
+            refresh_every=refresh_every,
+            normalization=normalization,
+            frame=frame,
         )
         self.second_term = second_term
 
@@ -73,26 +77,38 @@ class Path(Metric):
             repeat=self._repeated(names) if near is None else None,
         )
 
-    def _repeated(self, names: Sequence[str]) -> Callable[[Callable[[], Measured]], Measured] | None:
+    def _repeated(
+        self, names: Sequence[str]
+    ) -> Callable[[Callable[[], Measured]], Measured] | None:
         """Return what evaluates kappa' of some parameters on a GPU, in one launch where that is possible."""
         network = self.network
         if network.splits or not all(map(recording.is_launched, network.parameters.values())):
             return None
-        reads = [*network.parameters.values(), *network.tape.read_buffers(network.live, network.parameters)]
+        reads = [
+            *network.parameters.values(),
+            *network.tape.read_buffers(network.live, network.parameters),
+        ]
         objects = (network.tape, *(self.gauge(name) for name in names))
-        return lambda evaluate: self._survey(reads, (tuple(names), self.second_term), evaluate, objects)
+        return lambda evaluate: self._survey(
+            reads, (tuple(names), self.second_term), evaluate, objects
+        )
 
     def _warn_of_unreached(self, kappa: Surveyed) -> None:
         """Tell of parameters, or parts of one, whose kappa is zero but not their gradient: no traced path leads to it.
 
-        kappa_i = 0 implies dL/dp_i = 0, so a step of 0 loses nothing, if the model runs as it did when it was traced.
+        kappa_i = 0 implies dL/dp_i = 0, so a step of 0 loses nothing, if the model runs as it did
+        when it was traced.
         """
         for name, value in kappa.values.items():
             g, whole = self.network.parameters[name].grad, kappa.mean(name) == 0
             if g is None or not (whole or name in self.network.call.unused):
                 continue
             if bool(torch.where(dense(value) == 0, local(g), 0).count_nonzero()):
-                step = "plain step of the balanced network" if whole else "step that damping alone bounds"
+                step = (
+                    "plain step of the balanced network"
+                    if whole
+                    else "step that damping alone bounds"
+                )
                 takes = f"takes the {step}" if self.damping else "does not move"
                 warnings.warn(
                     f"{'' if whole else 'part of '}'{name}' {takes}: gradients reach it, but no path of the network as "

@@ -4,13 +4,15 @@
     M_ii  = kappa_i                           (see ``paths.data_dependent``)
     M_0i  = alpha sum over nodes o of psi_o stat_n[dz_o/dw_i, dz_o/dw_0]      stat: mean product, or covariance
 
-Paths alone make no off-diagonal term. With alpha = 1 and the second moment this is the quasi-diagonal natural gradient
-of Ollivier (O13, 2013/2015) for a Gaussian output. An optimizer keeps it as
+Paths alone make no off-diagonal term. With alpha = 1 and the second moment this is the
+quasi-diagonal natural gradient of Ollivier (O13, 2013/2015) for a Gaussian output. An optimizer
+keeps it as
 
     M'_ii = (f_i^2 M_ii + damping m) / c,   M'_0i = f_0 f_i M_0i / c
 
-m is the mean of f^2 M over all parameters, because the rule mixes them: in proportion to the mean of one, damping would
-not bound the steps of those whose M is small beside others. c is m, or 1 for ``normalization="none"``.
+m is the mean of f^2 M over all parameters, because the rule mixes them: in proportion to the mean
+of one, damping would not bound the steps of those whose M is small beside others. c is m, or 1 for
+``normalization="none"``.
 
 Letters: o node, n example, J_i = d(seeded values)/dw_i, f gauge.
 """
@@ -42,7 +44,8 @@ class QuasiDiagonalMetric:
 
     Attributes:
         diagonal: M_ii, of the parameter's shape.
-        cross: M_0i with the bias of the unit that the weight enters; for weights of units with a bias.
+        cross: M_0i with the bias of the unit that the weight enters; for weights of units with a
+            bias.
         bias_of: weight -> bias.
 
     Example:
@@ -81,7 +84,8 @@ def quasi_diagonal_metric(
         The metric.
 
     Raises:
-        ValueError: an option is unknown or out of its range, or the inputs have another shape than the traced ones.
+        ValueError: an option is unknown or out of its range, or the inputs have another shape than
+            the traced ones.
         UnmatchedForwardError: the forward pass on these inputs is not the traced one.
         FloatingPointError: a value is not finite even in float64.
 
@@ -96,10 +100,14 @@ def quasi_diagonal_metric(
     check_options(alpha, statistic)
     check_estimation("parameters", estimator)
     if alpha == 0:
-        raise ValueError("alpha must be positive: without data the metric has no column of the bias")
+        raise ValueError(
+            "alpha must be positive: without data the metric has no column of the bias"
+        )
     request = Request(alpha, statistic, "parameters", estimator, biases)
     diagonal, shares = in_safe_type(network, inputs, request, generator)
-    cross = {name: value.mul_(alpha).to(diagonal[name].dtype) for name, value in shares.cross.items()}
+    cross = {
+        name: value.mul_(alpha).to(diagonal[name].dtype) for name, value in shares.cross.items()
+    }
     return QuasiDiagonalMetric(diagonal, cross, shares.bias_of)
 
 

@@ -1,8 +1,9 @@
 """Means over the replicas of data-parallel training, so that all of them keep the same metric.
 
-Each replica reads its own part of the batch. What the metric takes from data with the second moment, it takes linearly
-(normalization layers apart), so the mean over the replicas is that of the whole batch, where the parts are of one size;
-for the covariance it is the mean of the variances within the parts.
+Each replica reads its own part of the batch. What the metric takes from data with the second
+moment, it takes linearly (normalization layers apart), so the mean over the replicas is that of the
+whole batch, where the parts are of one size; for the covariance it is the mean of the variances
+within the parts.
 """
 
 from __future__ import annotations
@@ -77,5 +78,7 @@ def _means(tensors: Sequence[Tensor], size: int, group: Any) -> list[Tensor]:
     for t in tensors:
         first = start[t.dtype]
         start[t.dtype] = first + t.numel()
-        parts.append(flat[t.dtype][first : first + t.numel()].view(t.shape).clone())  # memory of its own
+        parts.append(
+            flat[t.dtype][first : first + t.numel()].view(t.shape).clone()
+        )  # memory of its own
     return parts

@@ -6,8 +6,9 @@ The weights into a unit are 1..I, its bias is 0; G is the gradient, M the metric
     diagonal        d_i = G_i / M_ii
     quasi-diagonal  d_i = (G_i - G_0 M_0i / M_00) / (M_ii - M_0i^2 / M_00),   d_0 = G_0 / M_00 - sum_i (M_0i / M_00) d_i
 
-The full form does not change under any affine map of what enters the unit; the diagonal one only when each input is
-rescaled; the quasi-diagonal one also when inputs are shifted. It is exact for a single input and a bias.
+The full form does not change under any affine map of what enters the unit; the diagonal one only
+when each input is rescaled; the quasi-diagonal one also when inputs are shifted. It is exact for a
+single input and a bias.
 
 Letters: G and M as above, O units, I weights into each.
 """
@@ -69,8 +70,8 @@ def solve_quasi_diagonal(
         bias: M_00, ``[O]``.
 
     Returns:
-        The directions ``[O, I]`` and ``[O]``. A weight whose remainder M_ii - M_0i^2 / M_00 is nothing but rounding (an
-        input that is constant, a second bias) does not move.
+        The directions ``[O, I]`` and ``[O]``. A weight whose remainder M_ii - M_0i^2 / M_00 is
+        nothing but rounding (an input that is constant, a second bias) does not move.
 
     Example:
         >>> import torch, pathspace as ps
@@ -85,6 +86,8 @@ def solve_quasi_diagonal(
     remainder = diagonal - cross * ratio
     keeps = remainder > _ROUNDING * torch.finfo(diagonal.dtype).eps * diagonal
     d = torch.where(
-        keeps, (gradient - bias_gradient.unsqueeze(1) * ratio) / torch.where(keeps, remainder, 1.0), 0.0
+        keeps,
+        (gradient - bias_gradient.unsqueeze(1) * ratio) / torch.where(keeps, remainder, 1.0),
+        0.0,
     )
     return d, torch.where(has_bias, bias_gradient / safe, 0.0) - (ratio * d).sum(1)

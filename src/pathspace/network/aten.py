@@ -1,7 +1,8 @@
 """ATen operations, which exported programs call, as the functions that tracing has rules for.
 
-Most ATen operations have the name and the arguments of a function that is traced: ``aten.linear``, ``aten.relu``,
-``aten.view``. Here are those that do not, each written as such a function. A trace and the passes on data run these.
+Most ATen operations have the name and the arguments of a function that is traced: ``aten.linear``,
+``aten.relu``, ``aten.view``. Here are those that do not, each written as such a function. A trace
+and the passes on data run these.
 
 Letters: N examples, C channels, G groups.
 """
@@ -48,7 +49,9 @@ def instance_norm(
 ) -> Tensor:
     """Return ``aten.instance_norm``, whose parameters come before the statistics."""
     del cudnn_enabled
-    return F.instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+    return F.instance_norm(
+        input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps
+    )
 
 
 def layer_norm(
@@ -227,7 +230,9 @@ def adaptive_avg_pool2d(input: Tensor, output_size: Sequence[int]) -> Tensor:
 def squeeze(input: Tensor, *dims: Any) -> Tensor:
     """Return ``aten.squeeze``, of all dimensions, one, or several."""
     several = [
-        d % input.dim() for given in dims for d in (given if isinstance(given, (list, tuple)) else [given])
+        d % input.dim()
+        for given in dims
+        for d in (given if isinstance(given, (list, tuple)) else [given])
     ]
     places = range(input.dim()) if not dims else several
     for d in sorted(places, reverse=True):
@@ -274,7 +279,9 @@ def upsampled(mode: str) -> Callable[..., Tensor]:
     return upsample
 
 
-def contraction(equation: str, tensors: Sequence[Tensor], *, path: Sequence[int] | None = None) -> Tensor:
+def contraction(
+    equation: str, tensors: Sequence[Tensor], *, path: Sequence[int] | None = None
+) -> Tensor:
     """Return ``aten.einsum``."""
     del path
     return torch.einsum(equation, *tensors)

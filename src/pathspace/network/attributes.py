@@ -1,8 +1,9 @@
 """Plain attributes of modules that a forward pass may read, and the functions that it runs.
 
-A trace holds for the stride, the slope or the flag that it met. Which attributes a forward pass reads is told from its
-code: the names that occur in ``forward``, and in the methods and functions that it calls. Strings there count too, for
-``getattr``. These may be too many names, but the code writes out all that it reads.
+A trace holds for the stride, the slope or the flag that it met. Which attributes a forward pass
+reads is told from its code: the names that occur in ``forward``, and in the methods and functions
+that it calls. Strings there count too, for ``getattr``. These may be too many names, but the code
+writes out all that it reads.
 """
 
 from __future__ import annotations
@@ -51,7 +52,18 @@ _BY_NAME = {"setattr", "__setattr__", "__dict__"}
 """With these, code assigns attributes by a string."""
 _STORES = {"STORE_SUBSCR", "DELETE_SUBSCR"}
 _FILLS = {
-    *("add", "append", "clear", "discard", "extend", "insert", "pop", "popitem", "remove", "setdefault"),
+    *(
+        "add",
+        "append",
+        "clear",
+        "discard",
+        "extend",
+        "insert",
+        "pop",
+        "popitem",
+        "remove",
+        "setdefault",
+    ),
     "update",
 }
 """Methods by which code writes into a container."""
@@ -66,8 +78,8 @@ _OF_TORCH = frozenset(vars(nn.Module())) | {"forward", "momentum"}
 def watched(model: nn.Module, outside: Iterable[str]) -> dict[tuple[str, str], Any]:
     """Return the plain attributes that the forward pass of a model may read.
 
-    Probabilities of dropping are left out, as all paths count, whatever is dropped. So are types and devices, and
-    containers into which the forward pass writes.
+    Probabilities of dropping are left out, as all paths count, whatever is dropped. So are types
+    and devices, and containers into which the forward pass writes.
 
     Args:
         model: any module.
@@ -104,7 +116,8 @@ def of_classes(model: nn.Module, outside: Iterable[str]) -> dict[tuple[str, str]
         outside: paths of modules that do not matter.
 
     Returns:
-        The class that defines each, and the value that stands there, by the path of the module and the name.
+        The class that defines each, and the value that stands there, by the path of the module and
+        the name.
     """
     result = {}
     for path, module in _inside(model, outside):
@@ -131,7 +144,9 @@ def _matters(kind: type, key: str, value: Any) -> bool:
 def _drops(kind: type) -> bool:
     """Return whether a class of modules is one of dropout or stochastic depth."""
     names = (base.__name__ for base in kind.__mro__)
-    return issubclass(kind, _DropoutNd) or any("Drop" in name or "StochasticDepth" in name for name in names)
+    return issubclass(kind, _DropoutNd) or any(
+        "Drop" in name or "StochasticDepth" in name for name in names
+    )
 
 
 def _owner_of(kind: type, key: str) -> type | None:
@@ -144,7 +159,9 @@ def _owner_of(kind: type, key: str) -> type | None:
 
 def unchanged(before: Attributes, after: Attributes) -> set[tuple[str, str]]:
     """Return the places of attributes that a call left as they were; what it changes itself may change later."""
-    return {place for place, value in before.items() if place in after and _same(after[place], value)}
+    return {
+        place for place, value in before.items() if place in after and _same(after[place], value)
+    }
 
 
 def present(model: nn.Module, places: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Any]:
@@ -252,7 +269,8 @@ class _Read:
 def _read_by(kind: type, forward: Any) -> _Read:
     """Return what the code of a class of modules reads: of ``forward`` and what it calls.
 
-    What a forward pass assigns itself, such as a counter or the length of a cache, may change from call to call.
+    What a forward pass assigns itself, such as a counter or the length of a cache, may change from
+    call to call.
     """
     names = set[str]()
     assigned = set[str]()
@@ -273,14 +291,21 @@ def _read_by(kind: type, forward: Any) -> _Read:
             left += _methods(kind, name)
             called = getattr(function, "__globals__", {}).get(name)
             called = getattr(called, "__wrapped__", called)
-            if isinstance(called, FunctionType) and called.__module__.partition(".")[0] not in _LIBRARIES:
+            if (
+                isinstance(called, FunctionType)
+                and called.__module__.partition(".")[0] not in _LIBRARIES
+            ):
                 left.append(called)
     return _Read(frozenset(names - assigned), frozenset(filled))
 
 
 def _methods(kind: type, name: str) -> list[Callable[..., Any]]:
     """Return the functions behind a name in a class and its bases; of a property, its getter."""
-    found = [vars(base)[name] for base in kind.__mro__[:-1] if base is not nn.Module and name in vars(base)]
+    found = [
+        vars(base)[name]
+        for base in kind.__mro__[:-1]
+        if base is not nn.Module and name in vars(base)
+    ]
     plain = [getattr(one, "fget", None) or getattr(one, "func", None) or one for one in found]
     return [getattr(one, "__wrapped__", None) or getattr(one, "__func__", one) for one in plain]
 
@@ -298,7 +323,9 @@ def _names_in(code: CodeType) -> set[str]:
 
 def _assigned_in(code: CodeType) -> set[str]:
     """Return the names of attributes that code assigns or deletes, and functions that it defines."""
-    found = {i.argval for i in dis.get_instructions(code) if i.opname in ("STORE_ATTR", "DELETE_ATTR")}
+    found = {
+        i.argval for i in dis.get_instructions(code) if i.opname in ("STORE_ATTR", "DELETE_ATTR")
+    }
     if _BY_NAME & {*code.co_names}:
         found |= {constant for constant in code.co_consts if isinstance(constant, str)}
     for constant in code.co_consts:
@@ -334,7 +361,11 @@ def _written_by(node: ast.AST) -> ast.expr | None:
     """Return the container into which a piece of code writes."""
     if isinstance(node, ast.Subscript) and isinstance(node.ctx, (ast.Store, ast.Del)):
         return _container_of(node.value)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _FILLS:
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in _FILLS
+    ):
         return _container_of(node.func.value)
     return None
 

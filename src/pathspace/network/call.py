@@ -45,12 +45,15 @@ class Call:
         batch_dim: the dimension of the inputs that holds the batch.
         states: positions or names of arguments that carry a hidden state.
         outside: paths of the modules left to the plain rule.
-        constants: name -> values of the buffers that decided the network: masks and indices, on the CPU.
-        unused: names of the parameters that it did not use, or not as a whole, but for those of the modules outside.
+        constants: name -> values of the buffers that decided the network: masks and indices, on the
+            CPU.
+        unused: names of the parameters that it did not use, or not as a whole, but for those of the
+            modules outside.
         tied: second names of shared parameters, each with the first.
         attributes: plain attributes of modules that the forward pass may have read.
         forwards: the function that each module ran, by its path.
-        of_classes: what the forward pass may have read of the modules' classes, with the class that defines it.
+        of_classes: what the forward pass may have read of the modules' classes, with the class that
+            defines it.
         again: traces the model once more.
     """
 
@@ -71,7 +74,8 @@ def arguments_in(data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of a call by position and by name.
 
     Args:
-        data: a mapping of names, a tuple or list of arguments, a single argument, or :class:`Arguments`.
+        data: a mapping of names, a tuple or list of arguments, a single argument, or
+            :class:`Arguments`.
     """
     if isinstance(data, Arguments):
         return data.args, data.kwargs
@@ -83,8 +87,8 @@ def arguments_in(data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def batch_in(argument: Tensor, first: Tensor, batch_dim: int | None) -> int | None:
     """Return the dimension in which an argument has the batch of the first argument.
 
-    That is ``batch_dim`` if its size fits there, else the first one that fits (states of nn.RNN have another one), else
-    None.
+    That is ``batch_dim`` if its size fits there, else the first one that fits (states of nn.RNN
+    have another one), else None.
     """
     if batch_dim is None:
         return None

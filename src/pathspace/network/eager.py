@@ -19,8 +19,8 @@ _undo = ExitStack()
 def uncompiled() -> Iterator[None]:
     """Run what torch.compile wraps, modules or functions, as plain Python.
 
-    Its stance and the filters of warnings belong to the process: the first thread sets them, the last one puts back
-    what was there.
+    Its stance and the filters of warnings belong to the process: the first thread sets them, the
+    last one puts back what was there.
     """
     global _running
     with _LOCK:

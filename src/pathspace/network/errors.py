@@ -12,7 +12,8 @@ from torch import Tensor
 class UntraceableError(ValueError):
     """A model contains an operation that node-wise rescaling does not commute with, or that has no rule.
 
-    The message names the operation, the module in which it was called and the reason, and says what to do.
+    The message names the operation, the module in which it was called and the reason, and says what
+    to do.
 
     Attributes:
         operation: name of the operation, e.g. ``"tanh"``.
@@ -27,7 +28,9 @@ class UntraceableError(ValueError):
         self.reason = reason
         self.advice = advice
         place = f"module '{module}'" if module else "the model's own forward"
-        super().__init__(f"cannot trace '{operation}' in {place}: {reason}. {advice or _advice(module)}")
+        super().__init__(
+            f"cannot trace '{operation}' in {place}: {reason}. {advice or _advice(module)}"
+        )
 
     def public(self) -> UntraceableError:
         """Return the error under the name that users catch: ``NoRule`` is a distinction within a trace."""
@@ -114,7 +117,9 @@ def expect_finite(weights: Iterable[Tensor]) -> None:
         FloatingPointError: one is not.
     """
     largest = [torch.linalg.vector_norm(w.detach(), torch.inf) for w in weights if w.numel()]
-    if largest and not bool(torch.stack([norm.to(largest[0]) for norm in largest]).isfinite().all()):
+    if largest and not bool(
+        torch.stack([norm.to(largest[0]) for norm in largest]).isfinite().all()
+    ):
         raise FloatingPointError(
             "weights are not finite, because training diverged (lower the learning rate or clip) or a batch held NaN; "
             "parameters are not changed"

@@ -1,7 +1,8 @@
 """Exported programs (``torch.export``) as modules that can be traced.
 
-``ExportedProgram.module()`` is a module of one graph of ATen operations. Hooks and a module of guards check the shapes
-of its inputs. A copy that is traced, or that runs on other numbers of examples, goes without these checks.
+``ExportedProgram.module()`` is a module of one graph of ATen operations. Hooks and a module of
+guards check the shapes of its inputs. A copy that is traced, or that runs on other numbers of
+examples, goes without these checks.
 
 All private names of ``torch.export`` are in this file.
 """
@@ -56,8 +57,8 @@ def remove_guards_(model: nn.Module) -> None:
 def kept_in_copies(model: nn.Module) -> dict[int, Any]:
     """Return what a copy of a model holds in place of parts of exported programs, by the identity of the parts.
 
-    A copy has graphs of its own. The structures of arguments and results never change, and it shares them: torch warns
-    when they are copied.
+    A copy has graphs of its own. The structures of arguments and results never change, and it
+    shares them: torch warns when they are copied.
     """
     kept: dict[int, Any] = {}
     for module in model.modules():

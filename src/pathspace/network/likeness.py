@@ -1,8 +1,9 @@
 """Whether two traces of one model are the same network.
 
-Two polynomials in many variables are the same if they, and their derivatives, agree at a random point: that they do so
-by chance has probability zero. What is compared is the path mass of every output, weighed by random numbers, as a
-function of squared weights, squared inputs and the numbers in buffers.
+Two polynomials in many variables are the same if they, and their derivatives, agree at a random
+point: that they do so by chance has probability zero. What is compared is the path mass of every
+output, weighed by random numbers, as a function of squared weights, squared inputs and the numbers
+in buffers.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def same_arguments(a: Program, b: Program) -> bool:
 def same_slots(a: Program, b: Program) -> bool:
     """Return whether two programs name their values alike, so that one may stand for the other."""
     forms = [
-        ([o.results for o in program.operations], program.outputs, program.nodes.keys()) for program in (a, b)
+        ([o.results for o in program.operations], program.outputs, program.nodes.keys())
+        for program in (a, b)
     ]
     return forms[0] == forms[1] and all(
         torch.equal(labels, b.nodes[slot]) for slot, labels in a.nodes.items()
@@ -82,7 +84,9 @@ def same_paths(a: Network, b: Network) -> bool:
     first, second = (_at_random_inputs(network, squares) for network in (a, b))
     if [t.shape for t in first] != [t.shape for t in second]:
         return False
-    return all(torch.allclose(x, y, rtol=_ROUNDING, atol=0.0) for x, y in zip(first, second, strict=True))
+    return all(
+        torch.allclose(x, y, rtol=_ROUNDING, atol=0.0) for x, y in zip(first, second, strict=True)
+    )
 
 
 def _random_squares(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -102,7 +106,9 @@ def _at_random_inputs(network: Network, squares: Mapping[str, Tensor]) -> list[T
     with full_precision(next(iter(squares.values()))), torch.enable_grad():
         total = mass_at_random(network, squares)
         gradients = torch.autograd.grad(total, list(squares.values()), materialize_grads=True)
-    sums = [(gradient * of_sums(gradient.shape).to(gradient.device)).sum() for gradient in gradients]
+    sums = [
+        (gradient * of_sums(gradient.shape).to(gradient.device)).sum() for gradient in gradients
+    ]
     return [torch.where(t.isfinite(), t, torch.nan) for t in (total.detach(), *sums)]
 
 
@@ -125,7 +131,9 @@ def mass_at_random(network: Network, squares: Mapping[str, Tensor]) -> Tensor:
             return value
         return _numbers(f"buffer {name}")(value.shape).to(value)
 
-    _, outputs = tape.run(squares, live, tape.outputs, inputs=lambda shape: of_inputs(shape).to(like.device))
+    _, outputs = tape.run(
+        squares, live, tape.outputs, inputs=lambda shape: of_inputs(shape).to(like.device)
+    )
     total = like.new_zeros(())
     for output in outputs:
         total = total + (output * of_outputs(output.shape).to(like.device)).sum()

@@ -36,20 +36,23 @@ _RESCALINGS: WeakKeyDictionary[nn.Module, Counter[str]] = WeakKeyDictionary()
 class Network:
     """An immutable view of a model as a weighted graph; made by :func:`pathspace.trace`.
 
-    It refers to the model's own parameters, so what is computed from it follows training. Where FSDP's ``fully_shard``
-    split them since, it follows the parts.
+    It refers to the model's own parameters, so what is computed from it follows training. Where
+    FSDP's ``fully_shard`` split them since, it follows the parts.
 
     Attributes:
         model: the traced model.
         parameters: name -> parameter, for those that are edges of the graph.
-        outside: names of the model's other parameters; they take the plain rule of an optimizer's family.
+        outside: names of the model's other parameters; they take the plain rule of an optimizer's
+            family.
         edges: name -> the unit classes at the two ends of every element.
         num_classes: how many unit classes there are.
         class_names: where each was made.
-        monomials: where activations are multiplied, products of scales: row k has the labels of the factors of label
-            1 + C + k, the k-th beyond the C classes; int64 ``[K, n]``, padded with zeros.
+        monomials: where activations are multiplied, products of scales: row k has the labels of the
+            factors of label 1 + C + k, the k-th beyond the C classes; int64 ``[K, n]``, padded with
+            zeros.
         tape: the squared network.
-        nodes: unit values on the tape, for measures of a unit class as a whole: slot -> class label of each element.
+        nodes: unit values on the tape, for measures of a unit class as a whole: slot -> class label
+            of each element.
         returned: from what the model returns to the tensors in it that rescaling leaves alone.
         call: how the model was called.
         program: the forward pass that was traced, for what depends on data.
@@ -124,8 +127,8 @@ class Network:
         """Raise RuntimeError if modules, parameters or masks of the model are no longer those that were traced.
 
         Args:
-            parts: whether parameters may be split over processes by FSDP since; the network follows these, in the
-                place of the whole ones.
+            parts: whether parameters may be split over processes by FSDP since; the network follows
+                these, in the place of the whole ones.
         """
         if "_stale" in self.__dict__:
             raise RuntimeError(self.__dict__["_stale"])
@@ -179,7 +182,9 @@ class Network:
             1, a scale, a product of scales, or the inverse of one, of the shape of ``labels``.
         """
         if scales.shape != (self.num_classes,):  # products would be read from what is too much
-            raise ValueError(f"need one scale for each of {self.num_classes} classes, got {scales.numel()}")
+            raise ValueError(
+                f"need one scale for each of {self.num_classes} classes, got {scales.numel()}"
+            )
         labels = labels.to(scales.device)
         table = torch.cat([scales.new_ones(1), scales])
         if self.monomials.numel():
@@ -191,11 +196,15 @@ class Network:
         if id(self) in memo:  # the model has it as an attribute
             return memo[id(self)]
         # not by name: a model that has it as an attribute is copied up to here
-        parameters = MappingProxyType({name: copy.deepcopy(p, memo) for name, p in self.parameters.items()})
+        parameters = MappingProxyType(
+            {name: copy.deepcopy(p, memo) for name, p in self.parameters.items()}
+        )
         stale = ""
         try:
             self._checked()
-        except RuntimeError as error:  # the copy of a network that does not fit its model does not fit either
+        except (
+            RuntimeError
+        ) as error:  # the copy of a network that does not fit its model does not fit either
             stale = str(error)
         created = replace(self, model=model, parameters=parameters)
         created.rescalings["done"] = self.rescalings["done"]

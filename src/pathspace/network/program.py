@@ -17,10 +17,11 @@ class Operation:
     Attributes:
         name: the operation.
         module: path of the module it was called in.
-        kind: kind of the result (see ``Value``), or ``"outside"`` for the call of a module left outside, ``"cut"`` for
-            an operation at which the network is cut.
-        results: slots of the results on the tape, and of the rows inside bags; for ``"outside"``, of what flows in;
-            for ``"cut"``, of every tensor argument, -1 where that is no output of the network.
+        kind: kind of the result (see ``Value``), or ``"outside"`` for the call of a module left
+            outside, ``"cut"`` for an operation at which the network is cut.
+        results: slots of the results on the tape, and of the rows inside bags; for ``"outside"``,
+            of what flows in; for ``"cut"``, of every tensor argument, -1 where that is no output of
+            the network.
         shapes: of every tensor argument and of the (first) result, for one example.
     """
 
@@ -41,7 +42,8 @@ class Cut:
         number: how many calls of operations of that name there were before it.
         entering: for every tensor argument whether it is an activation.
         counts: whether what leaves it leads to an output, so that what enters it is one.
-        holds: whether it leads to anything that the model returns, so that what enters it keeps its scale.
+        holds: whether it leads to anything that the model returns, so that what enters it keeps its
+            scale.
     """
 
     operation: str
@@ -76,7 +78,9 @@ def told(cuts: Iterable[Cut]) -> list[str]:
         parts = [set(part) for part in zip(*(module.split(".") for module in modules), strict=True)]
         module = ".".join("*" if len(part) > 1 else next(iter(part)) for part in parts)
         place = f" in '{module}'" if module else ""
-        lines.append(f"'{operation}'{place}" + (f", {len(modules)} times" if len(modules) > 1 else ""))
+        lines.append(
+            f"'{operation}'{place}" + (f", {len(modules)} times" if len(modules) > 1 else "")
+        )
     return lines
 
 
@@ -86,12 +90,16 @@ class Program:
 
     Attributes:
         operations: in the order in which the model performs them.
-        outputs: slots of the tensors that ``Network.returned`` gives; None for one that is no output of the network.
-        nodes: slot -> class labels of the units whose values before their activation are nodes of the graph: what
-            enters an activation, linear maps of unit classes that have none, and the outputs (as they leave).
+        outputs: slots of the tensors that ``Network.returned`` gives; None for one that is no
+            output of the network.
+        nodes: slot -> class labels of the units whose values before their activation are nodes of
+            the graph: what enters an activation, linear maps of unit classes that have none, and
+            the outputs (as they leave).
         cuts: where the network is cut, in the order of the calls.
-        by_batch: modules that normalize inputs by the batch that they see, in the evaluation form, too.
-        crossings: slot of an input of the network -> what it was computed from, if that has a part in the model.
+        by_batch: modules that normalize inputs by the batch that they see, in the evaluation form,
+            too.
+        crossings: slot of an input of the network -> what it was computed from, if that has a part
+            in the model.
     """
 
     operations: tuple[Operation, ...]

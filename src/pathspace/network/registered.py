@@ -41,21 +41,25 @@ def register(
 ) -> None:
     """Say what an operation is that tracing has no rule for, for all models and for good.
 
-    Without it the network is cut there, which is never wrong. With it units before the operation can be rescaled.
+    Without it the network is cut there, which is never wrong. With it units before the operation
+    can be rescaled.
 
     Args:
-        op: an operation of ``torch.library`` (all of its overloads), or a function that torch functions dispatch, such
-            as one of ``torch.overrides.wrap_torch_function``. Other Python functions are traced as they are written.
-        like: a function that tracing knows, which behaves to scales and in the squared network as ``op`` does with the
-            same arguments: ``torch.relu`` for any elementwise f with f(s x) = s f(x). On data ``op`` itself runs.
-        decomposition: a Python function that computes what ``op`` does, from functions that tracing knows. On data it
-            runs in the place of ``op``.
+        op: an operation of ``torch.library`` (all of its overloads), or a function that torch
+            functions dispatch, such as one of ``torch.overrides.wrap_torch_function``. Other Python
+            functions are traced as they are written.
+        like: a function that tracing knows, which behaves to scales and in the squared network as
+            ``op`` does with the same arguments: ``torch.relu`` for any elementwise f with f(s x) =
+            s f(x). On data ``op`` itself runs.
+        decomposition: a Python function that computes what ``op`` does, from functions that tracing
+            knows. On data it runs in the place of ``op``.
 
     Raises:
-        TypeError: if ``op``, ``like`` or ``decomposition`` cannot be called, or not one of the latter two is given, or
-            ``op`` is the ``apply`` of an ``autograd.Function``.
-        ValueError: if ``op`` was registered before, is one of torch's own that has a rule, or writes into its arguments
-            where ``like`` does not; or if tracing has no rule for ``like``.
+        TypeError: if ``op``, ``like`` or ``decomposition`` cannot be called, or not one of the
+            latter two is given, or ``op`` is the ``apply`` of an ``autograd.Function``.
+        ValueError: if ``op`` was registered before, is one of torch's own that has a rule, or
+            writes into its arguments where ``like`` does not; or if tracing has no rule for
+            ``like``.
 
     Example:
         >>> import torch, pathspace as ps
@@ -74,7 +78,9 @@ def register(
     """
     key = _key(op)
     if (like is None) == (decomposition is None):
-        raise TypeError("give either like= (a function that tracing knows) or decomposition=, and not both")
+        raise TypeError(
+            "give either like= (a function that tracing knows) or decomposition=, and not both"
+        )
     for given, what in ((op, "op"), (like, "like"), (decomposition, "decomposition")):
         if given is not None and not callable(given):
             raise TypeError(f"{what} must be a function or an operation, got {given!r}")
@@ -86,8 +92,12 @@ def register(
         )
     name = short_name(key)
     if key in _REGISTERED:
-        raise ValueError(f"'{name}' is registered already: register an operation once, beside its definition")
-    if name in RULED and (isinstance(key, OpOverloadPacket) or torch.overrides.resolve_name(key) is not None):
+        raise ValueError(
+            f"'{name}' is registered already: register an operation once, beside its definition"
+        )
+    if name in RULED and (
+        isinstance(key, OpOverloadPacket) or torch.overrides.resolve_name(key) is not None
+    ):
         raise ValueError(
             f"'{name}' has a rule already: only operations that torch does not have are registered"
         )

@@ -20,7 +20,9 @@ def tensors_in(result: Any) -> list[Tensor]:
         if isinstance(leaf, Tensor):
             values.append(leaf)
         elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            values += tensors_in([getattr(leaf, field.name, None) for field in dataclasses.fields(leaf)])
+            values += tensors_in(
+                [getattr(leaf, field.name, None) for field in dataclasses.fields(leaf)]
+            )
     return values
 
 

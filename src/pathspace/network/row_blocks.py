@@ -1,11 +1,13 @@
 """Parameters that are several in one: rows of a matrix that are used apart from the others.
 
-A layer with a fused weight, such as the projections of attention to queries, keys and values, is the same function as
-one with a layer for each. Both are trained alike if each block of rows is treated as a parameter of its own.
+A layer with a fused weight, such as the projections of attention to queries, keys and values, is
+the same function as one with a layer for each. Both are trained alike if each block of rows is
+treated as a parameter of its own.
 
-A row is used where something reads it: the instruction of the squared network that its values enter after they were
-moved about. Rows that one instruction reads together belong together, and those between them. So do rows whose units
-have one scale: the two halves of a head that a rotary embedding turns into each other are one matrix.
+A row is used where something reads it: the instruction of the squared network that its values enter
+after they were moved about. Rows that one instruction reads together belong together, and those
+between them. So do rows whose units have one scale: the two halves of a head that a rotary
+embedding turns into each other are one matrix.
 """
 
 from __future__ import annotations
@@ -53,8 +55,8 @@ def row_blocks(tape: Tape, edges: Mapping[str, EdgeLabels]) -> Mapping[str, tupl
 def _spans_read(tape: Tape, leaves: Sequence[Leaf]) -> dict[str, set[tuple[int, int]]]:
     """Return, by parameter, the first and last row of what each instruction and output reads of it.
 
-    A movement (a chunk, a transposition) reads nothing: what it moves is followed to whoever reads that. So are the
-    features that a linear map makes of rows, if a movement comes right after it.
+    A movement (a chunk, a transposition) reads nothing: what it moves is followed to whoever reads
+    that. So are the features that a linear map makes of rows, if a movement comes right after it.
     """
     sizes = {leaf.name: leaf.shape[0] for leaf in leaves}
     spans: dict[str, set[tuple[int, int]]] = {name: set() for name in sizes}
@@ -82,11 +84,13 @@ def _spans_read(tape: Tape, leaves: Sequence[Leaf]) -> dict[str, set[tuple[int, 
     return spans
 
 
-def _weights_read(instruction: Instruction, weights: dict[int, Rows]) -> list[tuple[str, Tensor | None]]:
+def _weights_read(
+    instruction: Instruction, weights: dict[int, Rows]
+) -> list[tuple[str, Tensor | None]]:
     """Return the parameters that an instruction reads, each with the row that each feature of its result is made of.
 
-    The rows are None where the instruction is no linear map with the parameter as its weight or bias, or makes a
-    feature of several rows.
+    The rows are None where the instruction is no linear map with the parameter as its weight or
+    bias, or makes a feature of several rows.
     """
     found: list[tuple[str, Tensor | None]] = []
     for position, slot in enumerate(instruction.inputs):

@@ -1,8 +1,9 @@
 """Weights that FSDP or tensor parallelism shards over processes, and the operations that support them.
 
-A network that was traced before FSDP's ``fully_shard`` follows the parameters that replaced its own. Kappa is computed
-from full weights, which are gathered one after the other (see ``squared.parts``). Other sums over paths need all full
-weights at once, and refuse shards with an error.
+A network that was traced before FSDP's ``fully_shard`` follows the parameters that replaced its
+own. Kappa is computed from full weights, which are gathered one after the other (see
+``squared.parts``). Other sums over paths need all full weights at once, and refuse shards with an
+error.
 """
 
 from __future__ import annotations
@@ -73,6 +74,10 @@ def follow(name: str, traced: Tensor, now: Any, split: Mapping[str, Any]) -> Non
         )
     why = layout_refused(now, traced.shape)
     if not why and any(p.device_mesh != now.device_mesh for p in split.values()):
-        why = "over another mesh than other parameters: give all fully_shard(..., mesh=...) the same"
+        why = (
+            "over another mesh than other parameters: give all fully_shard(..., mesh=...) the same"
+        )
     if why:
-        raise RuntimeError(f"the model's parameter '{name}' was split over processes {why}. {WHAT_TO_DO}")
+        raise RuntimeError(
+            f"the model's parameter '{name}' was split over processes {why}. {WHAT_TO_DO}"
+        )

@@ -30,14 +30,15 @@ _TIMES = 3
 class StalenessCheck:
     """A record of a traced model, to compare with what it is later.
 
-    An attribute or a function that is another one than before leads to a second trace. If that finds the same network,
-    the new value is the one that is watched from then on.
+    An attribute or a function that is another one than before leads to a second trace. If that
+    finds the same network, the new value is the one that is watched from then on.
 
     Args:
         model: the model.
         parameters: name -> parameter of the network.
         call: how the model was called, with what is watched.
-        retraced: traces the model again, and returns what is watched then; None if the network is another one.
+        retraced: traces the model again, and returns what is watched then; None if the network is
+            another one.
 
     Attributes:
         call: with what is watched now.
@@ -54,14 +55,19 @@ class StalenessCheck:
         self._retraced = retraced
         self._retracing = False
         self._checks = 0
-        self._in_a_row: dict[str, tuple[int, int]] = {}  # part -> retraces in a row, and the last one's check
+        self._in_a_row: dict[
+            str, tuple[int, int]
+        ] = {}  # part -> retraces in a row, and the last one's check
         self._told = set[str]()
         outside = call.outside
-        # Every step of an optimizer asks, so the dictionaries of the modules are looked into without a detour.
+        # Every step of an optimizer asks, so the dictionaries of the modules are looked into
+        # without a detour.
         self._children: list[tuple[Mapping[str, nn.Module | None], str, nn.Module, str]] = []
         self._neutral: dict[str, tuple[Mapping[str, nn.Module | None], str, nn.Module | None]] = {}
         self._lengths: list[tuple[Mapping[str, nn.Module | None], int, str]] = []
-        self._leaves: list[tuple[Mapping[str, nn.Parameter | None], str, nn.Parameter, torch.Size, str]] = []
+        self._leaves: list[
+            tuple[Mapping[str, nn.Parameter | None], str, nn.Parameter, torch.Size, str]
+        ] = []
         for path, module in model.named_modules():
             if any(path == one or path.startswith(f"{one}.") for one in outside):
                 continue
@@ -82,7 +88,9 @@ class StalenessCheck:
         self._tied = [(second, first) for second, first in call.tied if first in parameters]
         self._global_hooks = self._hooks_of_trace = _global_hooks()
         self._constants = call.constants
-        self._seen: dict[str, tuple[Tensor, int]] = {}  # buffers that had these values, and their version
+        self._seen: dict[
+            str, tuple[Tensor, int]
+        ] = {}  # buffers that had these values, and their version
         self._watch(call)
 
     def _watch(self, call: Call) -> None:
@@ -213,7 +221,11 @@ class StalenessCheck:
     def _changed_forward(self) -> tuple[str, str] | None:
         """Return a module that runs another function as its forward, and what to say of it."""
         for module, kind, function, path in self._forwards:
-            as_it_was = type(module) is kind and "forward" not in module.__dict__ and kind.forward is function
+            as_it_was = (
+                type(module) is kind
+                and "forward" not in module.__dict__
+                and kind.forward is function
+            )
             if not as_it_was and not runs(module, function):
                 what = f"the forward of {_named(path)}"
                 return what, (

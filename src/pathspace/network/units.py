@@ -1,10 +1,11 @@
 """Unit classes: the hidden units of a network that must share one scale, and the edges at them.
 
-One class is a unit of an RNN over all its time steps, a channel over all its positions, or several channels that a
-skip connection adds. Node-wise rescaling chooses one factor s > 0 per class.
+One class is a unit of an RNN over all its time steps, a channel over all its positions, or several
+channels that a skip connection adds. Node-wise rescaling chooses one factor s > 0 per class.
 
-Where activations are multiplied, the scale of the product is the product of the scales of two classes, which *generate*
-those of all units: every scale of the network is a product of integer powers of the classes' factors.
+Where activations are multiplied, the scale of the product is the product of the scales of two
+classes, which *generate* those of all units: every scale of the network is a product of integer
+powers of the classes' factors.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ Edge = tuple[str, tuple[int, ...]]
 class EdgeLabels:
     """For every element of one parameter, the classes at its two ends.
 
-    A label is 0 for a fixed scale (inputs, bias node, outputs), ``1 + c`` for class c, ``1 + C + k`` for the k-th
-    product of scales of classes (``Network.monomials``, C classes), and negative for the inverse of a scale. A
-    parameter element transforms as p -> (s_target / s_source) p.
+    A label is 0 for a fixed scale (inputs, bias node, outputs), ``1 + c`` for class c, ``1 + C +
+    k`` for the k-th product of scales of classes (``Network.monomials``, C classes), and negative
+    for the inverse of a scale. A parameter element transforms as p -> (s_target / s_source) p.
 
     Attributes:
         target: int64 tensor, broadcastable to the parameter's shape.

@@ -78,7 +78,9 @@ def multi_head_attention(
     return result, shown.mean(1) if average_attn_weights else shown
 
 
-def _projections(inputs: Sequence[Tensor], weights: Sequence[Any], bias: Tensor | None) -> list[Tensor]:
+def _projections(
+    inputs: Sequence[Tensor], weights: Sequence[Any], bias: Tensor | None
+) -> list[Tensor]:
     biases = (None, None, None) if bias is None else bias.chunk(3)
     return [F.linear(x, w, b) for x, w, b in zip(inputs, weights, biases, strict=True)]
 
@@ -123,11 +125,15 @@ def attention(
     del dropout_p, is_causal
     if enable_gqa:
         key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
-    scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    scores = (
+        query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    )
     return (scores + attn_mask).softmax(-1) @ value
 
 
-def sum_with_product(input: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+def sum_with_product(
+    input: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
     """Decompose ``addmm``, ``addmv`` and ``baddbmm``: beta b + alpha x y."""
     product = x @ y if alpha == 1 else alpha * (x @ y)
     if beta == 0:  # b is not read
@@ -149,7 +155,9 @@ def split_along(dim: int) -> Callable[..., Any]:
 
     def parts(input: Tensor, *at: Any, **named: Any) -> Any:
         places = [*at, *named.values()]
-        return input.tensor_split(places if len(places) > 1 else places[0], min(dim, input.dim() - 1))
+        return input.tensor_split(
+            places if len(places) > 1 else places[0], min(dim, input.dim() - 1)
+        )
 
     return parts
 
@@ -221,7 +229,9 @@ def written_out(
     """
     if name == "einsum" and isinstance(args[0], str) and "..." not in args[0]:
         operands = args[1] if isinstance(args[1], (list, tuple)) else args[1:]
-        if len(operands) > 2 and [*map(rank, operands)].count(2) < 2:  # between two parameters are units
+        if (
+            len(operands) > 2 and [*map(rank, operands)].count(2) < 2
+        ):  # between two parameters are units
             return lambda *_: in_pairs(args[0], operands, rank)
     if strict and name not in SUMS:
         return None

@@ -1,6 +1,7 @@
 """Layers and models that the papers define; ordinary modules.
 
-:func:`pathspace.trace` knows the models; a network is traced before :func:`ddp_normalize` normalizes it.
+:func:`pathspace.trace` knows the models; a network is traced before :func:`ddp_normalize`
+normalizes it.
 """
 
 from pathspace.nn.caps import Clamp, scale_caps_

@@ -1,10 +1,12 @@
 """Bounds that scale with the units that they bound, in the place of ReLU6 and hardtanh.
 
-A clamp with constant bounds is not positively homogeneous, so a network is cut there. Together with its bounds it is,
+A clamp with constant bounds is not positively homogeneous, so a network is cut there. Together with
+its bounds it is,
 
     max(min(s h, s high), s low) = s max(min(h, high), low)        s > 0
 
-so a bound for each channel, a parameter that rescaling multiplies with the channel, leaves every channel free.
+so a bound for each channel, a parameter that rescaling multiplies with the channel, leaves every
+channel free.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ class Clamp(nn.Module):
     Args:
         low: the lower bound of each channel at the start.
         high: the upper bound.
-        shape: of the bounds; it must broadcast to what enters, as ``(channels, 1, 1)`` does to images.
+        shape: of the bounds; it must broadcast to what enters, as ``(channels, 1, 1)`` does to
+            images.
         train: whether gradients reach the bounds, as in PACT.
 
     Raises:
@@ -47,7 +50,9 @@ class Clamp(nn.Module):
         tensor([[0., 6.]])
     """
 
-    def __init__(self, low: float, high: float, shape: tuple[int, ...], *, train: bool = False) -> None:
+    def __init__(
+        self, low: float, high: float, shape: tuple[int, ...], *, train: bool = False
+    ) -> None:
         super().__init__()
         if not low < high:
             raise ValueError(f"expected low < high, got low={low} and high={high}")
@@ -55,11 +60,17 @@ class Clamp(nn.Module):
         # of one dimension, as biases: quantisation rounds parameters of two dimensions or more
         count = math.prod(shape)
         self.high = nn.Parameter(torch.full((count,), float(high)), requires_grad=train)
-        self.low = None if low == 0 else nn.Parameter(torch.full((count,), float(low)), requires_grad=train)
+        self.low = (
+            None
+            if low == 0
+            else nn.Parameter(torch.full((count,), float(low)), requires_grad=train)
+        )
 
     def forward(self, h: Tensor) -> Tensor:
         """Return h within the bounds."""
-        above = torch.relu(h) if self.low is None else torch.maximum(h, self.low.reshape(self.shape))
+        above = (
+            torch.relu(h) if self.low is None else torch.maximum(h, self.low.reshape(self.shape))
+        )
         return torch.minimum(above, self.high.reshape(self.shape))
 
     def extra_repr(self) -> str:
@@ -71,8 +82,9 @@ class Clamp(nn.Module):
 def scale_caps_(model: nn.Module, example_input: Any, *, train: bool = False) -> list[str]:
     """Replace every ``nn.ReLU6`` and ``nn.Hardtanh`` of a model, in place, by a :class:`Clamp` that scales with it.
 
-    The function stays the same, bit for bit. Trace the model afterwards: its units are then free where the network was
-    cut before. Only modules are replaced; write ``functional.relu6(h)`` as a module first.
+    The function stays the same, bit for bit. Trace the model afterwards: its units are then free
+    where the network was cut before. Only modules are replaced; write ``functional.relu6(h)`` as a
+    module first.
 
     Channels are the last dimension of what a linear layer or LayerNorm made, otherwise dimension 1.
 
@@ -82,8 +94,8 @@ def scale_caps_(model: nn.Module, example_input: Any, *, train: bool = False) ->
         train: whether gradients reach the bounds, as in PACT.
 
     Returns:
-        Names of the modules that were replaced. A module that runs several times in a forward pass, or never, is left
-        alone, since each of its places would need bounds of its own.
+        Names of the modules that were replaced. A module that runs several times in a forward pass,
+        or never, is left alone, since each of its places would need bounds of its own.
 
     Example:
         >>> import torch, pathspace as ps
@@ -93,7 +105,9 @@ def scale_caps_(model: nn.Module, example_input: Any, *, train: bool = False) ->
         >>> ps.trace(model, torch.zeros(1, 4)).num_classes
         8
     """
-    caps = {name: module for name, module in model.named_modules() if isinstance(module, nn.Hardtanh)}
+    caps = {
+        name: module for name, module in model.named_modules() if isinstance(module, nn.Hardtanh)
+    }
     shapes: dict[nn.Module, list[tuple[int, ...]]] = {cap: [] for cap in caps.values()}
     latest: list[nn.Module] = []
 

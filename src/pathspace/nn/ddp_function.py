@@ -13,9 +13,9 @@ With G = dL/dz per example, K = sum_i G_i z_i and dL/d(gamma~^2) = lambda = -K /
     dL/db~  = sum_i G_i / gamma~ + 2 lambda ((1 - alpha) b~ + [M] alpha (mean(a) + b~))
     dL/dw~  = sum_j dL/da_j h_j + 2 lambda (1 - alpha) D o w~
 
-For R = C, centred and without a bias the first line is
-(1/gamma~) [G_j - (1/n) sum_i G_i (1 + alpha zhat_i zhat_j / gamma~^2)], zhat = a - mean(a). D16 Eq. (27) prints a
-minus there and misplaces 1/gamma~.
+For R = C, centred and without a bias the first line is (1/gamma~) [G_j - (1/n) sum_i G_i (1 + alpha
+zhat_i zhat_j / gamma~^2)], zhat = a - mean(a). D16 Eq. (27) prints a minus there and misplaces
+1/gamma~.
 
 Letters: n examples (times positions), C channels; a tensor "per channel" has shape ``[C]``.
 """
@@ -114,7 +114,13 @@ def statistic_of(rule: Rule, mean: Tensor, variance: Tensor, bias: Tensor | None
 
 
 def normalized_apart(
-    x: Tensor, weight: Tensor, bias: Tensor | None, measure: Tensor, product: Product, rule: Rule, last: int
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    measure: Tensor,
+    product: Product,
+    rule: Rule,
+    last: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Z of all rows, with the mean of a and the statistic S of the last ones alone; differentiable, S too."""
     a = product(x, weight)
@@ -168,7 +174,8 @@ class Normalized(torch.autograd.Function):
         x, weight, bias, measure, a, mean, gamma2 = ctx.saved_tensors
         product, rule, needs = ctx.product, ctx.rule, ctx.needs_input_grad
         if torch.is_grad_enabled():
-            # x may have been computed from the weight: each is to have the gradient of this layer alone
+            # x may have been computed from the weight: each is to have the gradient of this layer
+            # alone
             x, weight = x.view_as(x), weight.view_as(weight)
             bias = None if bias is None else bias.view_as(bias)
             leaves = zip((x, weight, bias), needs, strict=False)
@@ -190,7 +197,9 @@ class Normalized(torch.autograd.Function):
         direct = None
         if alpha < 1 and needs[1]:  # 2 lambda (1 - alpha) D o w
             scale = (slope * (1 - alpha)).reshape(-1, *[1] * (weight.dim() - 1))
-            direct = weight * (scale * measure) if measure.numel() == 1 else weight * measure * scale
+            direct = (
+                weight * (scale * measure) if measure.numel() == 1 else weight * measure * scale
+            )
         dx, dw = product.gradients(da, x, weight, direct, (needs[0], needs[1]))
         db = None
         if bias is not None and needs[2]:
@@ -202,7 +211,14 @@ class Normalized(torch.autograd.Function):
 
 
 def _of_product(
-    rule: Rule, g: Tensor, a: Tensor, mean: Tensor, bias: Tensor | None, p: Tensor, g_mean: Tensor, q: Tensor
+    rule: Rule,
+    g: Tensor,
+    a: Tensor,
+    mean: Tensor,
+    bias: Tensor | None,
+    p: Tensor,
+    g_mean: Tensor,
+    q: Tensor,
 ) -> Tensor:
     """dL/da = (G - c mean(G)) p + (a - mu) q."""
     if rule.alpha == 0:

@@ -23,8 +23,9 @@ else:
 class _DDPNormalized(_Base):
     """What the layers share: their weight and bias are w~ and b~, their buffers the measure D and running statistics.
 
-    In training the statistics are the batch's (over examples and positions) and are averaged into the running ones;
-    in evaluation the running ones stand for them, and gamma~ still follows w~ through the D term.
+    In training the statistics are the batch's (over examples and positions) and are averaged into
+    the running ones; in evaluation the running ones stand for them, and gamma~ still follows w~
+    through the D term.
     """
 
     weight: Tensor
@@ -45,7 +46,9 @@ class _DDPNormalized(_Base):
         self.register_buffer("ddp_measure", measure.to(weight))
         zeros = weight.new_zeros(weight.shape[0])
         self.register_buffer("running_mean", zeros.clone() if rule.centred else None)
-        self.register_buffer("running_statistic", torch.ones_like(zeros) if rule.alpha > 0 else None)
+        self.register_buffer(
+            "running_statistic", torch.ones_like(zeros) if rule.alpha > 0 else None
+        )
         count = torch.zeros((), dtype=torch.long, device=weight.device)
         self.register_buffer("num_batches_tracked", count if rule.needs_mean else None)
 
@@ -69,7 +72,9 @@ class _DDPNormalized(_Base):
     def folded(self) -> tuple[Tensor, Tensor | None]:
         """Return the weight w~ / gamma~ and the bias (b~ - c mean) / gamma~ of evaluation mode, differentiable."""
         rule = self.ddp_rule
-        gamma2 = squared_gamma(rule, self.running_statistic, self.weight, self.bias, self.ddp_measure)
+        gamma2 = squared_gamma(
+            rule, self.running_statistic, self.weight, self.bias, self.ddp_measure
+        )
         scale = gamma2.rsqrt()
         shift = self.bias
         if self.running_mean is not None:
@@ -89,7 +94,14 @@ class _DDPNormalized(_Base):
         """Return the autograd function on a batch ``[n, in, ...]``."""
         bias = None if self.bias is None else widened(self.bias)
         # float16 holds no square of what is beyond 256
-        given = widened(x), widened(self.weight), bias, widened(self.ddp_measure), product, self.ddp_rule
+        given = (
+            widened(x),
+            widened(self.weight),
+            bias,
+            widened(self.ddp_measure),
+            product,
+            self.ddp_rule,
+        )
         func = peek_interpreter_stack()  # takes operations alone
         if self._sample is not None or func is not None:
             last = len(x) if self._sample is None else self._last(len(x))
@@ -112,7 +124,9 @@ class _DDPNormalized(_Base):
     def _check_count(self, n: int, x: Tensor) -> None:
         """Refuse a batch that is too small for the statistics."""
         rule = self.ddp_rule
-        least = 2 if rule.centred or not rule.second_moment else 1  # a variance of one value is zero
+        least = (
+            2 if rule.centred or not rule.second_moment else 1
+        )  # a variance of one value is zero
         if rule.needs_mean and n < least:
             raise ValueError(
                 f"{type(self).__name__} in training needs at least {least} values per channel for its batch "

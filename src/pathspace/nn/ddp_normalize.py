@@ -41,34 +41,38 @@ def ddp_normalize(
 
         gamma~_v^2 = w~_v^T R_v w~_v + eps,    R_v = alpha S_v + (1 - alpha) D_v,
 
-    S_v is the second moment M_v or the covariance C_v of what enters v, over the examples of the batch and, in a
-    convolution, its positions, and D_v = diag(gamma_u^2), which is the identity where inputs and normalized units
-    enter. A bias is the weight of an edge from a constant one. alpha = 0 is path-normalization; alpha = 1 with the
-    covariance, centred, is BatchNorm without its affine parameters; what lies between is DDP-Normalization.
+    S_v is the second moment M_v or the covariance C_v of what enters v, over the examples of the
+    batch and, in a convolution, its positions, and D_v = diag(gamma_u^2), which is the identity
+    where inputs and normalized units enter. A bias is the weight of an edge from a constant one.
+    alpha = 0 is path-normalization; alpha = 1 with the covariance, centred, is BatchNorm without
+    its affine parameters; what lies between is DDP-Normalization.
 
-    The parameters keep their names and become w~; the loss no longer depends on their length. A layer is
-    normalized if its units can be rescaled, so outputs are left alone. In training the statistics are the batch's
-    and gradients flow through them; in evaluation they are running averages. The function changes (by the factors
-    1 / gamma~), but later :func:`fold` returns a plain network with the function of evaluation mode.
+    The parameters keep their names and become w~; the loss no longer depends on their length. A
+    layer is normalized if its units can be rescaled, so outputs are left alone. In training the
+    statistics are the batch's and gradients flow through them; in evaluation they are running
+    averages. The function changes (by the factors 1 / gamma~), but later :func:`fold` returns a
+    plain network with the function of evaluation mode.
 
     Args:
         model: the model that was traced; it is not changed.
         network: its trace.
         alpha: the share of the data in the measure, from 0 to 1.
         statistic: ``"second_moment"`` or ``"covariance"``.
-        centred: subtract from each node's value its mean over the batch, leaving the bias in place. None: if the
-            statistic is the covariance.
-        momentum: weight of the newest batch in the running averages; None for the mean of all batches.
+        centred: subtract from each node's value its mean over the batch, leaving the bias in place.
+            None: if the statistic is the covariance.
+        momentum: weight of the newest batch in the running averages; None for the mean of all
+            batches.
         eps: added to gamma~^2.
 
     Returns:
-        The normalized copy: an ordinary module with ordinary parameters and buffers (``state_dict``, ``deepcopy``).
+        The normalized copy: an ordinary module with ordinary parameters and buffers
+        (``state_dict``, ``deepcopy``).
 
     Raises:
         TypeError: a number is none, or the network is no traced one.
-        ValueError: an argument is out of range, the network is not a trace of this model, a part of the network has
-            no normalized form (recurrent layers, embeddings, BatchNorm, layers used twice), or nothing is left to
-            normalize. The message names the part.
+        ValueError: an argument is out of range, the network is not a trace of this model, a part of
+            the network has no normalized form (recurrent layers, embeddings, BatchNorm, layers used
+            twice), or nothing is left to normalize. The message names the part.
 
     Example:
         >>> import torch, pathspace as ps
@@ -80,7 +84,8 @@ def ddp_normalize(
         >>> torch.allclose(plain(x), normalized.eval()(x), atol=1e-6)
         True
 
-    Source: Neyshabur, Tomioka, Salakhutdinov, Srebro 2016, "Data-Dependent Path Normalization in Neural Networks".
+    Source: Neyshabur, Tomioka, Salakhutdinov, Srebro 2016, "Data-Dependent Path Normalization in
+    Neural Networks".
     """
     check_numbers(alpha=alpha, momentum=0.0 if momentum is None else momentum)
     check_options(alpha, statistic)
@@ -122,8 +127,8 @@ def ddp_normalize(
 def fold(model: _Model) -> _Model:
     """Return the plain network with the function that a normalized one has in evaluation mode.
 
-    w = w~ / gamma~ and b = (b~ - mean) / gamma~, with the running statistics. The copy has plain layers; a centred
-    layer without a bias gets one.
+    w = w~ / gamma~ and b = (b~ - mean) / gamma~, with the running statistics. The copy has plain
+    layers; a centred layer without a bias gets one.
 
     Args:
         model: a model made by :func:`ddp_normalize`; it is not changed.
@@ -183,8 +188,12 @@ def _places(network: Network) -> dict[str, Instruction]:
             )
         result = users[name]
         if len(result) > 1 or len(result[0].inputs) < 2 or result[0].inputs[1] not in leaf_of:
-            raise ValueError(f"{where} is used more than once (or its weight is changed or shared): {_TWICE}")
-        if result[0].name not in (f"{kind} in '{path}'" for kind in ("linear", "conv1d", "conv2d", "conv3d")):
+            raise ValueError(
+                f"{where} is used more than once (or its weight is changed or shared): {_TWICE}"
+            )
+        if result[0].name not in (
+            f"{kind} in '{path}'" for kind in ("linear", "conv1d", "conv2d", "conv3d")
+        ):
             raise ValueError(
                 f"'{name}' is used in '{result[0].name}', not by its own layer's forward: call the layer"
             )
@@ -210,17 +219,21 @@ def _is_internal(name: str, target: Tensor) -> bool:
 def _path_measures(network: Network, places: dict[str, Instruction]) -> dict[str, Tensor | str]:
     """D, the path measure of what enters each layer that is to be normalized, from the traced network.
 
-    A normalized node has gamma_v^2 = 1, whatever its weights; inputs and the bias node have 1 too. What lies between
-    layers (pooling, sums of branches, dropout, reshaping) is followed in the squared network: a maximum sums its
-    window, an average of n divides by n^2, a sum adds. For a convolution the measure of a tap is the mean over the
-    positions of the output, as its other statistics are, so taps that fall into zero padding weigh less.
+    A normalized node has gamma_v^2 = 1, whatever its weights; inputs and the bias node have 1 too.
+    What lies between layers (pooling, sums of branches, dropout, reshaping) is followed in the
+    squared network: a maximum sums its window, an average of n divides by n^2, a sum adds. For a
+    convolution the measure of a tap is the mean over the positions of the output, as its other
+    statistics are, so taps that fall into zero padding weigh less.
 
     Returns:
-        Path -> D, float64, broadcastable to the weight, without the dimensions in which it is constant; or, where
-        D would depend on parameters, the name of one.
+        Path -> D, float64, broadcastable to the weight, without the dimensions in which it is
+        constant; or, where D would depend on parameters, the name of one.
     """
     path_of = {instruction.outputs: path for path, instruction in places.items()}
-    q = {n: torch.ones(p.shape, dtype=torch.float64, device="cpu") for n, p in network.parameters.items()}
+    q = {
+        n: torch.ones(p.shape, dtype=torch.float64, device="cpu")
+        for n, p in network.parameters.items()
+    }
     measures: dict[str, Tensor | str] = {}
 
     def normalize(slots: tuple[int, ...], h: Tensor) -> Tensor:
@@ -236,7 +249,9 @@ def _path_measures(network: Network, places: dict[str, Instruction]) -> dict[str
         return torch.ones_like(h)
 
     with torch.enable_grad():
-        network.tape.run({name: t.requires_grad_() for name, t in q.items()}, network.live, mix=normalize)
+        network.tape.run(
+            {name: t.requires_grad_() for name, t in q.items()}, network.live, mix=normalize
+        )
     return measures
 
 

@@ -31,11 +31,12 @@ class RowDropEmbedding(nn.Embedding):
 class LanguageModel(nn.Module):
     """Predicts the next token of a stream, in segments, with states that are carried from one to the next.
 
-    The states that are returned are detached: handed to the next call, they make *truncated backpropagation*, in
-    which gradients end at the start of a segment. As in the paper, only the recurrent stack is meant to be in the
-    geometry. Trace it as a module of its own, and an optimizer given all parameters of the model applies the plain
-    rule of its family to the embedding and the decoder; or trace the model with those two left outside, which is
-    the same network. Without ``outside`` embedding and decoder are in the geometry too, tied or not.
+    The states that are returned are detached: handed to the next call, they make *truncated
+    backpropagation*, in which gradients end at the start of a segment. As in the paper, only the
+    recurrent stack is meant to be in the geometry. Trace it as a module of its own, and an
+    optimizer given all parameters of the model applies the plain rule of its family to the
+    embedding and the decoder; or trace the model with those two left outside, which is the same
+    network. Without ``outside`` embedding and decoder are in the geometry too, tied or not.
 
     Args:
         vocabulary: V, number of different tokens.
@@ -108,7 +109,8 @@ class LanguageModel(nn.Module):
             states: where the layers start, from the segment before; zero if None.
 
         Returns:
-            Scores of every token after every step, ``[B, T, V]``, and the layers' last states, detached.
+            Scores of every token after every step, ``[B, T, V]``, and the layers' last states,
+            detached.
         """
         x, last = self.rnn(self.embedding(tokens), states)
         return self.decoder(x), tuple(state.detach() for state in last)

@@ -1,7 +1,8 @@
 """The recurrent CNN of S19: convolutional layers with a recurrent block each, unfolded a few times.
 
-S19: "Path Space for Recurrent Neural Networks with ReLU Activations", 2019 (anonymous submission); the network goes
-back to M. Liang and X. Hu, "Recurrent Convolutional Neural Network for Object Recognition", 2015.
+S19: "Path Space for Recurrent Neural Networks with ReLU Activations", 2019 (anonymous submission);
+the network goes back to M. Liang and X. Hu, "Recurrent Convolutional Neural Network for Object
+Recognition", 2015.
 
 Letters: B batch, C channels, t unfoldings.
 """
@@ -20,12 +21,13 @@ class RecurrentConvolution(nn.Module):
 
         h_0 = relu(BN_0(W u)),  h_t = relu(BN_t(W u + R h_{t-1}))  for t = 1..unfoldings
 
-    All unfoldings share the weights W and R. Each has a BatchNorm of its own, because the statistics differ from one to
-    the next.
+    All unfoldings share the weights W and R. Each has a BatchNorm of its own, because the
+    statistics differ from one to the next.
 
-    In path geometry BatchNorm's running mean is a constant, so the sums before it have the fixed scale 1, and the scale
-    of a channel after it sits in its gain and shift. The channels of h_0 to h_{t-1} are read by one matrix R, so a
-    channel is one unit class over these unfoldings; those of the last one are classes of their own.
+    In path geometry BatchNorm's running mean is a constant, so the sums before it have the fixed
+    scale 1, and the scale of a channel after it sits in its gain and shift. The channels of h_0 to
+    h_{t-1} are read by one matrix R, so a channel is one unit class over these unfoldings; those of
+    the last one are classes of their own.
 
     Args:
         channels: C of the input.
@@ -46,7 +48,9 @@ class RecurrentConvolution(nn.Module):
         super().__init__()
         check_counts(channels=channels, maps=maps, unfoldings=unfoldings, kernel=kernel)
         if kernel % 2 == 0:
-            raise ValueError(f"kernel is {kernel}: give an odd number, so that sizes stay as they are")
+            raise ValueError(
+                f"kernel is {kernel}: give an odd number, so that sizes stay as they are"
+            )
         self.forth = nn.Conv2d(channels, maps, kernel, padding=kernel // 2, bias=False)
         self.back = nn.Conv2d(maps, maps, kernel, padding=kernel // 2, bias=False)
         self.norms = nn.ModuleList(nn.BatchNorm2d(maps) for _ in range(unfoldings + 1))
@@ -63,11 +67,11 @@ class RecurrentConvolution(nn.Module):
 class RecurrentCNN(nn.Module):
     """A classifier of images made of recurrent convolutions.
 
-    Max-pooling (3 x 3, stride 2) follows the first and the third layer; the largest value of each map of the last layer
-    enters a linear classifier. The paper names five layers of 32, 64, 96 (MNIST) or 96, 128, 160 maps (CIFAR; 196 in
-    another place), three unfoldings and BatchNorm (appendix A.3). Kernels, pooling and the place of dropout follow
-    Liang and Hu (2015). The paper's dropout of 0.5 stands before its last linear layer alone; here it acts between
-    layers.
+    Max-pooling (3 x 3, stride 2) follows the first and the third layer; the largest value of each
+    map of the last layer enters a linear classifier. The paper names five layers of 32, 64, 96
+    (MNIST) or 96, 128, 160 maps (CIFAR; 196 in another place), three unfoldings and BatchNorm
+    (appendix A.3). Kernels, pooling and the place of dropout follow Liang and Hu (2015). The
+    paper's dropout of 0.5 stands before its last linear layer alone; here it acts between layers.
 
     Args:
         channels: of the images: 1 for grey ones.
@@ -103,7 +107,9 @@ class RecurrentCNN(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        check_counts(channels=channels, classes=classes, maps=maps, layers=layers, unfoldings=unfoldings)
+        check_counts(
+            channels=channels, classes=classes, maps=maps, layers=layers, unfoldings=unfoldings
+        )
         check_probabilities(dropout=dropout)
         self.dropout = dropout
         self.layers = nn.ModuleList(

@@ -34,18 +34,20 @@ class RNN(nn.RNN):
 
         h_t = relu(W_in x_t + b_in + W_rec h_{t-1} + b_rec)
 
-    Constructor, parameters, state dict, shapes and results are those of ``torch.nn.RNN``, results to rounding. A step
-    of all sequences is one product that stays in registers, with its biases and its ReLU, and the graph has one node
-    per layer and direction. See docs/rnn.md for what that gains, and where it gains nothing.
+    Constructor, parameters, state dict, shapes and results are those of ``torch.nn.RNN``, results
+    to rounding. A step of all sequences is one product that stays in registers, with its biases and
+    its ReLU, and the graph has one node per layer and direction. See docs/rnn.md for what that
+    gains, and where it gains nothing.
 
-    The loops need Numba (``pip install -e '.[fast]'`` in a clone) and a processor with AVX2. Where they do not apply,
-    the layer runs as ``torch.nn.RNN``: with tanh, on a GPU, in other types than float32 and float64, with more than 512
-    units (256 with AVX2) or fewer than 6 steps, for second derivatives, and under ``torch.func``, ``torch.compile``,
-    ``torch.export``, ``torch.jit.trace``, autocast and whatever else looks at operations, as ``pathspace.trace`` does.
-    :attr:`kernel` says which it was.
+    The loops need Numba (``pip install -e '.[fast]'`` in a clone) and a processor with AVX2. Where
+    they do not apply, the layer runs as ``torch.nn.RNN``: with tanh, on a GPU, in other types than
+    float32 and float64, with more than 512 units (256 with AVX2) or fewer than 6 steps, for second
+    derivatives, and under ``torch.func``, ``torch.compile``, ``torch.export``, ``torch.jit.trace``,
+    autocast and whatever else looks at operations, as ``pathspace.trace`` does. :attr:`kernel` says
+    which it was.
 
-    States are saved for the gradient as they are returned: to change them in place before the gradient is computed
-    (``nn.Dropout(inplace=True)``) is refused by autograd.
+    States are saved for the gradient as they are returned: to change them in place before the
+    gradient is computed (``nn.Dropout(inplace=True)``) is refused by autograd.
 
     Args:
         *args: as of ``torch.nn.RNN``; mind that its ``nonlinearity`` is tanh unless it is given.
@@ -76,11 +78,14 @@ class RNN(nn.RNN):
         """Run the layers; see ``torch.nn.RNN``.
 
         Args:
-            input: ``[T, B, D]``, ``[B, T, D]`` with ``batch_first``, ``[T, D]``, or packed sequences.
-            hx: where the layers start, ``[layers * directions, B, H]`` or ``[layers * directions, H]``; zero if None.
+            input: ``[T, B, D]``, ``[B, T, D]`` with ``batch_first``, ``[T, D]``, or packed
+                sequences.
+            hx: where the layers start, ``[layers * directions, B, H]`` or ``[layers * directions,
+                H]``; zero if None.
 
         Returns:
-            The states of the last layer, in the form of the input, and the last state of every layer.
+            The states of the last layer, in the form of the input, and the last state of every
+            layer.
         """
         if torch.compiler.is_compiling():
             return super().forward(input, hx)
@@ -88,17 +93,23 @@ class RNN(nn.RNN):
         x, batch_sizes = (
             (input.data, input.batch_sizes) if isinstance(input, PackedSequence) else (input, None)
         )
-        reason = self._refusal(weights[0]) or _looked_at() or self._unfit(x, hx, batch_sizes, weights)
+        reason = (
+            self._refusal(weights[0]) or _looked_at() or self._unfit(x, hx, batch_sizes, weights)
+        )
         self.__dict__["_ran"] = reason or ""  # past the checks that modules do
         if reason:
             return super().forward(input, hx)
         if isinstance(input, PackedSequence):
             start = None if hx is None else self.permute_hidden(hx, input.sorted_indices)
             states, last = self._layers(x, start, weights, input.batch_sizes)
-            packed = PackedSequence(states, input.batch_sizes, input.sorted_indices, input.unsorted_indices)
+            packed = PackedSequence(
+                states, input.batch_sizes, input.sorted_indices, input.unsorted_indices
+            )
             return packed, self.permute_hidden(last, input.unsorted_indices)
         if x.dim() == 2:
-            states, last = self._layers(x.unsqueeze(1), None if hx is None else hx.unsqueeze(1), weights)
+            states, last = self._layers(
+                x.unsqueeze(1), None if hx is None else hx.unsqueeze(1), weights
+            )
             return states.squeeze(1), last.squeeze(1)
         return self._layers(x, hx, weights, batch_first=self.batch_first)
 
@@ -166,7 +177,9 @@ class RNN(nn.RNN):
                 return "an argument or a parameter is not a plain tensor"
             if tensor.dtype is not dtype or not tensor.is_cpu or tensor.layout is not torch.strided:
                 return "inputs and parameters differ in type or device"
-        shapes = _shapes(self.input_size, self.hidden_size, self.num_layers, self.bidirectional, self.bias)
+        shapes = _shapes(
+            self.input_size, self.hidden_size, self.num_layers, self.bidirectional, self.bias
+        )
         if [tensor.shape for tensor in weights] != shapes:
             return "the parameters have other shapes than they began with"
         if batch_sizes is not None:
@@ -177,7 +190,11 @@ class RNN(nn.RNN):
             fits, rows = x.dim() in (2, 3), x.shape[1 - self.batch_first :][: x.dim() - 2]
         if not fits or x.shape[-1] != self.input_size or 0 in x.shape:
             return f"the input has the shape {list(x.shape)}"
-        if start and start[0].shape != (self.num_layers * (1 + self.bidirectional), *rows, self.hidden_size):
+        if start and start[0].shape != (
+            self.num_layers * (1 + self.bidirectional),
+            *rows,
+            self.hidden_size,
+        ):
             return f"the first states have the shape {list(start[0].shape)}"
         return None if steps >= FEWEST else f"{steps} steps, and PyTorch is faster below {FEWEST}"
 
@@ -185,8 +202,8 @@ class RNN(nn.RNN):
 def fast_(model: nn.Module) -> list[str]:
     """Make every ReLU ``torch.nn.RNN`` of a model a :class:`RNN`, in place.
 
-    Layers stay the same objects, with their parameters, hooks and modes; subclasses of ``torch.nn.RNN`` and layers
-    with tanh are left as they are.
+    Layers stay the same objects, with their parameters, hooks and modes; subclasses of
+    ``torch.nn.RNN`` and layers with tanh are left as they are.
 
     Args:
         model: any module.
@@ -250,7 +267,9 @@ def _missing() -> str | None:
         return f"Numba is not installed ({install('fast')})"
     try:
         instructions = _loops().instructions()
-    except Exception as error:  # an installation that does not work must not keep the layer from doing so
+    except (
+        Exception
+    ) as error:  # an installation that does not work must not keep the layer from doing so
         return f"Numba does not work here ({type(error).__name__}: {error})"
     return None if instructions else "the loops need a processor with AVX2 and fused multiplication"
 

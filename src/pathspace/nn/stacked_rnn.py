@@ -1,8 +1,8 @@
 """A stack of ReLU recurrent layers with dropout between them and weight drop on the recurrent matrices.
 
-S19: "Path Space for Recurrent Neural Networks with ReLU Activations", 2019 (anonymous submission), which takes its
-language models from Merity, Keskar, Socher, "Regularizing and Optimizing LSTM Language Models", 2018.
-Letters: B batch, T time, D input, H hidden, l layer.
+S19: "Path Space for Recurrent Neural Networks with ReLU Activations", 2019 (anonymous submission),
+which takes its language models from Merity, Keskar, Socher, "Regularizing and Optimizing LSTM
+Language Models", 2018. Letters: B batch, T time, D input, H hidden, l layer.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ class StackedReLURNN(nn.Module):
 
         h_t = relu(W_in x_t + b_in + (M o W_rec) h_{t-1} + b_rec)        M = mask / (1 - weight_drop)
 
-    In training, weight drop draws one mask of every recurrent matrix for a whole call, and the other dropouts leave
-    out the same units at all time steps of a call. None of them changes which weights are edges: ``trace`` sees the
-    network without drops, in training mode too, and kappa is that of the undropped weights.
+    In training, weight drop draws one mask of every recurrent matrix for a whole call, and the
+    other dropouts leave out the same units at all time steps of a call. None of them changes which
+    weights are edges: ``trace`` sees the network without drops, in training mode too, and kappa is
+    that of the undropped weights.
 
     Args:
         input_size: D, features that enter at each step.
@@ -68,7 +69,9 @@ class StackedReLURNN(nn.Module):
     ) -> None:
         super().__init__()
         if not isinstance(hidden_sizes, Sequence):
-            raise TypeError(f"hidden_sizes must be a sequence, one size per layer, got {hidden_sizes}")
+            raise TypeError(
+                f"hidden_sizes must be a sequence, one size per layer, got {hidden_sizes}"
+            )
         sizes = [input_size, *hidden_sizes]
         if len(sizes) < 2 or not all(isinstance(size, int) and size >= 1 for size in sizes):
             raise ValueError(
@@ -108,7 +111,9 @@ class StackedReLURNN(nn.Module):
             start = None if states is None else states[i].unsqueeze(0)
             x, end = self._run(layer, x, start)  # type: ignore[arg-type]
             last.append(end[0])
-            x = self._drop(x, self.hidden_dropout if i + 1 < len(self.layers) else self.output_dropout)
+            x = self._drop(
+                x, self.hidden_dropout if i + 1 < len(self.layers) else self.output_dropout
+            )
         return x, tuple(last)
 
     def extra_repr(self) -> str:
@@ -118,7 +123,8 @@ class StackedReLURNN(nn.Module):
 
     def _drop(self, x: Tensor, p: float) -> Tensor:
         """Leave out features of x ``[B, T, H]``, each at all steps: they are the channels of ``dropout1d``."""
-        # the same operations in training and in evaluation, so that a trace of either form is one of both
+        # the same operations in training and in evaluation, so that a trace of either form is one
+        # of both
         return F.dropout1d(x.transpose(1, 2), p, self.training).transpose(1, 2) if p else x
 
     def _run(self, layer: nn.RNN, x: Tensor, start: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -2,8 +2,8 @@
 
     f(h, w)_o = k_o + sum_i c_oi h_i + sum_e c_oe w_e + sum_{i,e} c_oie h_i w_e
 
-Letters: h activations, one vector for each operand a; w weights, one vector for each parameter b; o an element of the
-result; k constant, c factors.
+Letters: h activations, one vector for each operand a; w weights, one vector for each parameter b; o
+an element of the result; k constant, c factors.
 """
 
 from __future__ import annotations
@@ -138,8 +138,13 @@ def terms_of(operation: Operation, values: Sequence[Tensor], operands: int) -> T
                 return at(**{f"v{a}": h, f"v{b}": w}) - alone(a)(h) - alone(b)(w) - constant
 
             generator = torch.Generator().manual_seed(0)
-            h, w = (torch.rand(len(values[i]), generator=generator, dtype=torch.float64) + 1 for i in (a, b))
-            size = at(**{f"v{a}": h, f"v{b}": w}).abs().amax() if constant.numel() else torch.zeros(())
+            h, w = (
+                torch.rand(len(values[i]), generator=generator, dtype=torch.float64) + 1
+                for i in (a, b)
+            )
+            size = (
+                at(**{f"v{a}": h, f"v{b}": w}).abs().amax() if constant.numel() else torch.zeros(())
+            )
             if bool((product(h, w).abs() <= 1e-12 * size).all()):
                 continue  # they only add up
 
@@ -148,12 +153,16 @@ def terms_of(operation: Operation, values: Sequence[Tensor], operands: int) -> T
     return Terms(
         constant,
         tuple((a, single[a]) for a in range(operands) if len(single[a].target)),
-        tuple((b - operands, single[b]) for b in range(operands, len(values)) if len(single[b].target)),
+        tuple(
+            (b - operands, single[b]) for b in range(operands, len(values)) if len(single[b].target)
+        ),
         tuple(mixed),
     )
 
 
-def check_terms(name: str, terms: Terms, values: Sequence[Tensor], operands: int, actual: Tensor) -> None:
+def check_terms(
+    name: str, terms: Terms, values: Sequence[Tensor], operands: int, actual: Tensor
+) -> None:
     """Make sure that terms add up to what the operation really returned.
 
     Args:
@@ -172,8 +181,12 @@ def check_terms(name: str, terms: Terms, values: Sequence[Tensor], operands: int
     for b, r in terms.biased:
         result.index_add_(0, r.target, r.factor * values[operands + b][r.source])
     for a, b, r in terms.mixed:
-        result.index_add_(0, r.target, r.factor * values[a][r.source] * values[operands + b][r.member])
-    shown = ~torch.isinf(actual)  # an infinity that a mask put there is moved, and passed over by a maximum
+        result.index_add_(
+            0, r.target, r.factor * values[a][r.source] * values[operands + b][r.member]
+        )
+    shown = ~torch.isinf(
+        actual
+    )  # an infinity that a mask put there is moved, and passed over by a maximum
     actual = actual[shown]
     result = result[shown]
     scale = 1 + actual.abs().amax() if actual.numel() else 1.0

@@ -1,7 +1,7 @@
 """Families of operations of a captured pass, and the edges of the paths through them.
 
-Each family has methods for the readers of a pass, so far :meth:`Family.listed`. The first family in :data:`FAMILIES`
-that takes a step reads it.
+Each family has methods for the readers of a pass, so far :meth:`Family.listed`. The first family in
+:data:`FAMILIES` that takes a step reads it.
 
 Letters: h activations, w weights, o an element of a result, i of an operand.
 """
@@ -120,7 +120,12 @@ class Known:
         """Return whether the step is one of these."""
         del listing
         name = step.name
-        return name in COMPARISONS or name in SIGNS or _is_random(name) or name in ("argsort", "argmax")
+        return (
+            name in COMPARISONS
+            or name in SIGNS
+            or _is_random(name)
+            or name in ("argsort", "argmax")
+        )
 
     def listed(self, step: Step, listing: Listing) -> None:
         """Bind the result as an input."""
@@ -151,7 +156,9 @@ class Embedding:
             return listing.is_weight(step.args[0]) and listing.is_data(step.args[1])
         if step.name != "index" or not listing.is_weight(step.args[0]):
             return False
-        return len(step.args[1]) == 1 and listing.is_data(step.args[1][0]) and step.args[0].dim() == 2
+        return (
+            len(step.args[1]) == 1 and listing.is_data(step.args[1][0]) and step.args[0].dim() == 2
+        )
 
     def listed(self, step: Step, listing: Listing) -> None:
         """Write an edge from each word at each place to each feature there."""
@@ -164,7 +171,12 @@ class Embedding:
         listing.inputs.append(sources.flatten())
         listing.input_values.append(functional.one_hot(tokens.flatten(), words).flatten().double())
         shape = (tokens.numel(), words, width)
-        columns = (sources[:, :, None], nodes.reshape(-1, 1, width), weights.numbers, weights.factors)
+        columns = (
+            sources[:, :, None],
+            nodes.reshape(-1, 1, width),
+            weights.numbers,
+            weights.factors,
+        )
         listing.add_edges(*(t.expand(shape) for t in columns))
         listing.bind_nodes(step.result, nodes)
 
@@ -181,7 +193,9 @@ class Gate:
         if gate is not None:
             return gate
         data = _data(step, listing)
-        if not (data or step.name in REDUCED) or (_weights(step, listing) and step.name not in _PICKS):
+        if not (data or step.name in REDUCED) or (
+            _weights(step, listing) and step.name not in _PICKS
+        ):
             return None
         if step.name == "index_put" and listing.is_data(step.args[1][0]):
             x, (mask, *_), item = step.args[:3]
@@ -317,7 +331,9 @@ def _affine_nodes(
     return _placed(terms, sources, weights, listing)
 
 
-def _placed(terms: Terms, sources: Sequence[Tensor], weights: Sequence[Weights], listing: Listing) -> Tensor:
+def _placed(
+    terms: Terms, sources: Sequence[Tensor], weights: Sequence[Weights], listing: Listing
+) -> Tensor:
     """Return nodes for the result of an affine operation: the old ones where it only moves them."""
     moved = _moved(terms, sources)
     if moved is not None:
@@ -367,11 +383,25 @@ _MOVEMENTS = _JOINS | {
     *("view", "_unsafe_view", "reshape", "permute", "transpose", "t", "squeeze", "unsqueeze"),
     *("expand", "slice", "select", "split", "split_with_sizes", "unbind", "flip", "roll"),
     *("repeat", "index", "index_select", "clone", "detach", "alias", "unfold", "diagonal"),
-    *("pixel_shuffle", "pixel_unshuffle", "_to_copy", "as_strided", "repeat_interleave", "lift_fresh"),
+    *(
+        "pixel_shuffle",
+        "pixel_unshuffle",
+        "_to_copy",
+        "as_strided",
+        "repeat_interleave",
+        "lift_fresh",
+    ),
 }
 _NUMBERS = _JOINS | {"add", "sub", "mul", "rsub"}
 """What takes whole numbers as numbers, not as places."""
-_PICKS = ("where", "masked_fill", "gather", "index_select", "index", "index_put")  # also of what is learned
+_PICKS = (
+    "where",
+    "masked_fill",
+    "gather",
+    "index_select",
+    "index",
+    "index_put",
+)  # also of what is learned
 _PRODUCTS = frozenset(["mm", "mv", "bmm", "addmm", "addmv", "baddbmm", "dot"])
 
 FAMILIES: tuple[Family, ...] = (

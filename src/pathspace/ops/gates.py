@@ -1,7 +1,8 @@
 """Operations that open and close edges depending on the data: ReLU and its kin, and maxima.
 
-A gate g is 0 or 1, or the slope of a leaky ReLU: the output is g times the input (for a maximum, the sum over the
-window, with ties shared). So an output of the network is a sum over paths of input, gates, fixed factors and weights.
+A gate g is 0 or 1, or the slope of a leaky ReLU: the output is g times the input (for a maximum,
+the sum over the window, with ties shared). So an output of the network is a sum over paths of
+input, gates, fixed factors and weights.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class Gated:
     edges: Edges
 
 
-def gated(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Gated | None:
+def gated(
+    name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Gated | None:
     """Return the gates in a call of a torch function; None for an affine function."""
     if not args and "input" not in kwargs:
         return None
@@ -101,12 +104,15 @@ def gated_by_data(
 ) -> Gated | None:
     """Return the gates that data alone opens and closes, such as a mask; None for any other function.
 
-    ``is_unit`` and ``is_data`` say which tensors are activations, and which depend on the inputs alone.
+    ``is_unit`` and ``is_data`` say which tensors are activations, and which depend on the inputs
+    alone.
     """
     if name in _BILINEAR:
         return _weighted(func, args, kwargs, is_unit, is_data)
     if name in REDUCED:
-        return _reduced(*args, given=is_data(args[2] if len(args) > 2 else kwargs["index"]), **kwargs)
+        return _reduced(
+            *args, given=is_data(args[2] if len(args) > 2 else kwargs["index"]), **kwargs
+        )
     if name == "__getitem__":
         return _indexed(args[0], args[1], is_data)
     place = _PLACE_OF_DATA.get(name)
@@ -145,12 +151,16 @@ def _indexed(x: Tensor, place: Any, is_data: Callable[[Any], bool]) -> Gated | N
     return Gated((x,), _chosen_along(lambda h: h[place], x, dims[0]))
 
 
-def _accumulated(name: str, base: Tensor, dim: int, index: Tensor, *given: Any, **kwargs: Any) -> Gated:
+def _accumulated(
+    name: str, base: Tensor, dim: int, index: Tensor, *given: Any, **kwargs: Any
+) -> Gated:
     """Return the gates of ``index_add`` and ``scatter_add`` at places that are data."""
     source: Any = given[0] if given else kwargs.get("source", kwargs.get("src"))
     add = torch.scatter_add if name.startswith("scatter") else torch.index_add
     options = {"alpha": kwargs["alpha"]} if "alpha" in kwargs else {}
-    return Gated((base, source), _added(lambda t, s: add(t, dim, index, s, **options), base, dim, source))
+    return Gated(
+        (base, source), _added(lambda t, s: add(t, dim, index, s, **options), base, dim, source)
+    )
 
 
 def _weighted(
@@ -183,7 +193,9 @@ def _weighted(
     return Gated((h,), _opened(lambda u: product(u, one), lambda u: product(u, d), h.numel()))
 
 
-def _opened(possible: Callable[[Tensor], Tensor], actual: Callable[[Tensor], Tensor], elements: int) -> Edges:
+def _opened(
+    possible: Callable[[Tensor], Tensor], actual: Callable[[Tensor], Tensor], elements: int
+) -> Edges:
     """Return the edges of a linear map that data might open; the data's value is the gate.
 
     Args:
@@ -200,7 +212,11 @@ def _opened(possible: Callable[[Tensor], Tensor], actual: Callable[[Tensor], Ten
 def _picked(pick: Callable[[Tensor], Tensor], x: Tensor, dim: int, *, keep: bool) -> Edges:
     """Return edges from all elements that can be picked along a dimension; the picked one's gate is open."""
     shape = pick(x).shape
-    part = tuple(slice(None) if d == dim % x.dim() else slice(n) for d, n in enumerate(shape)) if keep else ()
+    part = (
+        tuple(slice(None) if d == dim % x.dim() else slice(n) for d, n in enumerate(shape))
+        if keep
+        else ()
+    )
 
     def any_of(unit: Tensor) -> Tensor:
         return unit.reshape(x.shape).sum(dim, keepdim=keep)[part].expand(shape)
@@ -220,11 +236,17 @@ def _chosen_along(pick: Callable[[Tensor], Tensor], x: Tensor, dim: int) -> Edge
 
 
 def _added(
-    add: Callable[[Tensor, Tensor], Tensor], base: Tensor, dim: int, source: Tensor, *, given: bool = True
+    add: Callable[[Tensor, Tensor], Tensor],
+    base: Tensor,
+    dim: int,
+    source: Tensor,
+    *,
+    given: bool = True,
 ) -> Edges:
     """Return edges from every element, and from every summand to the place along a dimension where it is added.
 
-    Where the places are ``given`` by data, there are edges to all of them, of which that one is open.
+    Where the places are ``given`` by data, there are edges to all of them, of which that one is
+    open.
     """
     zero = torch.zeros(base.shape, dtype=torch.float64)
     n = base.numel()
@@ -267,7 +289,9 @@ def _reduced(
     if reduce != "sum":
         values = torch.cat([t.detach().double().flatten() for t in (input, src)])[i]
         values = torch.where(meet > 0, values if reduce == "amax" else -values, -torch.inf)
-        largest = torch.full((n,), -torch.inf, dtype=torch.float64).scatter_reduce(0, o, values, "amax")
+        largest = torch.full((n,), -torch.inf, dtype=torch.float64).scatter_reduce(
+            0, o, values, "amax"
+        )
         (winners,) = ((values == largest[o]) & (meet > 0)).nonzero(as_tuple=True)
         first = torch.full((n,), len(o)).scatter_reduce(0, o[winners], winners, "amin")
         meet = torch.zeros_like(meet).index_fill(0, first[first < len(o)], 1.0)
@@ -276,14 +300,22 @@ def _reduced(
 
 def chosen(condition: Tensor, x: Any, y: Any) -> Gated:
     """Return the edges of a choice between two values, of which a condition opens one."""
-    operands = [t if isinstance(t, Tensor) else torch.tensor(float(t), dtype=torch.float64) for t in (x, y)]
+    operands = [
+        t if isinstance(t, Tensor) else torch.tensor(float(t), dtype=torch.float64) for t in (x, y)
+    ]
     shape = torch.broadcast_shapes(condition.shape, *(t.shape for t in operands))
     opened = condition.detach().double().expand(shape).flatten()
     parts = []
     before = 0
     for t, branch, gate in zip(operands, (x, y), (opened, 1 - opened), strict=True):
-        if isinstance(branch, Tensor) or branch not in (0, torch.inf, -torch.inf):  # these have no path
-            members = torch.arange(before, before + t.numel()).reshape(t.shape).expand(shape).flatten()
+        if isinstance(branch, Tensor) or branch not in (
+            0,
+            torch.inf,
+            -torch.inf,
+        ):  # these have no path
+            members = (
+                torch.arange(before, before + t.numel()).reshape(t.shape).expand(shape).flatten()
+            )
             parts.append(torch.stack([torch.arange(shape.numel()), members, gate]))
         before += t.numel()
     o, i, g = torch.cat(parts, 1)
@@ -308,7 +340,11 @@ def _ordered(function: Callable[[Tensor], Any], x: Tensor, dim: int | None, name
 def _slopes(function: Callable[[Tensor], Tensor], x: Tensor) -> Edges:
     y = function(x.detach().clone())
     place = torch.arange(x.numel())
-    return place, place, torch.where(x != 0, y / torch.where(x != 0, x, 1.0), 0.0).flatten().detach()
+    return (
+        place,
+        place,
+        torch.where(x != 0, y / torch.where(x != 0, x, 1.0), 0.0).flatten().detach(),
+    )
 
 
 def _larger(x: Tensor, y: Tensor) -> Edges:

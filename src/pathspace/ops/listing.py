@@ -1,6 +1,7 @@
 """The list of edges while it is written: the nodes, weights or inputs that tensors of a captured pass hold.
 
-Letters: u -> v an edge of the unrolled graph; node 0 is the bias node; nodes are numbered so that u < v.
+Letters: u -> v an edge of the unrolled graph; node 0 is the bias node; nodes are numbered so that u
+< v.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class Edges:
     factor: list[Tensor] = field(default_factory=list)
     gate: list[Tensor] = field(default_factory=list)
 
-    def add(self, source: Tensor, target: Tensor, weight: Any, factor: Tensor, gate: Any = NONE) -> None:
+    def add(
+        self, source: Tensor, target: Tensor, weight: Any, factor: Tensor, gate: Any = NONE
+    ) -> None:
         """Append edges; ``weight`` and ``gate`` may be one number for all of them."""
         columns = (self.source, self.target, self.weight, self.factor, self.gate)
         for column, value in zip(columns, (source, target, weight, factor, gate), strict=True):
@@ -52,7 +55,8 @@ class Weights:
 class Listing:
     """Nodes, edges, gates and inputs, and what every tensor of the pass holds.
 
-    An activation has nodes. A tensor that depends on the example alone is an input, and has nodes once it was read.
+    An activation has nodes. A tensor that depends on the example alone is an input, and has nodes
+    once it was read.
     """
 
     def __init__(self, *, with_edges: bool) -> None:
@@ -75,7 +79,9 @@ class Listing:
     def bind_parameter(self, first: int, parameter: Tensor) -> None:
         """Note that the elements of a parameter are edges, numbered from ``first`` on."""
         numbers = torch.arange(first, first + parameter.numel()).reshape(parameter.shape)
-        self.bind_weights(parameter, Weights(numbers, torch.ones(parameter.shape, dtype=torch.float64)))
+        self.bind_weights(
+            parameter, Weights(numbers, torch.ones(parameter.shape, dtype=torch.float64))
+        )
 
     def bind_weights(self, tensor: Tensor, weights: Weights) -> None:
         """Note that the tensor holds weights."""
@@ -163,7 +169,8 @@ class Listing:
         factor = factor.flatten()
         kept = factor != 0
         source, target, weight, gate = (
-            t.flatten()[kept] if isinstance(t, Tensor) else t for t in (source, target, weight, gate)
+            t.flatten()[kept] if isinstance(t, Tensor) else t
+            for t in (source, target, weight, gate)
         )
         self.edges.add(source, target, weight, factor[kept], gate)
 

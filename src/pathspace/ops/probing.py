@@ -1,11 +1,12 @@
 """Which elements a linear operation reads: found by running it on numbers that tell where they came from.
 
-An operation f that is linear in h has f(h)_o = sum_i c_oi h_i. Where an output reads a single element, as in all
-operations that move values, h = 1 gives its factor c_oi and h = i (i = 1, 2, ...) the element; h at random says whether
-this is all that the output reads. (h = i^2 would not: extrapolation by (1, -3, 3) agrees with it.) Elsewhere unit
-vectors find the factors.
+An operation f that is linear in h has f(h)_o = sum_i c_oi h_i. Where an output reads a single
+element, as in all operations that move values, h = 1 gives its factor c_oi and h = i (i = 1, 2,
+...) the element; h at random says whether this is all that the output reads. (h = i^2 would not:
+extrapolation by (1, -3, 3) agrees with it.) Elsewhere unit vectors find the factors.
 
-Letters: i an element of the argument, o one of the result, b an optional batch of linear maps, c a factor.
+Letters: i an element of the argument, o one of the result, b an optional batch of linear maps, c a
+factor.
 """
 
 from __future__ import annotations
@@ -40,12 +41,17 @@ def reads(function: Callable[[Tensor], Tensor], elements: int) -> Reads:
     """Find all (o, i, c) with f(h)_o = sum_i c_oi h_i, c not zero.
 
     Args:
-        function: f, from h ``[elements]`` to ``[outputs]`` or to a batch of maps ``[members, outputs]``; linear.
+        function: f, from h ``[elements]`` to ``[outputs]`` or to a batch of maps ``[members,
+            outputs]``; linear.
         elements: how many elements h has.
     """
     number = torch.arange(elements + 1, dtype=torch.float64)
-    check = torch.rand(elements + 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    factor, first, found = (function(h) for h in (torch.ones_like(number[1:]), number[1:], check[1:]))
+    check = torch.rand(
+        elements + 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
+    factor, first, found = (
+        function(h) for h in (torch.ones_like(number[1:]), number[1:], check[1:])
+    )
     single = factor != 0
     place = torch.where(single, first / torch.where(single, factor, 1.0), 0.0).round()
     within = place.nan_to_num().clamp(0, elements).long()

@@ -1,7 +1,7 @@
 """DDPAdam: Adam in the coordinates of the data-dependent path norm.
 
-D16: Neyshabur, Tomioka, Salakhutdinov, Srebro, "Data-Dependent Path Normalization in Neural Networks", 2016. Letters: p
-parameter, kappa the metric, c its normalizer.
+D16: Neyshabur, Tomioka, Salakhutdinov, Srebro, "Data-Dependent Path Normalization in Neural
+Networks", 2016. Letters: p parameter, kappa the metric, c its normalizer.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ class DDPAdam(DataOptimizer, PathAdam):
         kappa = (1 - alpha) psi_v gamma_u^2 + alpha sum over nodes o of psi_o stat_i[h_u^i dz_o^i/dz_v^i]
         then as PathAdam
 
-    With alpha = 0 this is :class:`PathAdam`, bit by bit. The metric reads batches from the calls of the model (see
-    :class:`pathspace.metrics.DataDependent`); ``optimizer.observe(batch)`` gives it a batch by hand.
+    With alpha = 0 this is :class:`PathAdam`, bit by bit. The metric reads batches from the calls of
+    the model (see :class:`pathspace.metrics.DataDependent`); ``optimizer.observe(batch)`` gives it
+    a batch by hand.
 
     Args:
         params, network: see :class:`Invariant`.
@@ -35,12 +36,12 @@ class DDPAdam(DataOptimizer, PathAdam):
         weight_decay: decoupled decay of every parameter, times lr, as in AdamW.
         amsgrad: divide by the largest second moment so far.
         alpha: share of the data, in [0, 1]; None: 0.5, or that of the ``metric``.
-        options: other options as :class:`Invariant` (``metric``, ``clip_norm``, ``maximize``), and those of
-            :class:`pathspace.metrics.DataDependent` in place of a ``metric``.
+        options: other options as :class:`Invariant` (``metric``, ``clip_norm``, ``maximize``), and
+            those of :class:`pathspace.metrics.DataDependent` in place of a ``metric``.
 
     Raises:
-        ValueError, RuntimeError, FloatingPointError: as :class:`Invariant`. RuntimeError also if the metric saw no
-            batch.
+        ValueError, RuntimeError, FloatingPointError: as :class:`Invariant`. RuntimeError also if
+            the metric saw no batch.
         UnmatchedForwardError: at a step, if the model's forward pass is not the traced one.
 
     Example:

@@ -1,7 +1,7 @@
 """Adam in the values of basis paths.
 
-Letters: v_e = A_u w_e B_v value of the basis path through e = (u -> v) (S19), a_e its unit, x_e = v_e / a_e, eta lr,
-m and s the averages of dL/dx and its square.
+Letters: v_e = A_u w_e B_v value of the basis path through e = (u -> v) (S19), a_e its unit, x_e =
+v_e / a_e, eta lr, m and s the averages of dL/dx and its square.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ class GAdam(PathSpaceOptimizer):
         d_e = (m_e / (1 - beta1^t)) / (sqrt(s_e / (1 - beta2^t)) + eps)
         x_e = (1 - eta weight_decay) x_e - eta d_e            for every basis path, x_e = v_e / a_e
 
-    It is invariant like :class:`GSGD`, which explains basis paths and the skeleton. The step of a path does not
-    depend on how long its gradient is, which suits coordinates of very different sizes.
+    It is invariant like :class:`GSGD`, which explains basis paths and the skeleton. The step of a
+    path does not depend on how long its gradient is, which suits coordinates of very different
+    sizes.
 
     Args:
         params, network: see :class:`Invariant`.
@@ -36,8 +37,8 @@ class GAdam(PathSpaceOptimizer):
         eps: added to the root.
         weight_decay: decoupled decay of every path value, times lr.
         amsgrad: divide by the largest s so far.
-        options: other options as :class:`GSGD`; ``skeleton_rate`` multiplies a_e^2 of the paths that consist of
-            skeleton edges alone.
+        options: other options as :class:`GSGD`; ``skeleton_rate`` multiplies a_e^2 of the paths
+            that consist of skeleton edges alone.
 
     Raises:
         ValueError, RuntimeError, FloatingPointError: as :class:`GSGD`.

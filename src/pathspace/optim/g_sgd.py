@@ -1,8 +1,8 @@
 """G-SGD: stochastic gradient descent in the values of basis paths.
 
-S19: "Path Space for Recurrent Neural Networks with ReLU Activations", 2019; G-SGD itself is of Meng et al., "G-SGD:
-Optimizing ReLU Neural Networks in its Positively Scale-Invariant Space", 2018. Letters: v_e = A_u w_e B_v value of the
-basis path through e = (u -> v), a_e its unit, eta lr.
+S19: "Path Space for Recurrent Neural Networks with ReLU Activations", 2019; G-SGD itself is of Meng
+et al., "G-SGD: Optimizing ReLU Neural Networks in its Positively Scale-Invariant Space", 2018.
+Letters: v_e = A_u w_e B_v value of the basis path through e = (u -> v), a_e its unit, eta lr.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ class GSGD(PathSpaceOptimizer):
 
         v_e <- (1 - eta weight_decay) v_e - eta a_e^2 dL/dv_e       for every basis path
 
-    The path values v_e are coordinates of the network's function that node-wise rescaling does not change. So two
-    networks that differ by a rescaling still differ by it after every step: bitwise, if the factors are powers of
-    two. In each unit class one outgoing weight, O(c), keeps its value. ``paths.space.frame`` has the step in terms of
-    weights.
+    The path values v_e are coordinates of the network's function that node-wise rescaling does not
+    change. So two networks that differ by a rescaling still differ by it after every step: bitwise,
+    if the factors are powers of two. In each unit class one outgoing weight, O(c), keeps its value.
+    ``paths.space.frame`` has the step in terms of weights.
 
-    With ``units="none"``, ``clamp=None`` and the cyclic skeleton this is S19's Algorithm 2, with the misprints
-    corrected, if the skeleton's weights start at 1 (:func:`pathspace.paths.skeleton_ones_` sets them).
+    With ``units="none"``, ``clamp=None`` and the cyclic skeleton this is S19's Algorithm 2, with
+    the misprints corrected, if the skeleton's weights start at 1
+    (:func:`pathspace.paths.skeleton_ones_` sets them).
 
-    Momentum, Nesterov, decay and clipping act on path values and their gradients. A momentum of dL/dw that is mapped
-    afterwards would be inconsistent, because the map changes at every step.
+    Momentum, Nesterov, decay and clipping act on path values and their gradients. A momentum of
+    dL/dw that is mapped afterwards would be inconsistent, because the map changes at every step.
 
-    Some weights step as in the balanced network: those at classes without a skeleton (dead units, tied input and output
-    embeddings), and those next to parameters that are frozen or have a learning rate of 0. Parameters outside the
-    network take the plain rule.
+    Some weights step as in the balanced network: those at classes without a skeleton (dead units,
+    tied input and output embeddings), and those next to parameters that are frozen or have a
+    learning rate of 0. Parameters outside the network take the plain rule.
 
     Args:
         params, network: see :class:`Invariant`.
@@ -47,25 +48,25 @@ class GSGD(PathSpaceOptimizer):
         momentum: factor of the velocity.
         nesterov: take the step with the gradient + momentum times the velocity.
         weight_decay: decoupled decay of every path value, times lr.
-        clip_norm (None): largest norm of dL/dx over all basis paths (of g, outside the network), where x = v / a;
-            longer gradients are scaled down to it.
-        clamp (2.0): largest factor by which a step may multiply a skeleton weight; its inverse is the smallest. At
-            the factor 0 the coordinates have a singularity, and below it the weights that leave the class change
-            their signs. None takes every step exactly.
-        units (``"balanced"``): with ``"balanced"`` a_e is 1 for a weight of the balanced network at the first step,
-            so that rates that are good for SGD are good here. With ``"none"`` a_e = 1 for every path, the rule of the
-            paper. Its multipliers 1 / (A_u B_v)^2 range over many powers of ten unless the skeleton's weights start
-            at 1.
-        skeleton_rate (0.03): with balanced units, factor of the learning rate of paths that consist of skeleton edges
-            alone. These coordinates must not come near zero.
+        clip_norm (None): largest norm of dL/dx over all basis paths (of g, outside the network),
+            where x = v / a; longer gradients are scaled down to it.
+        clamp (2.0): largest factor by which a step may multiply a skeleton weight; its inverse is
+            the smallest. At the factor 0 the coordinates have a singularity, and below it the
+            weights that leave the class change their signs. None takes every step exactly.
+        units (``"balanced"``): with ``"balanced"`` a_e is 1 for a weight of the balanced network at
+            the first step, so that rates that are good for SGD are good here. With ``"none"`` a_e =
+            1 for every path, the rule of the paper. Its multipliers 1 / (A_u B_v)^2 range over many
+            powers of ten unless the skeleton's weights start at 1.
+        skeleton_rate (0.03): with balanced units, factor of the learning rate of paths that consist
+            of skeleton edges alone. These coordinates must not come near zero.
         skeleton (None): a skeleton, or the rule by which one is chosen at the first step (see
             :func:`pathspace.paths.skeleton`); None: the largest.
         seed (0): seed of the rule ``"random"``.
         maximize (False): ascend instead.
 
     Raises:
-        ValueError: an option is out of its range, no parameter belongs to the network, or the skeleton is of another
-            network.
+        ValueError: an option is out of its range, no parameter belongs to the network, or the
+            skeleton is of another network.
         RuntimeError: at a step, for sparse gradients.
         FloatingPointError: at the first step, if the path mass of a class is not finite.
 

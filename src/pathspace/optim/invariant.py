@@ -4,9 +4,9 @@ With a metric D that transforms like kappa, as (s_u / s_v)^2 for an edge u -> v,
 
     u = sqrt(D) w        dL/du = g / sqrt(D)
 
-transform as a weight times an inverse weight: rescaling does not change them. Any rule of training, however it mixes
-the entries of a matrix, is therefore invariant if it is handed u and dL/du and its step du is mapped back, dw = du /
-sqrt(D).
+transform as a weight times an inverse weight: rescaling does not change them. Any rule of training,
+however it mixes the entries of a matrix, is therefore invariant if it is handed u and dL/du and its
+step du is mapped back, dw = du / sqrt(D).
 
 Letters: w parameter, g = dL/dw, D metric, r = 1 / sqrt(D), u coordinates, h = dL/du.
 """
@@ -72,36 +72,40 @@ class Invariant(MetricOptimizer):
 
         u = sqrt(D) w;   h = g / sqrt(D);   du = step of the rule on (u, h);   w = w + du / sqrt(D)
 
-    D is the metric, by default :class:`pathspace.metrics.Path`. Train two networks that differ by a node-wise
-    rescaling: after every step they still differ by the same rescaling. This holds bitwise if the factors are powers
-    of two.
+    D is the metric, by default :class:`pathspace.metrics.Path`. Train two networks that differ by a
+    node-wise rescaling: after every step they still differ by the same rescaling. This holds
+    bitwise if the factors are powers of two.
 
-    Only the step is mapped back to the weights. Where the rule does not move u, as with lr = 0, no bit of a weight
-    changes. ``param_groups`` belong to the rule, so learning rate schedulers act on it. Its state is
-    ``optimizer.rule.state``, in the coordinates u. When D is refreshed, state that the rule computed from gradients is
-    left as it is. State that holds points (the mean of ASGD, z of schedule-free rules, the start of Prodigy) is
-    converted to the new coordinates.
+    Only the step is mapped back to the weights. Where the rule does not move u, as with lr = 0, no
+    bit of a weight changes. ``param_groups`` belong to the rule, so learning rate schedulers act on
+    it. Its state is ``optimizer.rule.state``, in the coordinates u. When D is refreshed, state that
+    the rule computed from gradients is left as it is. State that holds points (the mean of ASGD, z
+    of schedule-free rules, the start of Prodigy) is converted to the new coordinates.
 
-    Rules that evaluate a closure several times (LBFGS, SAM) receive a closure that writes the weights first; D does not
-    change during the step. Schedule-free rules have ``train()`` and ``eval()``.
+    Rules that evaluate a closure several times (LBFGS, SAM) receive a closure that writes the
+    weights first; D does not change during the step. Schedule-free rules have ``train()`` and
+    ``eval()``.
 
     Parameters that do not belong to the network take the plain rule.
 
     Args:
         params: parameters or param groups.
         network: the traced network of the model whose parameters are in ``params``.
-        rule: the class of an optimizer, such as ``torch.optim.AdamW``, or a function that makes one from param groups.
-        metric: the metric D; None: ``pathspace.metrics.Path()``. Several optimizers of one network may share a metric,
-            which is then computed once.
-        clip_norm: largest norm of h over all parameters; longer gradients are scaled down to it. Unlike the norm of
-            ``torch.nn.utils.clip_grad_norm_``, it does not depend on how the weights are scaled. Not for LBFGS.
-        points: names of state entries of the rule that are points, not gradients, for rules that the library does not
-            know. Without them the metric of the first step is used until the end.
+        rule: the class of an optimizer, such as ``torch.optim.AdamW``, or a function that makes one
+            from param groups.
+        metric: the metric D; None: ``pathspace.metrics.Path()``. Several optimizers of one network
+            may share a metric, which is then computed once.
+        clip_norm: largest norm of h over all parameters; longer gradients are scaled down to it.
+            Unlike the norm of ``torch.nn.utils.clip_grad_norm_``, it does not depend on how the
+            weights are scaled. Not for LBFGS.
+        points: names of state entries of the rule that are points, not gradients, for rules that
+            the library does not know. Without them the metric of the first step is used until the
+            end.
         options: options of the rule.
 
     Raises:
-        TypeError: the rule is not callable, or copies parameters when it is made (Lookahead), or an option belongs to
-            the metric.
+        TypeError: the rule is not callable, or copies parameters when it is made (Lookahead), or an
+            option belongs to the metric.
         ValueError: an option is out of its range, or no parameter belongs to the network.
         RuntimeError: at a step, for sparse gradients.
         FloatingPointError: at a step, if kappa is not finite. The step then changes no parameter.
@@ -134,23 +138,35 @@ class Invariant(MetricOptimizer):
     ) -> None:
         if not callable(rule) or "network" in signature(rule).parameters:
             kind = getattr(rule, "__name__", f"an object of the type {type(rule).__name__}")
-            raise TypeError(f"rule must be a class of plain optimizers, like torch.optim.AdamW, not {kind}")
-        if of_metric := options.keys() & PathOptions.__annotations__.keys() - set(signature(rule).parameters):
+            raise TypeError(
+                f"rule must be a class of plain optimizers, like torch.optim.AdamW, not {kind}"
+            )
+        if of_metric := options.keys() & PathOptions.__annotations__.keys() - set(
+            signature(rule).parameters
+        ):
             given = ", ".join(f"{name}={options[name]!r}" for name in sorted(of_metric))
-            raise TypeError(f"{given}: an option of the metric; write metric=pathspace.metrics.Path({given})")
+            raise TypeError(
+                f"{given}: an option of the metric; write metric=pathspace.metrics.Path({given})"
+            )
         self.rule: Optimizer | None = None
         self._shadows: dict[Tensor, nn.Parameter] = {}
-        self._kept_views: dict[Tensor, CoordinateView] = {}  # with memory that is kept from step to step
+        self._kept_views: dict[
+            Tensor, CoordinateView
+        ] = {}  # with memory that is kept from step to step
         self._has_stepped = False  # with the groups and the state that it has
         self._plain: set[Tensor] = (
             set()
         )  # parameters whose loaded state is the plain rule's, until their next step
         self._plain_at = 0  # rescalings of the network when that was loaded
         super().__init__(params, network, {}, chosen_metric(metric, Path, {}), clip_norm)
-        groups = [{**group, "params": self._shadows_of(group["params"])} for group in self.param_groups]
+        groups = [
+            {**group, "params": self._shadows_of(group["params"])} for group in self.param_groups
+        ]
         self.rule = _in_few_passes(rule, groups, options)
         if clip_norm is not None and isinstance(self.rule, LBFGS):
-            raise ValueError("LBFGS takes no clip_norm, as it reads curvature off gradients: leave it out")
+            raise ValueError(
+                "LBFGS takes no clip_norm, as it reads curvature off gradients: leave it out"
+            )
         expect_unread(self.rule)
         self._points = points_of(self.rule, points)
         if self._points is None:
@@ -173,7 +189,7 @@ class Invariant(MetricOptimizer):
         """Whether parameters are gathered for the rule, which keeps its rows of what it knows of them as DTensors."""
         return self._in_parts and self.rule is not None and traits_of(type(self.rule)).needs_whole
 
-    # -- the rule and its groups --------------------------------------------------------------------------------
+    # -- the rule and its groups -------------------------------------------------------------------
 
     def _shadows_of(self, parameters: Sequence[Tensor]) -> list[nn.Parameter]:
         """Return the tensors that the rule trains for some parameters; their values are set at every step."""
@@ -194,7 +210,9 @@ class Invariant(MetricOptimizer):
     def _rule_at_work(self) -> Iterator[Optimizer]:
         """Let the groups hold the rule's coordinates."""
         assert self.rule is not None
-        self.rule.param_groups = self.param_groups  # whoever gave the optimizer other groups means the rule
+        self.rule.param_groups = (
+            self.param_groups
+        )  # whoever gave the optimizer other groups means the rule
         for group in self.param_groups:
             group["params"] = self._shadows_of(group["params"])
         try:
@@ -220,7 +238,9 @@ class Invariant(MetricOptimizer):
             return
         self._check_group(param_group)
         self._forget_rehearsal()
-        group = Optimizer([{**param_group}], {}).param_groups[0]  # names and iterables, as torch reads them
+        group = Optimizer([{**param_group}], {}).param_groups[
+            0
+        ]  # names and iterables, as torch reads them
         present = {p for group in self.param_groups for p in group["params"]}
         if present & set(group["params"]):
             raise ValueError("some parameters appear in more than one parameter group")
@@ -237,7 +257,7 @@ class Invariant(MetricOptimizer):
         if self.rule is not None:  # which knows what options there are
             super()._check_group(param_group)
 
-    # -- steps --------------------------------------------------------------------------------------------------
+    # -- steps -------------------------------------------------------------------------------------
 
     @_disable_dynamo
     @torch.no_grad()
@@ -254,7 +274,9 @@ class Invariant(MetricOptimizer):
         self._gradients.look_for_others(self._all_parameters())
         # a later evaluation may use parameters that the first one does not
         every = [(p, group, p) for group in self.param_groups for p in group["params"]]
-        steps = self._steps([one for one in every if one[0].requires_grad or one[0].grad is not None])
+        steps = self._steps(
+            [one for one in every if one[0].requires_grad or one[0].grad is not None]
+        )
         views = self._views([(step.parameter, step.factor) for step in steps])
         if not views:
             return None
@@ -275,7 +297,9 @@ class Invariant(MetricOptimizer):
                 view.map_back(None)
         return loss
 
-    def _through(self, views: Sequence[CoordinateView], closure: Callable[[], Any]) -> Callable[[], Any]:
+    def _through(
+        self, views: Sequence[CoordinateView], closure: Callable[[], Any]
+    ) -> Callable[[], Any]:
         """Return a closure for the rule, which evaluates the user's where the rule has put the coordinates."""
         start = [e.p.clone() for e in views]
 
@@ -285,7 +309,9 @@ class Invariant(MetricOptimizer):
                 if view.shadow.grad is None:  # as SAM has cleared it
                     view.parameter.grad = None
             try:
-                with self._rule_at_rest():  # the closure clears the gradients of the model's parameters
+                with (
+                    self._rule_at_rest()
+                ):  # the closure clears the gradients of the model's parameters
                     loss = evaluated(closure)
             finally:
                 for view, w in zip(views, start, strict=True):
@@ -352,7 +378,11 @@ class Invariant(MetricOptimizer):
 
     def _advance(self, steps: list[ParamStep]) -> None:
         views = self._views([(step.parameter, step.factor) for step in steps])
-        with full_precision(views[0].p), self._rule_at_work() as rule, decoupled_decay_only(rule) as decay:
+        with (
+            full_precision(views[0].p),
+            self._rule_at_work() as rule,
+            decoupled_decay_only(rule) as decay,
+        ):
             masked, chunks = traits_of(type(rule)).by_sign, chunks_of(rule, views)
             factor = self._clipping(views, masked=masked)
             with rollback_on_error(rule, chunks[:-1], keep=not self._has_stepped):
@@ -370,7 +400,9 @@ class Invariant(MetricOptimizer):
                         step_gathered(rule, chunk, sees=decay is None)
                     else:
                         for some in split_by_momentum(rule, chunk):
-                            with restricted_to(rule, {id(view.shadow): view.shadow for view in some}):
+                            with restricted_to(
+                                rule, {id(view.shadow): view.shadow for view in some}
+                            ):
                                 rule.step()
                     map_back(chunk, decay)
                 self._has_stepped = True
@@ -404,7 +436,7 @@ class Invariant(MetricOptimizer):
             follow_rescaling_(self.rule, self._shadows[p], self.network.edge_factors(name, factors))
         self._plain_at = self.network.rescalings["done"]
 
-    # -- a first step that moves nothing ------------------------------------------------------------------------
+    # -- a first step that moves nothing -----------------------------------------------------------
 
     def _before_rehearsal(self) -> dict[str, Any]:
         assert self.rule is not None
@@ -444,7 +476,7 @@ class Invariant(MetricOptimizer):
             vars(copied).update(super()._copied(name, rest, memo))
         return copied
 
-    # -- schedule-free rules --------------------------------------------------------------------------------------
+    # -- schedule-free rules -----------------------------------------------------------------------
 
     def train(self) -> None:
         """Let a schedule-free rule put the weights where gradients are taken; nothing for other rules."""
@@ -469,7 +501,7 @@ class Invariant(MetricOptimizer):
         for view in views:
             view.map_back(None)
 
-    # -- states -------------------------------------------------------------------------------------------------
+    # -- states ------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return the rule's state and the metric's, by parameter; see ``torch.optim.Optimizer.state_dict``."""
@@ -493,13 +525,15 @@ class Invariant(MetricOptimizer):
     def plain_state_dict(self) -> dict[str, Any]:
         """Return the state as the plain rule would have it, to go on with ``torch.optim`` at the present weights.
 
-        Moments of gradients in coordinates become those of gradients of the weights, by the metric of the last step.
+        Moments of gradients in coordinates become those of gradients of the weights, by the metric
+        of the last step.
 
         Returns:
             What ``load_state_dict`` of the plain rule takes.
 
         Raises:
-            TypeError: what the rule keeps has no known transformation, as with SOAP, Adafactor and LBFGS.
+            TypeError: what the rule keeps has no known transformation, as with SOAP, Adafactor and
+                LBFGS.
             ValueError: parameters are split over processes.
         """
         if self._in_parts:
@@ -518,10 +552,13 @@ class Invariant(MetricOptimizer):
         more = global_state(state_dict)
         state_dict = self._unpacked(state_dict)
         states = state_dict["state"].items()
-        ours = {i: {k[len(_OURS) :]: v for k, v in s.items() if k.startswith(_OURS)} for i, s in states}
+        ours = {
+            i: {k[len(_OURS) :]: v for k, v in s.items() if k.startswith(_OURS)} for i, s in states
+        }
         rules = {i: {k: v for k, v in s.items() if not k.startswith(_OURS)} for i, s in states}
         saved, parameters = self._check_loaded(state_dict, {i: s for i, s in ours.items() if s})
-        # a rule's own state without a metric's is that of the plain rule; torch tells if they are not as many
+        # a rule's own state without a metric's is that of the plain rule; torch tells if they are
+        # not as many
         plain = {
             p
             for i, p in zip(saved, parameters, strict=False)
@@ -529,18 +566,23 @@ class Invariant(MetricOptimizer):
         }
         self._has_stepped = False
         with self._rule_at_work() as rule:
-            rule.load_state_dict({**state_dict, "state": {i: s for i, s in rules.items() if s} | more})
+            rule.load_state_dict(
+                {**state_dict, "state": {i: s for i, s in rules.items() if s} | more}
+            )
             shadows = (shadow for group in rule.param_groups for shadow in group["params"])
             for index, shadow in zip(saved, shadows, strict=True):
                 for key, value in rules.get(index, {}).items():
                     # counts, which torch would round or widen
                     if isinstance(value, Tensor) and not value.dim():
-                        rule.state[shadow][key] = value.to(rule.state[shadow][key].device, copy=True)
+                        rule.state[shadow][key] = value.to(
+                            rule.state[shadow][key].device, copy=True
+                        )
         self.state.clear()
         for index, p in zip(saved, parameters, strict=True):
             if ours.get(index):
                 self.state[p] = {
-                    k: v.to(p.device) if isinstance(v, Tensor) else v for k, v in ours[index].items()
+                    k: v.to(p.device) if isinstance(v, Tensor) else v
+                    for k, v in ours[index].items()
                 }
         self._plain, self._plain_at = plain, self.network.rescalings["done"]
         self._share_states()
@@ -569,7 +611,10 @@ _OURS = "metric_"
 
 def _copied_states(rule: Optimizer) -> dict[Any, Any]:
     """Return what a rule keeps, its tensors in memory of their own."""
-    return {key: _copied_state(kept) if isinstance(kept, dict) else kept for key, kept in rule.state.items()}
+    return {
+        key: _copied_state(kept) if isinstance(kept, dict) else kept
+        for key, kept in rule.state.items()
+    }
 
 
 def _copied_state(kept: dict[Any, Any]) -> dict[Any, Any]:

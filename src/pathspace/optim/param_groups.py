@@ -1,9 +1,10 @@
 """Param groups by what parameters do in a network: which are hidden matrices, and which stand at its ends.
 
-Muon is made for the matrices between hidden layers, and its authors leave embeddings, the last layer, gains and biases
-to AdamW (Jordan, Jin, Boza, You, Cesista, Newhouse, Bernstein, "Muon: An optimizer for hidden layers in neural
-networks", 2024). Names of modules do not say which parameters those are. The traced network does: a matrix is hidden if
-another one comes before it on the way from the inputs, and another one after it on the way to the outputs.
+Muon is made for the matrices between hidden layers, and its authors leave embeddings, the last
+layer, gains and biases to AdamW (Jordan, Jin, Boza, You, Cesista, Newhouse, Bernstein, "Muon: An
+optimizer for hidden layers in neural networks", 2024). Names of modules do not say which parameters
+those are. The traced network does: a matrix is hidden if another one comes before it on the way
+from the inputs, and another one after it on the way to the outputs.
 """
 
 from __future__ import annotations
@@ -33,17 +34,19 @@ _HIDDEN, _FIRST, _LAST = "hidden", "first", "last"
 class ParamGroups:
     """The parameters of a model, each in one group; made by :func:`param_groups`.
 
-    Iterating yields the groups that are not empty as param groups of ``torch.optim``: dicts with ``params``, the name
-    of the group as ``kind``, and ``use_muon``, which :class:`PathMuon` reads: True for ``hidden``, ``fused`` and
-    ``filters``. Optimizers that do not know an option keep it unread.
+    Iterating yields the groups that are not empty as param groups of ``torch.optim``: dicts with
+    ``params``, the name of the group as ``kind``, and ``use_muon``, which :class:`PathMuon` reads:
+    True for ``hidden``, ``fused`` and ``filters``. Optimizers that do not know an option keep it
+    unread.
 
     Attributes:
         hidden: name -> matrix, with other matrices before and after it.
-        fused: hidden matrices that are several in one, as the projections to queries, keys and values. See ``blocks``.
-        filters: hidden weights of more than two dimensions, as those of convolutions, which ``torch.optim.Muon``
-            refuses and :class:`PathMuon` steps as matrices of their rows.
-        embeddings: weights that read inputs of the model: tables, also of learned positions, and first layers. Those
-            that are tied to the last layer are here, too.
+        fused: hidden matrices that are several in one, as the projections to queries, keys and
+            values. See ``blocks``.
+        filters: hidden weights of more than two dimensions, as those of convolutions, which
+            ``torch.optim.Muon`` refuses and :class:`PathMuon` steps as matrices of their rows.
+        embeddings: weights that read inputs of the model: tables, also of learned positions, and
+            first layers. Those that are tied to the last layer are here, too.
         readouts: weights without another one after them: last layers.
         vectors: gains and biases.
         outside: parameters that do not belong to the network.
@@ -81,8 +84,8 @@ class ParamGroups:
 def param_groups(network: Network) -> ParamGroups:
     """Sort the parameters of a model by what they do, as the trace tells it.
 
-    Every parameter is in one group, a shared one once. Cuts of the network and modules left outside do not matter:
-    what leaves them counts as computed from what entered.
+    Every parameter is in one group, a shared one once. Cuts of the network and modules left outside
+    do not matter: what leaves them counts as computed from what entered.
 
     Args:
         network: a traced network.
@@ -143,7 +146,8 @@ class _Step:
         entering: slots of the values that are no weights.
         leaving: slots of the results.
         matrices: names of the parameters that it reads as matrices.
-        inner: those of them that are hidden wherever it stands, as the recurrent ones of a layer of several.
+        inner: those of them that are hidden wherever it stands, as the recurrent ones of a layer of
+            several.
         mixes: whether it has matrices, its own or of a cut or of a module left outside.
     """
 
@@ -229,7 +233,9 @@ def _matrices(
     function = instruction.function
     if isinstance(instruction.form, Normalization) or function is torch.mul:
         return ()
-    if isinstance(function, Form) and set(function.second) <= set(function.first) & set(function.out):
+    if isinstance(function, Form) and set(function.second) <= set(function.first) & set(
+        function.out
+    ):
         return ()  # an einsum that multiplies element by element
     names = [name for slot in instruction.inputs for name in weights.get(slot, ())]
     return tuple(

@@ -1,7 +1,8 @@
 """PathAdam: Adam in coordinates that do not depend on how the weights of a network are scaled.
 
-Adam: Kingma and Ba 2015; decoupled decay: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019;
-AMSGrad: Reddi, Kale and Kumar 2018. Letters: p parameter, g = dL/dp, D metric, u = sqrt(D) p, m and v the moments.
+Adam: Kingma and Ba 2015; decoupled decay: Loshchilov and Hutter, "Decoupled Weight Decay
+Regularization", 2019; AMSGrad: Reddi, Kale and Kumar 2018. Letters: p parameter, g = dL/dp, D
+metric, u = sqrt(D) p, m and v the moments.
 """
 
 from __future__ import annotations
@@ -28,20 +29,21 @@ class PathAdam(Invariant):
         d = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
         p = (1 - eta weight_decay) p - eta d / sqrt(D)
 
-    This is :class:`Invariant` with ``torch.optim.AdamW``. D is kappa over its mean in the balanced frame, plus the
-    damping, to a power (see :class:`pathspace.metrics.Path`). With ``power=0.0`` the rule is Adam on the network that
-    is balanced once, at the first step. Parameters that do not belong to the network take AdamW's rule, D = 1.
+    This is :class:`Invariant` with ``torch.optim.AdamW``. D is kappa over its mean in the balanced
+    frame, plus the damping, to a power (see :class:`pathspace.metrics.Path`). With ``power=0.0``
+    the rule is Adam on the network that is balanced once, at the first step. Parameters that do not
+    belong to the network take AdamW's rule, D = 1.
 
     Args:
         params, network: see :class:`Invariant`.
-        lr: learning rate eta. Rates that are good for Adam on a balanced network are good here, unless
-            ``normalization`` is ``"none"``.
+        lr: learning rate eta. Rates that are good for Adam on a balanced network are good here,
+            unless ``normalization`` is ``"none"``.
         betas: decay rates of the two moments.
         eps: added to the root of the second moment, in the coordinates.
         weight_decay: decoupled decay of every parameter, times lr, as in AdamW.
         amsgrad: divide by the largest second moment so far.
-        options: other options as :class:`Invariant` (``metric``, ``clip_norm``, ``maximize``), and those of
-            :class:`pathspace.metrics.Path` in place of a ``metric``.
+        options: other options as :class:`Invariant` (``metric``, ``clip_norm``, ``maximize``), and
+            those of :class:`pathspace.metrics.Path` in place of a ``metric``.
 
     Raises:
         ValueError, RuntimeError, FloatingPointError: as :class:`Invariant`.

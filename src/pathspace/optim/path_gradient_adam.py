@@ -1,7 +1,8 @@
 """PathGradientAdam: Adam fed with the direction of Path-SGD, the recipe of P16 Section 5.3. It is not invariant.
 
-P16: Neyshabur, Wu, Salakhutdinov, Srebro, "Path-Normalized Optimization of Recurrent Neural Networks with ReLU
-Activations", 2016. Letters: p parameter, g = dL/dp, kappa the path metric, c its normalizer, m and v the moments.
+P16: Neyshabur, Wu, Salakhutdinov, Srebro, "Path-Normalized Optimization of Recurrent Neural
+Networks with ReLU Activations", 2016. Letters: p parameter, g = dL/dp, kappa the path metric, c its
+normalizer, m and v the moments.
 """
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ from pathspace.network import Network
 from pathspace.optim.base.metric_optimizer import MetricOptimizer
 from pathspace.optim.base.network_optimizer import Parameters
 from pathspace.optim.base.options import SharedOptions, with_metric
-from pathspace.optim.base.steepest import ParamStep, clipping, gradient_over_direction, orient_gradients
+from pathspace.optim.base.steepest import (
+    ParamStep,
+    clipping,
+    gradient_over_direction,
+    orient_gradients,
+)
 from pathspace.optim.rules.moments import MOMENTS, adam_direction
 from pathspace.paths.kernel.norm import widened
 
@@ -30,17 +36,19 @@ class PathGradientAdam(MetricOptimizer):
         m = beta1 m + (1 - beta1) d;   v = beta2 v + (1 - beta2) d^2
         p = (1 - eta weight_decay) p - eta (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
 
-    The experiments of P16 used this rule. Rescaling multiplies the d of an edge u -> v by s_v / s_u, like its weight.
-    It multiplies m and sqrt(v) by the same factor, so their quotient does not change: a weight that was made 100 times
-    as large takes the same step as before. For the same reason v cancels the preconditioner: with a constant kappa, and
-    but for eps, this is Adam on g. Only changes of kappa have an effect.
+    The experiments of P16 used this rule. Rescaling multiplies the d of an edge u -> v by s_v /
+    s_u, like its weight. It multiplies m and sqrt(v) by the same factor, so their quotient does not
+    change: a weight that was made 100 times as large takes the same step as before. For the same
+    reason v cancels the preconditioner: with a constant kappa, and but for eps, this is Adam on g.
+    Only changes of kappa have an effect.
 
-    **The option scale.** During training kappa grows, that of recurrent matrices more than tenfold (figures in
-    docs/results/char-lm.md). So g / kappa shrinks, while v averages over the last 1 / (1 - beta2) steps and still
-    holds larger values. Steps become too short. ``scale="gradient"`` multiplies d by one number for the whole
-    network, so that d is as long as g in the frame of the metric. Proportions between weights do not change. P16 does
-    not say whether its experiments did so. In the balanced frame the number does not depend on how the weights are
-    scaled; with ``frame="weights"`` it does.
+    **The option scale.** During training kappa grows, that of recurrent matrices more than tenfold
+    (figures in docs/results/char-lm.md). So g / kappa shrinks, while v averages over the last 1 /
+    (1 - beta2) steps and still holds larger values. Steps become too short. ``scale="gradient"``
+    multiplies d by one number for the whole network, so that d is as long as g in the frame of the
+    metric. Proportions between weights do not change. P16 does not say whether its experiments did
+    so. In the balanced frame the number does not depend on how the weights are scaled; with
+    ``frame="weights"`` it does.
 
     Parameters that do not belong to the network take AdamW's rule, d = g, with the same options.
 
@@ -51,11 +59,11 @@ class PathGradientAdam(MetricOptimizer):
         eps: added to the root of the second moment.
         weight_decay: decoupled decay of every parameter, times lr.
         amsgrad: divide by the largest second moment so far.
-        scale: ``"none"``, the rule as printed, or ``"gradient"``. It does not affect parameters outside the network,
-            and is computed before ``clip_norm`` shortens d.
-        options: other options as :class:`Invariant` (``metric``, ``clip_norm``, ``maximize``), and those of
-            :class:`pathspace.metrics.Path` in place of a ``metric``, with ``normalization="none"`` by default, the
-            kappa of the paper.
+        scale: ``"none"``, the rule as printed, or ``"gradient"``. It does not affect parameters
+            outside the network, and is computed before ``clip_norm`` shortens d.
+        options: other options as :class:`Invariant` (``metric``, ``clip_norm``, ``maximize``), and
+            those of :class:`pathspace.metrics.Path` in place of a ``metric``, with
+            ``normalization="none"`` by default, the kappa of the paper.
 
     Raises:
         ValueError, RuntimeError, FloatingPointError: as :class:`Invariant`.
@@ -91,7 +99,9 @@ class PathGradientAdam(MetricOptimizer):
         if scale not in ("none", "gradient"):
             raise ValueError(f"scale must be 'none' or 'gradient', got {scale!r}")
         self.scale = scale
-        super().__init__(params, network, defaults, **with_metric(self, options, Path, normalization="none"))
+        super().__init__(
+            params, network, defaults, **with_metric(self, options, Path, normalization="none")
+        )
 
     def _orient(self, steps: list[ParamStep]) -> None:
         orient_gradients(steps, self.metric)
@@ -105,7 +115,9 @@ class PathGradientAdam(MetricOptimizer):
             d = widened(step.direction()) * (factor if step.name is None else factor * scale)
             if step.far is not None:
                 d = d * step.far
-            direction = adam_direction(d, step.state, group["betas"], group["eps"], group["amsgrad"])
+            direction = adam_direction(
+                d, step.state, group["betas"], group["eps"], group["amsgrad"]
+            )
             if group["weight_decay"]:
                 p.mul_(1 - lr * group["weight_decay"])
             p.add_(direction.to(p.dtype), alpha=-lr)

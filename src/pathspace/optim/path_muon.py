@@ -1,8 +1,9 @@
 """PathMuon: orthogonalized momentum in coordinates that do not depend on the scales of the weights.
 
-Muon: Jordan, Jin, Boza, You, Cesista, Newhouse, Bernstein, "Muon: An optimizer for hidden layers in neural networks",
-2024; the sizes of its steps: Liu et al., "Muon is Scalable for LLM Training", 2025. Letters: p parameter, g = dL/dp,
-D metric, G = g / sqrt(D) as a matrix [n, m], B momentum, eta lr.
+Muon: Jordan, Jin, Boza, You, Cesista, Newhouse, Bernstein, "Muon: An optimizer for hidden layers in
+neural networks", 2024; the sizes of its steps: Liu et al., "Muon is Scalable for LLM Training",
+2025. Letters: p parameter, g = dL/dp, D metric, G = g / sqrt(D) as a matrix [n, m], B momentum, eta
+lr.
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ class PathMuon(Invariant):
         d = U V^T, nearly, for U S V^T = (1 - momentum) G + momentum B    (of B without nesterov)
         p = (1 - eta weight_decay) p - eta 0.2 sqrt(max(n, m)) d / sqrt(D)
 
-    This is :class:`Invariant` with ``torch.optim.Muon``, which iterates in bfloat16, for matrices and
-    ``torch.optim.AdamW`` for biases and other vectors. D: see :class:`pathspace.metrics.Path`. To orthogonalize a
-    matrix is meaningful only if its entries have a common unit, and those of G have one.
+    This is :class:`Invariant` with ``torch.optim.Muon``, which iterates in bfloat16, for matrices
+    and ``torch.optim.AdamW`` for biases and other vectors. D: see :class:`pathspace.metrics.Path`.
+    To orthogonalize a matrix is meaningful only if its entries have a common unit, and those of G
+    have one.
 
-    Some weights hold several matrices whose rows the network uses separately, such as ``in_proj_weight`` of
-    ``nn.MultiheadAttention``. Each of them is orthogonalized separately, as if it were the weight of a layer of its
-    own.
+    Some weights hold several matrices whose rows the network uses separately, such as
+    ``in_proj_weight`` of ``nn.MultiheadAttention``. Each of them is orthogonalized separately, as
+    if it were the weight of a layer of its own.
 
     Parameters that do not belong to the network take the same rules with D = 1: Muon and AdamW.
 
@@ -47,12 +49,14 @@ class PathMuon(Invariant):
         weight_decay: decoupled decay of every parameter, times lr.
         betas: decay rates of the two moments, for vectors.
         eps: added to the root of the second moment, for vectors.
-        adjust_lr: factor of a matrix's step. ``"match_rms_adamw"``: 0.2 sqrt(max(n, m)), which gives steps of
-            AdamW's size, so that one lr serves both rules; ``"original"``: sqrt(max(1, n / m)).
+        adjust_lr: factor of a matrix's step. ``"match_rms_adamw"``: 0.2 sqrt(max(n, m)), which
+            gives steps of AdamW's size, so that one lr serves both rules; ``"original"``:
+            sqrt(max(1, n / m)).
         ns_steps: Newton-Schulz iterations.
-        use_muon: False gives matrices to AdamW, too; set it in the param group of embeddings and of the last layer.
-        options: other options as :class:`Invariant` (``metric``, ``clip_norm``, ``maximize``), and those of
-            :class:`pathspace.metrics.Path` in place of a ``metric``.
+        use_muon: False gives matrices to AdamW, too; set it in the param group of embeddings and of
+            the last layer.
+        options: other options as :class:`Invariant` (``metric``, ``clip_norm``, ``maximize``), and
+            those of :class:`pathspace.metrics.Path` in place of a ``metric``.
 
     Raises:
         ValueError, RuntimeError, FloatingPointError: as :class:`Invariant`.
@@ -87,7 +91,9 @@ class PathMuon(Invariant):
     ) -> None:
         _check(momentum, use_muon)
         if adjust_lr not in ("match_rms_adamw", "original"):
-            raise ValueError(f"adjust_lr must be 'match_rms_adamw' or 'original', got {adjust_lr!r}")
+            raise ValueError(
+                f"adjust_lr must be 'match_rms_adamw' or 'original', got {adjust_lr!r}"
+            )
         super().__init__(
             params,
             network,

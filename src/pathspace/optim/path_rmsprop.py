@@ -1,7 +1,7 @@
 """PathRMSprop: RMSprop in coordinates that do not depend on how the weights of a network are scaled.
 
-RMSprop: Tieleman and Hinton, "Lecture 6.5", 2012; the rule that most work on ReLU recurrent networks trains with.
-Letters: p parameter, g = dL/dp, D metric, v mean square.
+RMSprop: Tieleman and Hinton, "Lecture 6.5", 2012; the rule that most work on ReLU recurrent
+networks trains with. Letters: p parameter, g = dL/dp, D metric, v mean square.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class PathRMSprop(Invariant):
         v = alpha v + (1 - alpha) h^2;   m = momentum m + h / (sqrt(v) + eps)
         p = p - eta m / sqrt(D)
 
-    This is :class:`Invariant` with ``torch.optim.RMSprop``. D: see :class:`pathspace.metrics.Path`. Parameters that do
-    not belong to the network take RMSprop's rule, D = 1.
+    This is :class:`Invariant` with ``torch.optim.RMSprop``. D: see :class:`pathspace.metrics.Path`.
+    Parameters that do not belong to the network take RMSprop's rule, D = 1.
 
     Args:
         params, network: see :class:`Invariant`.
@@ -36,8 +36,8 @@ class PathRMSprop(Invariant):
         alpha: decay rate of v.
         eps: added to the root of v, in the coordinates.
         momentum: factor of m.
-        options: other options as :class:`Invariant` (``metric``, ``clip_norm``, ``maximize``), and those of
-            :class:`pathspace.metrics.Path` in place of a ``metric``.
+        options: other options as :class:`Invariant` (``metric``, ``clip_norm``, ``maximize``), and
+            those of :class:`pathspace.metrics.Path` in place of a ``metric``.
 
     Raises:
         ValueError, RuntimeError, FloatingPointError: as :class:`Invariant`.

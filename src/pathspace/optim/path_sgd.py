@@ -1,7 +1,8 @@
 """Path-SGD: steepest descent in the geometry of the path norm.
 
-P16: Neyshabur, Wu, Salakhutdinov, Srebro, "Path-Normalized Optimization of Recurrent Neural Networks with ReLU
-Activations", 2016. Letters: p parameter, g = dL/dp, D the metric, v velocity, eta lr.
+P16: Neyshabur, Wu, Salakhutdinov, Srebro, "Path-Normalized Optimization of Recurrent Neural
+Networks with ReLU Activations", 2016. Letters: p parameter, g = dL/dp, D the metric, v velocity,
+eta lr.
 """
 
 from __future__ import annotations
@@ -32,26 +33,29 @@ class PathSGD(MetricOptimizer):
         v = momentum v + d
         p = (1 - eta weight_decay) p - eta v
 
-    D is kappa over its mean in the balanced frame, plus the damping (see :class:`pathspace.metrics.Path`). kappa is the
-    diagonal of half the Hessian of the squared path norm. (P16 Eqs. (5) and (7) as printed would give
-    eta / (2 kappa).) Parameters that do not belong to the network take d = g.
+    D is kappa over its mean in the balanced frame, plus the damping (see
+    :class:`pathspace.metrics.Path`). kappa is the diagonal of half the Hessian of the squared path
+    norm. (P16 Eqs. (5) and (7) as printed would give eta / (2 kappa).) Parameters that do not
+    belong to the network take d = g.
 
     ``normalization="none", refresh_every=1`` is the rule of the paper.
 
     Args:
         params, network: see :class:`Invariant`.
-        lr: learning rate eta. Rates that are good for SGD on a balanced network are good here, unless
-            ``normalization`` is ``"none"``.
+        lr: learning rate eta. Rates that are good for SGD on a balanced network are good here,
+            unless ``normalization`` is ``"none"``.
         momentum: factor of the velocity v.
         nesterov: take the step with d + momentum v.
         weight_decay: decoupled decay of every parameter, times lr.
-        path_decay: lambda; adds lambda kappa1 p to the gradient, the gradient of (lambda / 2) gamma_net^2.
-        clip_step: largest length of d over all parameters, in the gauge in which the network was balanced at the first
-            step (of d itself, outside the network). It does not depend on how the weights are scaled, except with
-            ``frame="weights"``. Without momentum, no step in the balanced network is longer than lr clip_step.
-            ``clip_norm`` is applied before it; it alone lets a weight of small kappa move by up to lr / sqrt(D).
-        options: other options as :class:`Invariant` (``metric``, ``clip_norm``, ``maximize``), and those of
-            :class:`pathspace.metrics.Path` in place of a ``metric``.
+        path_decay: lambda; adds lambda kappa1 p to the gradient, the gradient of (lambda / 2)
+            gamma_net^2.
+        clip_step: largest length of d over all parameters, in the gauge in which the network was
+            balanced at the first step (of d itself, outside the network). It does not depend on how
+            the weights are scaled, except with ``frame="weights"``. Without momentum, no step in
+            the balanced network is longer than lr clip_step. ``clip_norm`` is applied before it; it
+            alone lets a weight of small kappa move by up to lr / sqrt(D).
+        options: other options as :class:`Invariant` (``metric``, ``clip_norm``, ``maximize``), and
+            those of :class:`pathspace.metrics.Path` in place of a ``metric``.
 
     Raises:
         ValueError, RuntimeError, FloatingPointError: as :class:`Invariant`.
@@ -88,7 +92,11 @@ class PathSGD(MetricOptimizer):
         **options: Unpack[SharedOptions],
     ) -> None:
         defaults = checked(
-            lr=lr, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay, path_decay=path_decay
+            lr=lr,
+            momentum=momentum,
+            nesterov=nesterov,
+            weight_decay=weight_decay,
+            path_decay=path_decay,
         )
         if nesterov and not momentum:
             raise ValueError("nesterov needs momentum > 0")
@@ -103,12 +111,16 @@ class PathSGD(MetricOptimizer):
     def _orient(self, steps: list[ParamStep]) -> None:
         """As `orient_gradients`, with d/dp (lambda / 2) gamma_net^2 = lambda kappa1 p added to the gradients."""
         orient_gradients(steps, self.metric)
-        decayed = {step.name: step for step in steps if step.name is not None and step.group["path_decay"]}
+        decayed = {
+            step.name: step for step in steps if step.name is not None and step.group["path_decay"]
+        }
         if not decayed:
             return
         near = self.metric.near_parameters()
         weights = self.network.parameters if near is None else near
         kappa1 = surveyed_kappa(self.network, list(decayed), parameters=near).values
         for name, step in decayed.items():
-            term = dense(kappa1[name]) * local(weights[name])  # the parameter's type may hold neither
+            term = dense(kappa1[name]) * local(
+                weights[name]
+            )  # the parameter's type may hold neither
             step.g = torch.add(step.g, term, alpha=step.group["path_decay"])

@@ -1,7 +1,8 @@
 """PathSOAP: Shampoo with Adam in its eigenbasis, in coordinates that do not depend on the scales of the weights.
 
-SOAP: Vyas, Morwani, Zhao, Kwun, Shapira, Brandfonbrener, Janson, Kakade, "SOAP: Improving and Stabilizing Shampoo using
-Adam", 2024. Letters: p parameter, g = dL/dp, D metric, G = g / sqrt(D) as a matrix, eta lr.
+SOAP: Vyas, Morwani, Zhao, Kwun, Shapira, Brandfonbrener, Janson, Kakade, "SOAP: Improving and
+Stabilizing Shampoo using Adam", 2024. Letters: p parameter, g = dL/dp, D metric, G = g / sqrt(D) as
+a matrix, eta lr.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ class PathSOAP(Invariant):
         p = (1 - eta weight_decay) p - eta d / sqrt(D)
 
     This is :class:`Invariant` with SOAP for matrices and AdamW for biases and other vectors. D: see
-    :class:`pathspace.metrics.Path`. A preconditioner that mixes entries of a matrix is meaningful only if they have a
-    common unit, and those of G have one.
+    :class:`pathspace.metrics.Path`. A preconditioner that mixes entries of a matrix is meaningful
+    only if they have a common unit, and those of G have one.
 
-    The invariance is bitwise if the factors are powers of two. Other factors change the rounding, and rounding turns
-    the eigenvectors of eigenvalues that lie close together. In float32 two such runs differ after a few steps, as do
-    two runs that sum their examples in different orders.
+    The invariance is bitwise if the factors are powers of two. Other factors change the rounding,
+    and rounding turns the eigenvectors of eigenvalues that lie close together. In float32 two such
+    runs differ after a few steps, as do two runs that sum their examples in different orders.
 
-    The first step of a matrix only measures its basis, as in the published code, but applies weight decay. Parameters
-    that do not belong to the network take the same rules with D = 1.
+    The first step of a matrix only measures its basis, as in the published code, but applies weight
+    decay. Parameters that do not belong to the network take the same rules with D = 1.
 
     Args:
         params, network: see :class:`Invariant`.
@@ -44,10 +45,11 @@ class PathSOAP(Invariant):
         betas: decay rates of the two moments; L and R decay with the second.
         eps: added to the root of the second moment, in the coordinates.
         weight_decay: decoupled decay of every parameter, times lr.
-        precondition_frequency: steps between two updates of the eigenvectors, each by one power iteration and QR.
+        precondition_frequency: steps between two updates of the eigenvectors, each by one power
+            iteration and QR.
         max_precondition_size: sides of a matrix that are longer than this keep the standard basis.
-        options: other options as :class:`Invariant` (``metric``, ``clip_norm``, ``maximize``), and those of
-            :class:`pathspace.metrics.Path` in place of a ``metric``.
+        options: other options as :class:`Invariant` (``metric``, ``clip_norm``, ``maximize``), and
+            those of :class:`pathspace.metrics.Path` in place of a ``metric``.
 
     Raises:
         ValueError, RuntimeError, FloatingPointError: as :class:`Invariant`.

@@ -1,7 +1,8 @@
 """QuasiDiagonal: steepest descent in the data-dependent metric with the column of the bias.
 
-O13: Ollivier, "Riemannian metrics for neural networks" I and II, 2013/2015; D16: Neyshabur, Tomioka, Salakhutdinov,
-Srebro 2016. Letters: p parameter, g = dL/dp, M metric of one unit (0 its bias), c normalizer, v velocity, eta lr.
+O13: Ollivier, "Riemannian metrics for neural networks" I and II, 2013/2015; D16: Neyshabur,
+Tomioka, Salakhutdinov, Srebro 2016. Letters: p parameter, g = dL/dp, M metric of one unit (0 its
+bias), c normalizer, v velocity, eta lr.
 """
 
 from __future__ import annotations
@@ -31,32 +32,35 @@ class QuasiDiagonal(DataOptimizer, PathSGD):
         d_0 = g_0 / M_00 - sum_i (M_0i / M_00) d_i
         v = momentum v + d;   p = (1 - eta weight_decay) p - eta v
 
-    The formula holds for the weights i into a unit and its bias 0, in linear, convolutional and recurrent layers. Other
-    parameters, and units without a bias, take the rule of :class:`DDPSGD`. M_ii = kappa_i and M_0i are those of
-    :func:`pathspace.metrics.quasi_diagonal_metric`.
+    The formula holds for the weights i into a unit and its bias 0, in linear, convolutional and
+    recurrent layers. Other parameters, and units without a bias, take the rule of :class:`DDPSGD`.
+    M_ii = kappa_i and M_0i are those of :func:`pathspace.metrics.quasi_diagonal_metric`.
 
     With alpha = 1 and ``normalization="none"`` a run does not change when a constant is added to an
     input or to the activity of a unit, and the biases that read it are corrected.
 
-    The metric reads batches from the calls of the model (see :class:`pathspace.metrics.DataDependent`). Parameters that
-    do not belong to the network take d = g.
+    The metric reads batches from the calls of the model (see
+    :class:`pathspace.metrics.DataDependent`). Parameters that do not belong to the network take d =
+    g.
 
     Args:
         params, network: see :class:`Invariant`.
-        lr: learning rate eta. The default is for momentum 0; otherwise take (1 - momentum) times as much.
+        lr: learning rate eta. The default is for momentum 0; otherwise take (1 - momentum) times as
+            much.
         momentum: factor of the velocity v.
         alpha: share of the data, in (0, 1]; the share of the paths is diagonal.
         nesterov: take the step with d + momentum v.
         weight_decay: decoupled decay of every parameter, times lr.
         path_decay: lambda; adds lambda kappa1 p to the gradient, as :class:`PathSGD`.
-        options: other options as :class:`Invariant` (``clip_norm``, here of sqrt(g^T d), and ``maximize``), and those
-            of :class:`pathspace.metrics.DataDependent` except ``power`` and ``sharing``. The normalizer c is the mean
-            over all parameters, as the rule mixes them. The damping times c is added to the diagonal. Both keep the
-            invariance under rescaling and end that under shifts.
+        options: other options as :class:`Invariant` (``clip_norm``, here of sqrt(g^T d), and
+            ``maximize``), and those of :class:`pathspace.metrics.DataDependent` except ``power``
+            and ``sharing``. The normalizer c is the mean over all parameters, as the rule mixes
+            them. The damping times c is added to the diagonal. Both keep the invariance under
+            rescaling and end that under shifts.
 
     Raises:
-        ValueError, RuntimeError, FloatingPointError: as :class:`Invariant`. RuntimeError also if the metric saw no
-            batch.
+        ValueError, RuntimeError, FloatingPointError: as :class:`Invariant`. RuntimeError also if
+            the metric saw no batch.
         UnmatchedForwardError: at a step, if the model's forward pass is not the traced one.
 
     Example:
@@ -92,7 +96,9 @@ class QuasiDiagonal(DataOptimizer, PathSGD):
             )
         for name in ("metric", "power", "sharing", "second_term"):
             if name in options:
-                raise TypeError(f"{name} is no option of QuasiDiagonal: its metric is not of kappa alone")
+                raise TypeError(
+                    f"{name} is no option of QuasiDiagonal: its metric is not of kappa alone"
+                )
         super().__init__(
             params,
             network,
@@ -113,8 +119,11 @@ class QuasiDiagonal(DataOptimizer, PathSGD):
         )
         factor: float | Tensor = 1.0
         if self.clip_norm is not None:
-            # products have either sign here: in float32 those of a large gradient would cancel as inf - inf
-            pairs = [(_balanced(s).double(), directions[name].double()) for name, s in inside.items()]
+            # products have either sign here: in float32 those of a large gradient would cancel as
+            # inf - inf
+            pairs = [
+                (_balanced(s).double(), directions[name].double()) for name, s in inside.items()
+            ]
             pairs += [(s.g.double(), s.g.double()) for s in steps if s.name is None]
             place = pairs[0][0].device
             factor = clip_factor(
@@ -125,7 +134,9 @@ class QuasiDiagonal(DataOptimizer, PathSGD):
             step.g, step.factor = step.gauge.times_(directions[name]), None  # d = f d'
         descend_(steps, factor)
 
-    def _directions(self, gradients: dict[str, Tensor], diagonal: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _directions(
+        self, gradients: dict[str, Tensor], diagonal: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
         """d' of every parameter of the network, in the balanced frame."""
         assert isinstance(self.metric, DataDependentWithBias)
         crosses: dict[str, dict[str, Tensor]] = {}  # bias -> of the weights into its units
@@ -147,7 +158,9 @@ class QuasiDiagonal(DataOptimizer, PathSGD):
                 wide(list(crossed.values())),
                 M_00,
             )
-            directions[bias] = d_0.view_as(gradients[bias])  # one number for all units has no dimension
+            directions[bias] = d_0.view_as(
+                gradients[bias]
+            )  # one number for all units has no dimension
             parts = d.split([gradients[w].numel() // rows for w in crossed], 1)
             for w, part in zip(crossed, parts, strict=True):
                 directions[w] = part.reshape(gradients[w].shape)

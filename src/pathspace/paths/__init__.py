@@ -10,7 +10,12 @@ from pathspace.paths.kernel.norm import path_norm, squared_path_norm
 from pathspace.paths.kernel.pairs import second_term
 from pathspace.paths.listing.activations import activity_from_values
 from pathspace.paths.listing.expression import BasisExpression, express
-from pathspace.paths.listing.jacobian import dead_units, degrees_of_freedom, path_jacobian, path_rank
+from pathspace.paths.listing.jacobian import (
+    dead_units,
+    degrees_of_freedom,
+    path_jacobian,
+    path_rank,
+)
 from pathspace.paths.listing.listing import Paths, TooManyPathsError, enumerate_paths
 from pathspace.paths.listing.unrolled import Activity, UnrolledGraph, activity, unroll
 from pathspace.paths.space.basis import basis_paths, basis_values

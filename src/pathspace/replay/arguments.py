@@ -129,8 +129,13 @@ def misfit(network: Network, inputs: Any) -> str:
     def form(values: Any) -> list[str]:
         tensors = [t for t in pytree.tree_leaves(values) if isinstance(t, Tensor)]
         shapes = [["n" if d == batch else str(n) for d, n in enumerate(t.shape)] for t in tensors]
-        kinds = ["numbers" if t.is_floating_point() else str(t.dtype).removeprefix("torch.") for t in tensors]
-        return [f"({', '.join(shape)}) of {kind}" for shape, kind in zip(shapes, kinds, strict=True)]
+        kinds = [
+            "numbers" if t.is_floating_point() else str(t.dtype).removeprefix("torch.")
+            for t in tensors
+        ]
+        return [
+            f"({', '.join(shape)}) of {kind}" for shape, kind in zip(shapes, kinds, strict=True)
+        ]
 
     traced = form(network.call.arguments)
     here = form(inputs)

@@ -1,8 +1,8 @@
 """Capture a forward pass on one example while the model is traced once more.
 
-The trace knows the slot of every tensor in the squared network. `Beside` runs each function that the trace meets a
-second time, on the values of an example, and records the steps. So the recorded steps tell how to compute the nodes
-of the network and the values that its parameters read.
+The trace knows the slot of every tensor in the squared network. `Beside` runs each function that
+the trace meets a second time, on the values of an example, and records the steps. So the recorded
+steps tell how to compute the nodes of the network and the values that its parameters read.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class Way:
     """A way to run an operation on an example.
 
     Attributes:
-        run: takes the interpreter, the call, its traced result and the tensors in it, and binds these.
+        run: takes the interpreter, the call, its traced result and the tensors in it, and binds
+            these.
         always: or only where nodes lie inside.
     """
 
@@ -132,7 +133,7 @@ class Beside(Interpreter):
         self._asked: Called | None = None
         recorder.choices = _Answers(self)
 
-    # -- tensors of the example -------------------------------------------------------------------------------
+    # -- tensors of the example --------------------------------------------------------------------
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the arguments of the call of the model that begins."""
@@ -189,7 +190,7 @@ class Beside(Interpreter):
         """Return the current value of a tensor of the example, without its wrapper."""
         return self.capture.behind(own)
 
-    # -- functions --------------------------------------------------------------------------------------------
+    # -- functions ---------------------------------------------------------------------------------
 
     def _interpreted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         recorder = self.recorder
@@ -200,7 +201,9 @@ class Beside(Interpreter):
             args, kwargs = by_position(name, args, kwargs)
         tensors = tensors_in(args, kwargs)
         given = {id(t): recorder.known(t) for t in tensors}
-        call = Called(name, recorder.func, args, kwargs, tensors, given, self._runs, len(self.seen.uses))
+        call = Called(
+            name, recorder.func, args, kwargs, tensors, given, self._runs, len(self.seen.uses)
+        )
         self._asked = call
         registered = registration_of(call.func)
         if registered is None or registered.like is None:
@@ -261,9 +264,13 @@ class Beside(Interpreter):
     def _run_plainly(self, call: Called, result: Any, created: list[Tensor]) -> None:
         self._check_detached(call, created[0])
         args, kwargs = self.owns((call.args, call.kwargs))
-        if self.slot(created[0]) in self.network.tape.normalizations:  # written by hand: statistics are held
+        if (
+            self.slot(created[0]) in self.network.tape.normalizations
+        ):  # written by hand: statistics are held
             args, kwargs = self._with_statistics_held(call, args, kwargs)
-        weights = [self.plain(self.own(t)) for t in call.tensors if self.is_weight(call.given[id(t)])]
+        weights = [
+            self.plain(self.own(t)) for t in call.tensors if self.is_weight(call.given[id(t)])
+        ]
         used = bool(weights) and self._is_hidden(self.recorder.known(created[0]))
         if not used:
             self.bind(result, created, self._run_apart(call.name, call.func, args, kwargs), args)
@@ -292,8 +299,8 @@ class Beside(Interpreter):
     ) -> Any:
         """Run a function, and let what it makes be no view of what it made on the way.
 
-        A linear layer of more than two dimensions ends with a view of a product of matrices. A later write into the
-        result would be followed from that product on, past the result.
+        A linear layer of more than two dimensions ends with a view of a product of matrices. A
+        later write into the result would be followed from that product on, past the result.
         """
         before = len(self.capture.steps)
         made = self.run(function, *args, **kwargs)
@@ -317,7 +324,9 @@ class Beside(Interpreter):
             self._detached.add(id(created[0]))
 
     def _check_detached(self, call: Called, created: Tensor) -> None:
-        if self._detached.isdisjoint(call.given) or not self._is_hidden(self.recorder.known(created)):
+        if self._detached.isdisjoint(call.given) or not self._is_hidden(
+            self.recorder.known(created)
+        ):
             return
         raise UnmatchedForwardError(
             f"'{call.name}' uses an activation that was detached: the path through it carries values but no gradients, "
@@ -329,7 +338,9 @@ class Beside(Interpreter):
         if (call.name, self.recorder.calls[call.name] - 1) in self._counted:
             self._leave(call.tensors, call.given)
         args, kwargs = self.owns((call.args, call.kwargs))
-        made = self._run_whole(call.name, self._example.run(call.func), args, kwargs, call.tensors, created)
+        made = self._run_whole(
+            call.name, self._example.run(call.func), args, kwargs, call.tensors, created
+        )
         if changes(call.name):
             made = self.run(Tensor.copy_, args[0], made)
         self.bind(result, created, made, args)
@@ -405,7 +416,7 @@ class Beside(Interpreter):
         if missing:
             raise UnmatchedForwardError(f"the forward pass did not show {missing} nodes")
 
-    # -- what they show ---------------------------------------------------------------------------------------
+    # -- what they show ----------------------------------------------------------------------------
 
     def bind(self, result: Any, created: list[Tensor], made: Any, args: Any = ()) -> None:
         """Let traced results stand for those of the example."""
@@ -449,7 +460,9 @@ class Beside(Interpreter):
 
     def is_weight(self, value: Value | None) -> bool:
         """Return whether a value depends on parameters only."""
-        return value is not None and (value.kind == "parameter" or value.slot in self.recorder.normed)
+        return value is not None and (
+            value.kind == "parameter" or value.slot in self.recorder.normed
+        )
 
     def _is_hidden(self, value: Value | None) -> bool:
         hidden = value is not None and value.kind == "hidden"

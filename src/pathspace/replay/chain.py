@@ -2,8 +2,8 @@
 
     z^l_t = W_in h^{l-1}_t + W_rec h^l_{t-1} + b,    h^l_t = relu(z^l_t)
 
-Such a network needs no captured steps. One call for each layer computes its states from the input. The states tell
-which units are active; z and the gradients follow from them.
+Such a network needs no captured steps. One call for each layer computes its states from the input.
+The states tell which units are active; z and the gradients follow from them.
 
 Letters: T time, n examples, D input, H hidden, l layer; h^0_t the input, h^l_{-1} = 0.
 """
@@ -83,7 +83,7 @@ class ChainPass:
     count: int
 
 
-# -- which networks are one ---------------------------------------------------------------------------------------
+# -- which networks are one ------------------------------------------------------------------------
 
 
 def chain_of(network: Network) -> Chain | None:
@@ -148,7 +148,10 @@ def _after_movements(
 
 
 def _recurrent_chain(
-    links: Sequence[Instruction], owners: dict[int, str], ones: Tensor, parameters: Mapping[str, Tensor]
+    links: Sequence[Instruction],
+    owners: dict[int, str],
+    ones: Tensor,
+    parameters: Mapping[str, Tensor],
 ) -> Chain | None:
     """Read a stack of recurrent layers, movements and a linear layer; take the names of their parameters."""
     stack = links[0].form
@@ -210,7 +213,9 @@ _Places = tuple[Tensor, Tensor]
 """The step and the unit at every place of a tensor."""
 
 
-def _moved_to(slot: int, held: dict[int, _Places], movements: Sequence[Instruction]) -> _Places | None:
+def _moved_to(
+    slot: int, held: dict[int, _Places], movements: Sequence[Instruction]
+) -> _Places | None:
     """Return the steps and units at the places of a slot after movements; None if something else is done."""
     for link in movements:
         if len(link.inputs) != 1 or link.form != "movement" or link.inputs[0] not in held:
@@ -224,7 +229,7 @@ def _moved_to(slot: int, held: dict[int, _Places], movements: Sequence[Instructi
     return held.get(slot)
 
 
-# -- what a pass of one shows -------------------------------------------------------------------------------------
+# -- what a pass of one shows ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -258,7 +263,8 @@ def chain_pass(
     Args:
         network: a traced network that is a chain.
         chain: what it is.
-        inputs: what the model is called with, as in :func:`pathspace.replay.replay.replay`, whose errors are raised.
+        inputs: what the model is called with, as in :func:`pathspace.replay.replay.replay`, whose
+            errors are raised.
         parameters: values to run with instead of the model's own, by name.
     """
     with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():

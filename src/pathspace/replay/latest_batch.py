@@ -71,10 +71,16 @@ class _Look:
     def __call__(self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         target = self._target()
         # in vmap the inputs are no batch
-        if target is None or not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+        if (
+            target is None
+            or not torch.is_grad_enabled()
+            or torch._C._are_functorch_transforms_active()
+        ):
             return
         if not torch.compiler.is_compiling():  # copies: the model may write into them
-            args, kwargs = pytree.tree_map_only(Tensor, lambda t: t.detach().clone(), (args, kwargs))
+            args, kwargs = pytree.tree_map_only(
+                Tensor, lambda t: t.detach().clone(), (args, kwargs)
+            )
         target.give(args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Look:

@@ -65,7 +65,9 @@ class Seen:
 class Node:
     """Values of some units on all examples, ``[n, ...]``."""
 
-    value: Tensor  # as it was before its activation; part of the graph only in a differentiable replay
+    value: (
+        Tensor  # as it was before its activation; part of the graph only in a differentiable replay
+    )
     edge: GradientEdge
 
     @property
@@ -84,7 +86,9 @@ class Use:
     kwargs: dict[str, Any]
     weights: list[Tensor]  # those arguments that depend on parameters only
     data: list[Tensor]  # those that have their examples in the first dimension, [n, ...]
-    edges: list[GradientEdge]  # of the result; of its steps, where there are several, which are stacked
+    edges: list[
+        GradientEdge
+    ]  # of the result; of its steps, where there are several, which are stacked
     shape: torch.Size = field(default_factory=torch.Size)  # of the result, [n, ...]
 
     def is_data(self, tensor: Tensor) -> bool:

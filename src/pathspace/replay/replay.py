@@ -1,8 +1,9 @@
 """Forward passes of a traced model on data: the values of its nodes, and the values that its parameters read.
 
-The pass is captured once, on one example (see ``beside``): in evaluation form, without dropout, with BatchNorm as
-it was traced. Its steps then run on every batch, on all examples at once. The pass is captured again for another
-device, type or shape of an example, and when the model asks a question about its inputs that has another answer.
+The pass is captured once, on one example (see ``beside``): in evaluation form, without dropout,
+with BatchNorm as it was traced. Its steps then run on every batch, on all examples at once. The
+pass is captured again for another device, type or shape of an example, and when the model asks a
+question about its inputs that has another answer.
 """
 
 from __future__ import annotations
@@ -73,9 +74,11 @@ def replay(
 
     Args:
         network: a traced network.
-        inputs: what the model is called with: a tensor, a tuple or list of positional arguments, or a dict of keyword
-            arguments, or :class:`Arguments`; of the traced shapes, but for the number of examples.
-        differentiable: nodes keep their part of the graph, which leads to the model's own parameters.
+        inputs: what the model is called with: a tensor, a tuple or list of positional arguments, or
+            a dict of keyword arguments, or :class:`Arguments`; of the traced shapes, but for the
+            number of examples.
+        differentiable: nodes keep their part of the graph, which leads to the model's own
+            parameters.
         wide: run in float64.
         parameters: values to run with instead of the model's own, by name.
 
@@ -83,11 +86,15 @@ def replay(
         What was found.
 
     Raises:
-        UnmatchedForwardError: the forward pass is not the traced one, or cannot be followed on data.
-        ValueError: the inputs are of another form than the example that the network was traced with.
+        UnmatchedForwardError: the forward pass is not the traced one, or cannot be followed on
+            data.
+        ValueError: the inputs are of another form than the example that the network was traced
+            with.
     """
     with torch.inference_mode(False), torch.enable_grad():
-        batch = Batch.of(network, inputs, differentiable=differentiable, wide=wide, parameters=parameters)
+        batch = Batch.of(
+            network, inputs, differentiable=differentiable, wide=wide, parameters=parameters
+        )
         found = captured(batch, _Pass.of)
         values = batch.run(found.program, found.names)
         if not all(batch.agrees(values, question) for question in found.questions):
@@ -295,7 +302,11 @@ class _Pass:
         uses = [self._use(values, use, batch) for use in used]
         views = {id(values[ref]) for ref in self.views if isinstance(ref, Ref)}
         return Replay(
-            nodes, uses, batch.leaves, batch.given.count, views | {id(p) for p in batch.leaves.values()}
+            nodes,
+            uses,
+            batch.leaves,
+            batch.given.count,
+            views | {id(p) for p in batch.leaves.values()},
         )
 
     def _use(self, values: Values, use: _UseOf, batch: Batch) -> Use:
@@ -331,7 +342,9 @@ def _outside(network: Network) -> nn.Module:
     """Copy the model for its modules left outside, in evaluation form; parameters are not copied."""
     if not network.call.outside:
         return network.model
-    shared = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in network.model.parameters()}
+    shared = {
+        id(p): nn.Parameter(p.detach(), requires_grad=False) for p in network.model.parameters()
+    }
     return evaluation_form_of(network.model, dict(shared))
 
 

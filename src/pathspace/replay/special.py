@@ -1,8 +1,8 @@
 """Functions that contain nodes of the network, or that hold statistics constant in derivatives.
 
-A normalization is made of fixed edges to the normalized unit, then an edge gamma and a bias. Its statistics are the
-running ones, or those of the data, held constant. A recurrent layer is a loop. An embedding bag is a lookup of rows and
-their reduction.
+A normalization is made of fixed edges to the normalized unit, then an edge gamma and a bias. Its
+statistics are the running ones, or those of the data, held constant. A recurrent layer is a loop.
+An embedding bag is a lookup of rows and their reduction.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ def _normalized(
     x = given["input"]
     channels = (1, -1) + (1,) * (x.dim() - 2)
     layer = beside.network.tape.normalizations.get(beside.slot(created))
-    if call.name == "batch_norm" and layer is None and given.get("training"):  # of inputs, or on no path
+    if (
+        call.name == "batch_norm" and layer is None and given.get("training")
+    ):  # of inputs, or on no path
         over = tuple(d for d in range(x.dim()) if d != 1)
         layer = Normalization(tuple(x.shape), over, channels)
     if layer is not None:
@@ -86,7 +88,9 @@ def _normalized(
     return beside.run(call.func, **bare), shape
 
 
-def _held(beside: Beside, layer: Normalization, x: Tensor, eps: float | None, *, centred: bool) -> Tensor:
+def _held(
+    beside: Beside, layer: Normalization, x: Tensor, eps: float | None, *, centred: bool
+) -> Tensor:
     """Compute the normalized values as a fixed affine map of x: its statistics are constants."""
     shape = layer.shape if 0 not in layer.over else tuple(x.shape)
     with beside.capture.running():
@@ -143,13 +147,22 @@ def embedding_bag(beside: Beside, call: Called, result: Any, created: list[Tenso
         return rows.amax(1) if mode == "max" else rows.sum(1) if mode == "sum" else rows.mean(1)
 
     def kept(rows: Tensor, words: Tensor) -> Tensor:
-        return rows if padding is None else rows * (words != padding).unsqueeze(-1)  # bags pass over it
+        return (
+            rows if padding is None else rows * (words != padding).unsqueeze(-1)
+        )  # bags pass over it
 
     rows = beside.run(kept, looked_up, words)
     if beside.is_weight(call.given[id(weight)]):
         shown = (beside.plain(words), beside.plain(table))
         beside.seen.uses.append(
-            UseOf("embedding", F.embedding, shown, {}, [beside.plain(table)], [beside.plain(looked_up)])
+            UseOf(
+                "embedding",
+                F.embedding,
+                shown,
+                {},
+                [beside.plain(table)],
+                [beside.plain(looked_up)],
+            )
         )
     slot = beside.recorder.inside.get(beside.slot(created[0]))
     if slot is not None:
@@ -202,7 +215,9 @@ def recurrent(beside: Beside, call: Called, result: Any, created: list[Tensor]) 
     if call.name == "rnn_relu_cell":
         x, h, *cell = beside.owns(call.args)
         sequence = beside.run(torch.unsqueeze, x, 0)
-        (state,) = _steps(beside, sequence, h, [p for p in cell if p is not None], 0, lambda _: (slot,))
+        (state,) = _steps(
+            beside, sequence, h, [p for p in cell if p is not None], 0, lambda _: (slot,)
+        )
         beside.bind(result, created, state)
         return
     if isinstance(call.args[2], Tensor):
@@ -211,7 +226,9 @@ def recurrent(beside: Beside, call: Called, result: Any, created: list[Tensor]) 
         raise UnmatchedForwardError(
             "an initial state that is a parameter cannot be followed on data; write the loop by hand"
         )
-    x, hx, params, has_biases, layers, _dropout, _train, bidirectional, batch_first = beside.owns(call.args)
+    x, hx, params, has_biases, layers, _dropout, _train, bidirectional, batch_first = beside.owns(
+        call.args
+    )
     beside.seen.starts.append(beside.plain(hx))
     turned = x.dim() == 3 and batch_first
     x = beside.run(lambda x: (x.transpose(0, 1) if turned else x).clone(), x)
@@ -243,7 +260,12 @@ _PACKED = (
 
 
 def _steps(
-    beside: Beside, x: Tensor, h: Tensor, cell: list[Tensor], direction: int, key: Callable[[int], Key]
+    beside: Beside,
+    x: Tensor,
+    h: Tensor,
+    cell: list[Tensor],
+    direction: int,
+    key: Callable[[int], Key],
 ) -> list[Tensor]:
     """Compute states h_t = [W_in x_t + W_rec h_{t-1} + b]_+ of one cell, ``x [T, ...]``."""
     w_in, w_rec, *biases = cell
@@ -269,7 +291,9 @@ def _steps(
     previous = beside.run(torch.stack, before)
     for data, weights in ((x, (w_in, *biases)), (previous, (w_rec,))):
         args = tuple([beside.plain(t) for t in (data, *weights)])
-        beside.seen.uses.append(UseOf("linear", linear, args, {}, list(args[1:]), shown, stacked=True))
+        beside.seen.uses.append(
+            UseOf("linear", linear, args, {}, list(args[1:]), shown, stacked=True)
+        )
     return states
 
 

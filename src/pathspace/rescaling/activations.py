@@ -1,8 +1,9 @@
 """How large the values of every unit class are on data: what a quantised network has to represent, too.
 
-Counted is what enters a weight, after its activation, where the operation says which units those are: linear layers and
-convolutions, recurrent layers step by step. A class of which no such operation reads anything (queries and keys, or
-operations like einsum) has the values of its units before their activation.
+Counted is what enters a weight, after its activation, where the operation says which units those
+are: linear layers and convolutions, recurrent layers step by step. A class of which no such
+operation reads anything (queries and keys, or operations like einsum) has the values of its units
+before their activation.
 
 Letters: c unit class, C how many, h_c its values over examples, positions and steps.
 """
@@ -38,12 +39,15 @@ def log_ranges(
     Args:
         network: a traced network.
         scales: of it.
-        calibration: what the model is called with; of the traced shapes, but for the number of examples.
+        calibration: what the model is called with; of the traced shapes, but for the number of
+            examples.
         statistic: ``"largest"`` or ``"mean"``.
-        factors: of a rescaling, float64 ``[C]``: the ranges are those after it, though it is not done.
+        factors: of a rescaling, float64 ``[C]``: the ranges are those after it, though it is not
+            done.
 
     Returns:
-        A table by label (see :class:`Scales`), float64; -inf where there are no units, or all values are zero.
+        A table by label (see :class:`Scales`), float64; -inf where there are no units, or all
+        values are zero.
 
     Raises:
         UnmatchedForwardError: the forward pass on these data is not the traced one.
@@ -51,7 +55,9 @@ def log_ranges(
     """
     with torch.no_grad():
         replayed = replay(network, calibration, wide=True)
-        read, units = (of(network, replayed, statistic, scales.table(factors, 0.0)) for of in (_read, _units))
+        read, units = (
+            of(network, replayed, statistic, scales.table(factors, 0.0)) for of in (_read, _units)
+        )
     sides = scales.by_sign(read)
     unread = torch.nn.functional.pad((sides[0] == 0) & (sides[1] == 0), (1, len(scales.monomials)))
     sizes = torch.where(unread[scales.labels.abs()], units, read)
@@ -86,7 +92,8 @@ def entering(use: Use, x: Any, statistic: Callable[[Tensor], Tensor]) -> Tensor 
         statistic: from values ``[n, channels]`` to a number for each channel.
 
     Returns:
-        Broadcastable to the weight. Where several groups of rows read a channel, it is there for each.
+        Broadcastable to the weight. Where several groups of rows read a channel, it is there for
+        each.
     """
     weight = use.args[1]
     if not isinstance(x, Tensor):

@@ -1,8 +1,9 @@
 """Two networks brought to the same order and the same scales of their hidden units.
 
-Units of independently trained networks stand in any order and at any scale. Which unit of the one is most like which of
-the other is an assignment problem for every group of units (see ``permutation``), given the order of all other groups;
-groups take turns until no order changes. What is compared does not depend on how either network is scaled:
+Units of independently trained networks stand in any order and at any scale. Which unit of the one
+is most like which of the other is an assignment problem for every group of units (see
+``permutation``), given the order of all other groups; groups take turns until no order changes.
+What is compared does not depend on how either network is scaled:
 
     paths         u_e = sqrt(kappa_e) w_e: correlations of what enters a unit, plus those of what leaves it
     weights       w_e of the member with equal norms (see ``equal_norms``)
@@ -62,7 +63,8 @@ class Alignment:
         order: the unit class that each class was before, int64 ``[num_classes]``.
         factors: by which it was rescaled afterwards, float64 ``[num_classes]``.
         held: how many classes had to stay where they are.
-        groups: how many units there are in each group that may stand in any order, those without a scale among them.
+        groups: how many units there are in each group that may stand in any order, those without a
+            scale among them.
     """
 
     order: Tensor
@@ -76,18 +78,20 @@ class Alignment:
 def align_(network: Network, to: Network, *, by: By = "paths", examples: Any = None) -> Alignment:
     """Permute and rescale the hidden units of a network, in place, so that they stand as the units of another one do.
 
-    The function stays the same. The units of each group of exchangeable ones are matched by an exact solution of the
-    assignment problem, and groups take turns, since what enters a unit depends on the order of the layer before. Tied
-    units (of a residual stream, or multiplied with each other) move together. Units that have no scale of their own are
-    permuted too, such as those in front of LayerNorm, heads of attention, and channels of BatchNorm with their running
-    statistics. Then every unit class is rescaled so that it stands to the member with equal norms as in ``to``.
+    The function stays the same. The units of each group of exchangeable ones are matched by an
+    exact solution of the assignment problem, and groups take turns, since what enters a unit
+    depends on the order of the layer before. Tied units (of a residual stream, or multiplied with
+    each other) move together. Units that have no scale of their own are permuted too, such as those
+    in front of LayerNorm, heads of attention, and channels of BatchNorm with their running
+    statistics. Then every unit class is rescaled so that it stands to the member with equal norms
+    as in ``to``.
 
     Args:
         network: a traced network, whose model's parameters and buffers are changed.
         to: another one of the same architecture, which stays as it is.
-        by: what makes units alike: ``"paths"``, the path mass through each weight with the weight's sign;
-            ``"weights"``, the weights of the member with equal norms; ``"activations"``, the values of units on
-            examples. None depends on how the networks are scaled.
+        by: what makes units alike: ``"paths"``, the path mass through each weight with the weight's
+            sign; ``"weights"``, the weights of the member with equal norms; ``"activations"``, the
+            values of units on examples. None depends on how the networks are scaled.
         examples: for ``"activations"``, a batch as the models are called with it.
 
     Returns:
@@ -99,8 +103,8 @@ def align_(network: Network, to: Network, *, by: By = "paths", examples: Any = N
         RuntimeError: a parameter of a model was replaced after tracing.
         TypeError: one of them is no traced network.
 
-    Warns:
-        UserWarning: some unit classes keep their order, because an operation treats them differently or is not known.
+    Warns: UserWarning: some unit classes keep their order, because an operation treats them
+        differently or is not known.
 
     Example:
         >>> import copy, torch, pathspace as ps
@@ -173,7 +177,9 @@ class _Matching:
         examples: likewise.
     """
 
-    def __init__(self, a: Network, b: Network, groups: Sequence[Group], by: str, examples: Any) -> None:
+    def __init__(
+        self, a: Network, b: Network, groups: Sequence[Group], by: str, examples: Any
+    ) -> None:
         self._groups, self._by = groups, by
         if by == "activations":
             self._units = [_unit_values(network, groups, examples) for network in (a, b)]
@@ -185,7 +191,9 @@ class _Matching:
         """Return for each group which unit of b comes to each place."""
         if self._by == "activations":
             return [self._by_values(place) for place in range(len(self._groups))]
-        orders = [torch.arange(len(group)) for group in self._groups] if start is None else list(start)
+        orders = (
+            [torch.arange(len(group)) for group in self._groups] if start is None else list(start)
+        )
         b = self._b
         for group, order in zip(self._groups, orders, strict=True):
             b = group.permuted(b, order)
@@ -230,12 +238,16 @@ def likeness(group: Group, a: Values, b: Values, *, normalized: bool) -> Tensor:
         group: the units.
         a: values for the weights of a.
         b: those of b, in the order that is known so far.
-        normalized: whether products are divided by the lengths of both, once for what enters and once for what leaves.
+        normalized: whether products are divided by the lengths of both, once for what enters and
+            once for what leaves.
     """
     n = len(group)
     total = torch.zeros(n, n, dtype=torch.float64)
     for enters in (True, False):
-        products, lengths = torch.zeros_like(total), [torch.zeros(n, dtype=torch.float64) for _ in range(2)]
+        products, lengths = (
+            torch.zeros_like(total),
+            [torch.zeros(n, dtype=torch.float64) for _ in range(2)],
+        )
         for line in _of_values(group, a):
             if line.enters != enters:
                 continue
@@ -323,8 +335,8 @@ class Equivalence:
     Attributes:
         equal: the verdict.
         where: the first unit class, parameter or buffer that differs; empty if none does.
-        difference: how far the weights there are apart, relative to the largest; 0 if none differs, infinite for
-            buffers and parameters outside the network, which are compared bit by bit.
+        difference: how far the weights there are apart, relative to the largest; 0 if none differs,
+            infinite for buffers and parameters outside the network, which are compared bit by bit.
     """
 
     equal: bool
@@ -348,15 +360,16 @@ class Equivalence:
 def equivalent(a: Network, b: Network, *, tolerance: float = 1e-5) -> Equivalence:
     """Tell whether two networks are equal up to a permutation and a rescaling of their hidden units.
 
-    The units are matched by path mass, the second network is rescaled so that most weights at every unit are those of
-    the first, and all are compared. Equal weights are a proof that the functions are equal. Unequal ones are no proof
-    of the contrary: units that are nearly alike may be matched wrongly, and two networks may compute one function
-    without these symmetries.
+    The units are matched by path mass, the second network is rescaled so that most weights at every
+    unit are those of the first, and all are compared. Equal weights are a proof that the functions
+    are equal. Unequal ones are no proof of the contrary: units that are nearly alike may be matched
+    wrongly, and two networks may compute one function without these symmetries.
 
     Args:
         a: a traced network.
         b: another one of the same architecture. Neither is changed.
-        tolerance: the largest difference, relative to the largest weight at the same unit, that passes as rounding.
+        tolerance: the largest difference, relative to the largest weight at the same unit, that
+            passes as rounding.
 
     Returns:
         The verdict, which is true or false, with the first class that differs.
@@ -405,8 +418,8 @@ def _different_outside(network: Network, values: Values) -> str:
 def _factors_between(network: Network, values: Values, wanted: Values) -> Tensor:
     """Return factors that make values those wanted, at most of the weights that enter each unit class.
 
-    From the inputs on, the factor of a class is the median over the weights between it and classes whose factor is
-    known, so that a few weights that differ do not decide on it.
+    From the inputs on, the factor of a class is the median over the weights between it and classes
+    whose factor is known, so that a few weights that differ do not decide on it.
     """
     C = network.num_classes
     x = torch.zeros(C, dtype=torch.float64)
@@ -438,7 +451,9 @@ def _told(
     # of a product of classes the factor is taken as not known
     beyond = torch.zeros(len(network.monomials), dtype=torch.bool)
     is_known = torch.cat([torch.ones(1, dtype=torch.bool), known, beyond])
-    log = torch.cat([torch.zeros(1, dtype=torch.float64), x, torch.zeros(len(beyond), dtype=torch.float64)])
+    log = torch.cat(
+        [torch.zeros(1, dtype=torch.float64), x, torch.zeros(len(beyond), dtype=torch.float64)]
+    )
     told = []
     for one, other, sign in ((edges.target, edges.source, 1), (edges.source, edges.target, -1)):
         one, other = (labels.cpu().expand(ratios.shape) for labels in (one, other))
@@ -452,12 +467,17 @@ def _told(
 def _compared(network: Network, ours: Values, theirs: Values, tolerance: float) -> Equivalence:
     """Compare weights class by class, then those that no class touches."""
     places = 1 + network.num_classes
-    largest, apart = torch.zeros(places, dtype=torch.float64), torch.zeros(places, dtype=torch.float64)
+    largest, apart = (
+        torch.zeros(places, dtype=torch.float64),
+        torch.zeros(places, dtype=torch.float64),
+    )
     for name, one in ours.items():
         edges = network.edges[name]
         for labels in (edges.target.cpu(), edges.source.cpu()):
             single = labels.abs()
-            single = torch.where(single > network.num_classes, 0, single).expand(one.shape).reshape(-1)
+            single = (
+                torch.where(single > network.num_classes, 0, single).expand(one.shape).reshape(-1)
+            )
             largest.scatter_reduce_(0, single, one.abs().reshape(-1), "amax")
             apart.scatter_reduce_(0, single, (one - theirs[name]).abs().reshape(-1), "amax")
     relative = torch.where(largest > 0, apart / torch.where(largest > 0, largest, 1.0), apart)
@@ -465,7 +485,9 @@ def _compared(network: Network, ours: Values, theirs: Values, tolerance: float) 
     bad = (relative > tolerance) | relative.isnan()
     wrong = bad[1:].nonzero().reshape(-1).tolist()
     if wrong:
-        return Equivalence(False, f"'{network.class_names[wrong[0]]}'", float(relative[1 + wrong[0]]))
+        return Equivalence(
+            False, f"'{network.class_names[wrong[0]]}'", float(relative[1 + wrong[0]])
+        )
     if bool(bad[0]):
         return Equivalence(False, "a weight at inputs or outputs", float(relative[0]))
     return Equivalence(True)
@@ -474,9 +496,10 @@ def _compared(network: Network, ours: Values, theirs: Values, tolerance: float) 
 def merge(networks: Sequence[Network], *, by: By = "paths", examples: Any = None) -> nn.Module:
     """Average several networks of one architecture, aligned to the first one.
 
-    All are taken to the member with equal norms, the others are aligned to the first one (see :func:`align_`), and
-    weights are averaged. That the average is any good is not said: measure it, and compare it with the average without
-    alignment. Running statistics of BatchNorm are averaged too, and should be measured anew.
+    All are taken to the member with equal norms, the others are aligned to the first one (see
+    :func:`align_`), and weights are averaged. That the average is any good is not said: measure it,
+    and compare it with the average without alignment. Running statistics of BatchNorm are averaged
+    too, and should be measured anew.
 
     Args:
         networks: traced networks. None is changed.
@@ -487,7 +510,8 @@ def merge(networks: Sequence[Network], *, by: By = "paths", examples: Any = None
         A copy of the first network's model with the averaged weights.
 
     Raises:
-        ValueError: there are fewer than two networks, their architectures differ, or ``examples`` do not fit ``by``.
+        ValueError: there are fewer than two networks, their architectures differ, or ``examples``
+            do not fit ``by``.
         RuntimeError, TypeError, OverflowError: see :func:`align_`.
 
     Warns:

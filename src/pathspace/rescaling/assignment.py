@@ -9,8 +9,8 @@ from torch import Tensor
 def best_assignment(values: Tensor) -> Tensor:
     """Return the column of every row, ``[n]``, such that the sum of ``values[row, column]`` is the largest possible.
 
-    The Hungarian method with potentials (Kuhn 1955; shortest augmenting paths): exact, n^3 operations at most, in n^2
-    calls of torch at most.
+    The Hungarian method with potentials (Kuhn 1955; shortest augmenting paths): exact, n^3
+    operations at most, in n^2 calls of torch at most.
 
     Args:
         values: finite, ``[n, n]``.

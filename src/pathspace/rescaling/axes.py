@@ -1,9 +1,10 @@
 """Dimensions of tensors as axes, of which some must run over the same units in the same order.
 
-A dimension of a tensor is a list of segments, one after the other; a segment is a product of axes, the last one running
-fastest. So the 768 features of twelve heads of 64 are one segment of two axes, and what ``cat`` makes of two layers is
-two segments. Axes are found to be equal (:meth:`Axes.unify`), or to be products or sums of others, as operations are
-read; an axis is *fixed* as soon as an operation treats its places differently.
+A dimension of a tensor is a list of segments, one after the other; a segment is a product of axes,
+the last one running fastest. So the 768 features of twelve heads of 64 are one segment of two axes,
+and what ``cat`` makes of two layers is two segments. Axes are found to be equal
+(:meth:`Axes.unify`), or to be products or sums of others, as operations are read; an axis is
+*fixed* as soon as an operation treats its places differently.
 
 Letters: n the size of an axis.
 """
@@ -24,9 +25,11 @@ class Axis:
     Attributes:
         size: how many.
         fixed: whether their order matters to an operation.
-        parts: the axes that it turned out to be made of, as a product or one after the other; None so far.
+        parts: the axes that it turned out to be made of, as a product or one after the other; None
+            so far.
         kind: which of both.
-        divided: whether it is a factor of another one, as a reshape may have made it of sizes that happen to fit.
+        divided: whether it is a factor of another one, as a reshape may have made it of sizes that
+            happen to fit.
     """
 
     __slots__ = ("_parent", "divided", "fixed", "kind", "parts", "size")
@@ -114,7 +117,12 @@ def _resolved_segment(segment: Segment) -> list[Segment]:
         for one in before:  # which would run over pieces of several kinds
             one.fix()
         times = math.prod(one.size for one in before)
-        return [s for _ in range(times) for part in axis.parts for s in _resolved_segment((part, *after))]
+        return [
+            s
+            for _ in range(times)
+            for part in axis.parts
+            for s in _resolved_segment((part, *after))
+        ]
     return [tuple(roots)]
 
 

@@ -1,7 +1,8 @@
 """What operations of a captured pass say about the axes of their tensors.
 
-A rule is a function ``rule(reader, step)`` that gives the result its dimensions, and notes which of the arguments' are
-equal or fixed. Whatever has no rule fixes all of its arguments, so that nothing is taken for a symmetry by mistake.
+A rule is a function ``rule(reader, step)`` that gives the result its dimensions, and notes which of
+the arguments' are equal or fixed. Whatever has no rule fixes all of its arguments, so that nothing
+is taken for a symmetry by mistake.
 """
 
 from __future__ import annotations
@@ -15,9 +16,21 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pathspace.graph.capture import Step
-from pathspace.rescaling.axes import Dim, dim_of, fix, length, piece, regrouped, resolved, size_of, unify
+from pathspace.rescaling.axes import (
+    Dim,
+    dim_of,
+    fix,
+    length,
+    piece,
+    regrouped,
+    resolved,
+    size_of,
+    unify,
+)
 
-_AS_IT_IS = frozenset(["expand", "view", "_unsafe_view", "unsqueeze", "detach", "alias", "clone", "_to_copy"])
+_AS_IT_IS = frozenset(
+    ["expand", "view", "_unsafe_view", "unsqueeze", "detach", "alias", "clone", "_to_copy"]
+)
 """What may return a weight with all its dimensions, after others for the examples."""
 
 
@@ -38,7 +51,8 @@ class AxisReader:
     """The dimensions of all tensors of a pass, as its steps are read.
 
     Attributes:
-        read_along: names of weights with dimensions over which they are summed: what lies there they read.
+        read_along: names of weights with dimensions over which they are summed: what lies there
+            they read.
     """
 
     def __init__(self) -> None:
@@ -226,7 +240,9 @@ def scatter(reader: AxisReader, step: Step) -> None:
     fix(given[d])
     if len(of_source) == len(given):
         fix(of_source[d])
-    others = [dim for k, dim in enumerate(given) if len(of_source) == len(given) or k != d % len(given)]
+    others = [
+        dim for k, dim in enumerate(given) if len(of_source) == len(given) or k != d % len(given)
+    ]
     for one, other in zip(others, of_source, strict=True):
         if size_of(one) == size_of(other):
             unify(one, other)
@@ -298,7 +314,9 @@ def reduction(reader: AxisReader, step: Step) -> None:
     over = {d % len(given) for d in ([over] if isinstance(over, int) else over)}
     for result in _tensors(step.result):
         keeps = result.dim() == len(given)
-        left = [dim_of(1) if d in over else dim for d, dim in enumerate(given) if keeps or d not in over]
+        left = [
+            dim_of(1) if d in over else dim for d, dim in enumerate(given) if keeps or d not in over
+        ]
         reader.bind(result, left)
 
 
@@ -388,7 +406,10 @@ def batch_norm(reader: AxisReader, step: Step) -> None:
     first, *others = _tensors(step.result)
     reader.bind(first, given)
     for result in others:
-        reader.bind(result, [given[1]] if result.shape == x.shape[1:2] else [dim_of(n) for n in result.shape])
+        reader.bind(
+            result,
+            [given[1]] if result.shape == x.shape[1:2] else [dim_of(n) for n in result.shape],
+        )
 
 
 def layer_norm(reader: AxisReader, step: Step) -> None:
@@ -402,7 +423,10 @@ def layer_norm(reader: AxisReader, step: Step) -> None:
     first, *others = _tensors(step.result)
     reader.bind(first, given)
     for result in others:
-        dims = [dim if size_of(dim) == n else dim_of(n) for dim, n in zip(given, result.shape, strict=False)]
+        dims = [
+            dim if size_of(dim) == n else dim_of(n)
+            for dim, n in zip(given, result.shape, strict=False)
+        ]
         reader.bind(result, dims[: result.dim()])
 
 

@@ -69,22 +69,24 @@ def balance_(
         gamma_in,c <- s_c^2 gamma_in,c      gamma_out,c <- gamma_out,c / s_c^2
         s_c = (gamma_out,c / gamma_in,c)^(1/4)
 
-    Of what enters a unit half is counted, as a ReLU lets half of it through: so He's start, however deep, is nearly
-    balanced.
+    Of what enters a unit half is counted, as a ReLU lets half of it through: so He's start, however
+    deep, is nearly balanced.
 
-    Afterwards as much path mass enters each unit class as leaves it: the spread |log(gamma_in,c / gamma_out,c)| is
-    zero for every class. As the product of the two does not change under rescaling, their sum is then the least that
-    any member of the rescaling class has, 2 sqrt(gamma_in,c gamma_out,c), and in all unit classes at once; no other
-    member reaches it. (A class that no path enters, or none leaves, has no such minimum: there the other side
-    becomes 1, for a single node where nothing leaves.) Every member is brought to the same weights, so training a
-    balanced network with SGD or Adam is the baseline that any invariant method has to beat. A start that was designed
-    may be better left alone: Fixup's trains worse once balanced.
+    Afterwards as much path mass enters each unit class as leaves it: the spread |log(gamma_in,c /
+    gamma_out,c)| is zero for every class. As the product of the two does not change under
+    rescaling, their sum is then the least that any member of the rescaling class has, 2
+    sqrt(gamma_in,c gamma_out,c), and in all unit classes at once; no other member reaches it. (A
+    class that no path enters, or none leaves, has no such minimum: there the other side becomes 1,
+    for a single node where nothing leaves.) Every member is brought to the same weights, so
+    training a balanced network with SGD or Adam is the baseline that any invariant method has to
+    beat. A start that was designed may be better left alone: Fixup's trains worse once balanced.
 
-    A network that normalizes by statistics of what enters (BatchNorm traced in training form, LayerNorm, ...) is
-    brought to the member in which the mean path mass of each unit class is one instead, with a maximum counted as the
-    mean of its window. There balance would make up, at a gain, for whatever lies behind it, and train worse than the
-    start. One whose units are read at many positions, as channels of a convolution are, is brought to the member in
-    which path mass changes from layer to layer by the same factor: balance would weigh a channel by the number of
+    A network that normalizes by statistics of what enters (BatchNorm traced in training form,
+    LayerNorm, ...) is brought to the member in which the mean path mass of each unit class is one
+    instead, with a maximum counted as the mean of its window. There balance would make up, at a
+    gain, for whatever lies behind it, and train worse than the start. One whose units are read at
+    many positions, as channels of a convolution are, is brought to the member in which path mass
+    changes from layer to layer by the same factor: balance would weigh a channel by the number of
     positions that read it.
 
     Three more criteria lead to other members, for training:
@@ -95,10 +97,10 @@ def balance_(
         measure   gamma_c = 1      (gamma_c^2 of ``ps.paths.unit_measure``; at alpha = 1 the mean square of its values)
         layers    "path" within each layer; the geometric mean of the factors of a layer is 1
 
-    With ``"norm"`` and ``"measure"`` every member is brought to the same weights. With ``"layers"`` that holds only for
-    members that differ by factors of geometric mean 1 in every layer: a layer multiplied by 2 as a whole stays
-    multiplied by 2. ``"norm"`` is where ENorm's steps between those of training lead, and where
-    ``ps.rescaling.conserved`` is zero.
+    With ``"norm"`` and ``"measure"`` every member is brought to the same weights. With ``"layers"``
+    that holds only for members that differ by factors of geometric mean 1 in every layer: a layer
+    multiplied by 2 as a whole stays multiplied by 2. ``"norm"`` is where ENorm's steps between
+    those of training lead, and where ``ps.rescaling.conserved`` is zero.
 
     The last three criteria are those of quantisation, for any traced network:
 
@@ -108,71 +110,79 @@ def balance_(
         activations   max |h_c|^alpha = max |w leaving c|^(1 - alpha)    (what SmoothQuant does)
         rounding      the least sum over tensors of (max |w|)^2 sum_w K_w
 
-    The last sum is in proportion to the squared error of the outputs that rounding causes: a step of rounding is
-    proportional to the largest |w| of its tensor, or row, and K_w, which is kappa or E[(df/dw)^2] on data, says how
-    strongly the outputs react to w. It is convex in log s. Of the members where it is least, which differ by the scale
-    of whole tensors, it is the one nearest to that of "path".
+    The last sum is in proportion to the squared error of the outputs that rounding causes: a step
+    of rounding is proportional to the largest |w| of its tensor, or row, and K_w, which is kappa or
+    E[(df/dw)^2] on data, says how strongly the outputs react to w. It is convex in log s. Of the
+    members where it is least, which differ by the scale of whole tensors, it is the one nearest to
+    that of "path".
 
-    w counts if its parameter has two dimensions or more; where a class has such weights on one side alone (a gain on
-    the other), "range" makes their maximum 1, and scales that the criterion does not touch are those of "path".
-    No weight overflows or becomes zero. A weight that would become zero takes the smallest number of its type, if that
-    is below eps^2 of the largest weight that enters the same unit, and of the largest that leaves the unit where it
-    starts (eps the precision of the type), and the paths through it are below eps^2 of those through another weight
-    that enters the same unit. At outputs, operations without a rule, and units that are sums of several layers, the row
-    of the weight takes the place of the unit. Otherwise the factor is nearer to 1, as at some units that weight decay
-    left dead: that unit is not balanced, and a warning says so.
+    w counts if its parameter has two dimensions or more; where a class has such weights on one side
+    alone (a gain on the other), "range" makes their maximum 1, and scales that the criterion does
+    not touch are those of "path". No weight overflows or becomes zero. A weight that would become
+    zero takes the smallest number of its type, if that is below eps^2 of the largest weight that
+    enters the same unit, and of the largest that leaves the unit where it starts (eps the precision
+    of the type), and the paths through it are below eps^2 of those through another weight that
+    enters the same unit. At outputs, operations without a rule, and units that are sums of several
+    layers, the row of the weight takes the place of the unit. Otherwise the factor is nearer to 1,
+    as at some units that weight decay left dead: that unit is not balanced, and a warning says so.
 
-    Neighbouring classes depend on each other, so the scales are found step by step, from the member that "path" leads
-    to: all members are brought to the same weights, and another criterion, or "path", can follow at any time.
+    Neighbouring classes depend on each other, so the scales are found step by step, from the member
+    that "path" leads to: all members are brought to the same weights, and another criterion, or
+    "path", can follow at any time.
 
     Args:
-        network: a traced network, whose model's parameters are changed; the function stays the same.
-        example_input: what the model is called with, as for ``trace``. If it is given, the outputs of the model, in
-            evaluation mode, are compared before and after; the comparison runs on a copy of the model.
-        criterion: ``"path"``, ``"norm"``, ``"measure"``, ``"layers"``, ``"range"``, ``"activations"`` or
-            ``"rounding"``.
-        calibration: data for ``"activations"``, ``"rounding"`` and ``"measure"``, a batch as the model is called with
-            it; of the traced shapes, but for the number of examples. For ``"measure"`` the example is taken if it is
-            missing; without both, inputs of size 1 and units that let half through are assumed. ``"rounding"`` takes
-            kappa without data; a few dozen examples are enough to measure derivatives.
-        alpha: for ``"measure"``, the share of the data, in (0, 1], by default 1. For ``"activations"``, how much of the
-            difference of ranges is taken from the values and given to the weights, in (0, 1], by default 0.5; at 1 the
-            values of all classes have the range 1.
-        statistic: the range of values, ``"largest"`` |h|, or the ``"mean"`` of |h|, as AWQ measures it. By default
-            ``"largest"``.
-        bits: of a weight, for ``"rounding"``, by default 8. It matters beside ``activations`` alone: the best member
-            for rounded weights is the same for all bits.
-        per: for ``"rounding"``, whether each ``"tensor"`` has a step, or each ``"row"`` of it (dimension 0). By default
-            ``"tensor"``.
-        activations: for ``"rounding"``, bits of what enters linear layers and convolutions, where that is rounded, too,
-            with a step for each tensor; True for 8. Needs ``calibration``. By default False: it is not rounded.
-        tolerance: the largest change of an output, relative to the largest output, that passes as rounding; by
-            default the square root of the type's precision (3e-4 for float32).
-        powers_of_two: round the factors to powers of two, so that nothing else is rounded. The spread is then at
-            most 2 log 2 in each class.
-        optimizer: the optimizer that trains the network, or all of them in a list: what it keeps, and gradients that
-            wait for a step, move with the weights (see :func:`rescale_`).
+        network: a traced network, whose model's parameters are changed; the function stays the
+            same.
+        example_input: what the model is called with, as for ``trace``. If it is given, the outputs
+            of the model, in evaluation mode, are compared before and after; the comparison runs on
+            a copy of the model.
+        criterion: ``"path"``, ``"norm"``, ``"measure"``, ``"layers"``, ``"range"``,
+            ``"activations"`` or ``"rounding"``.
+        calibration: data for ``"activations"``, ``"rounding"`` and ``"measure"``, a batch as the
+            model is called with it; of the traced shapes, but for the number of examples. For
+            ``"measure"`` the example is taken if it is missing; without both, inputs of size 1 and
+            units that let half through are assumed. ``"rounding"`` takes kappa without data; a few
+            dozen examples are enough to measure derivatives.
+        alpha: for ``"measure"``, the share of the data, in (0, 1], by default 1. For
+            ``"activations"``, how much of the difference of ranges is taken from the values and
+            given to the weights, in (0, 1], by default 0.5; at 1 the values of all classes have the
+            range 1.
+        statistic: the range of values, ``"largest"`` |h|, or the ``"mean"`` of |h|, as AWQ measures
+            it. By default ``"largest"``.
+        bits: of a weight, for ``"rounding"``, by default 8. It matters beside ``activations``
+            alone: the best member for rounded weights is the same for all bits.
+        per: for ``"rounding"``, whether each ``"tensor"`` has a step, or each ``"row"`` of it
+            (dimension 0). By default ``"tensor"``.
+        activations: for ``"rounding"``, bits of what enters linear layers and convolutions, where
+            that is rounded, too, with a step for each tensor; True for 8. Needs ``calibration``. By
+            default False: it is not rounded.
+        tolerance: the largest change of an output, relative to the largest output, that passes as
+            rounding; by default the square root of the type's precision (3e-4 for float32).
+        powers_of_two: round the factors to powers of two, so that nothing else is rounded. The
+            spread is then at most 2 log 2 in each class.
+        optimizer: the optimizer that trains the network, or all of them in a list: what it keeps,
+            and gradients that wait for a step, move with the weights (see :func:`rescale_`).
 
     Returns:
         The factors s that were used (see :func:`rescale_`), float64, shape ``[num_classes]``.
 
     Raises:
-        FunctionChangedError: an output moved by more than the tolerance, or was not finite; the weights are what they
-            were before.
+        FunctionChangedError: an output moved by more than the tolerance, or was not finite; the
+            weights are what they were before.
         FloatingPointError: the path mass or the measure of a class is not finite.
-        ValueError: ``tolerance`` without an example, or not positive; an example without outputs to compare; an unknown
-            criterion, an option of another one, ``"activations"`` without data, an alpha outside (0, 1]; the state of
-            the optimizer cannot move.
+        ValueError: ``tolerance`` without an example, or not positive; an example without outputs to
+            compare; an unknown criterion, an option of another one, ``"activations"`` without data,
+            an alpha outside (0, 1]; the state of the optimizer cannot move.
         UnmatchedForwardError: the forward pass on the calibration data is not the traced one.
 
-    Warns:
-        UserWarning: a factor is beyond 100 or below 1/100, or nearer to 1 than the criterion asks for, or parameters
+    Warns: UserWarning: a factor is beyond 100 or below 1/100, or nearer to 1 than the criterion
+        asks for, or parameters
             took no part in the traced forward pass, or not as a whole.
 
     Source:
-        Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", 2019; Xiao et al.,
-        "SmoothQuant", 2023; Lin et al., "AWQ: Activation-aware Weight Quantization", 2024; Stock et al.,
-        "Equi-normalization of Neural Networks", 2019.
+        Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction",
+        2019; Xiao et al., "SmoothQuant", 2023; Lin et al., "AWQ: Activation-aware Weight
+        Quantization", 2024; Stock et al., "Equi-normalization of Neural Networks", 2019.
 
     Example:
         >>> import torch, pathspace as ps
@@ -218,7 +228,8 @@ def balance_(
 
 def balancing_factors(network: Network, *, powers_of_two: bool = False) -> Tensor:
     """Return the factors of the criterion "path", float64 ``[num_classes]``."""
-    # gamma_in becomes s^2 gamma_in and gamma_out becomes gamma_out / s^2: equal for s^4 = gamma_out / gamma_in.
+    # gamma_in becomes s^2 gamma_in and gamma_out becomes gamma_out / s^2: equal for s^4 = gamma_out
+    # / gamma_in.
     factors = 1.0 / node_mass(network).gauge()
     return factors.log2().round().exp2() if powers_of_two else factors
 
@@ -242,7 +253,8 @@ def _factors(network: Network, criterion: Criterion, options: Options) -> Tensor
     scales = Scales(network.num_classes, network.monomials.to(factors.device))
     if criterion == "range":
         return factors * agreement(range_gap(edges, scales), torch.zeros_like(factors))
-    # Of the member at hand, and of the balanced one: multiplied by a power of two, not a bit of them changes.
+    # Of the member at hand, and of the balanced one: multiplied by a power of two, not a bit of
+    # them changes.
     ranges = log_ranges(network, scales, calibration, options.statistic or "largest", factors)
     gap = activation_gap(edges, scales, ranges, 0.5 if alpha is None else alpha)
     return factors * agreement(gap, torch.zeros_like(factors))
@@ -292,7 +304,8 @@ class _Probe:
 
     def __init__(self, network: Network, example_input: Any) -> None:
         self.network, self.example_input = network, example_input
-        # evaluation mode must not show in the user's model, nor must what a forward pass does to buffers
+        # evaluation mode must not show in the user's model, nor must what a forward pass does to
+        # buffers
         self.copy = evaluation_form_of(network.model)
         self.before = self._outputs()
         if not any(t.is_floating_point() and t.numel() for t in self.before):
@@ -307,7 +320,9 @@ class _Probe:
             FunctionChangedError: an output moved by more than the tolerance, or is not finite.
         """
         with torch.no_grad():
-            for ours, theirs in zip(self.copy.parameters(), self.network.model.parameters(), strict=True):
+            for ours, theirs in zip(
+                self.copy.parameters(), self.network.model.parameters(), strict=True
+            ):
                 ours.copy_(theirs)
         torch.clear_autocast_cache()
         for i, (old, new) in enumerate(zip(self.before, self._outputs(), strict=True)):

@@ -1,6 +1,7 @@
 """Biases of networks that are rounded: correction of shifted means, and absorption of high biases.
 
-Letters: W weight of a layer, x what enters it, b its bias; W' and x' those of the rounded model; c what is absorbed.
+Letters: W weight of a layer, x what enters it, b its bias; W' and x' those of the rounded model; c
+what is absorbed.
 """
 
 from __future__ import annotations
@@ -35,25 +36,29 @@ def correct_biases_(model: nn.Module, reference: nn.Module, calibration: Any) ->
 
         b <- b + mean(W x + b) - mean(W' x' + b)        over examples and positions, for each channel
 
-    Layers are corrected in the order in which they run, so each sees what the corrected ones before it return. It takes
-    one forward pass of each model, in evaluation form. Where the inputs of a layer are rounded by forward pre-hooks,
-    x' is what they make.
+    Layers are corrected in the order in which they run, so each sees what the corrected ones before
+    it return. It takes one forward pass of each model, in evaluation form. Where the inputs of a
+    layer are rounded by forward pre-hooks, x' is what they make.
 
     Args:
-        model: a copy of ``reference`` with other weights, whose biases are changed. A linear layer or convolution
-            without a bias gets one. A layer that runs several times in a forward pass, or never, is left alone.
-        reference: the model before rounding: of several members of a rescaling class, the one that was rounded.
-        calibration: what both are called with, a batch of examples: a tensor, a tuple of positional or a dict of
-            keyword arguments.
+        model: a copy of ``reference`` with other weights, whose biases are changed. A linear layer
+            or convolution without a bias gets one. A layer that runs several times in a forward
+            pass, or never, is left alone.
+        reference: the model before rounding: of several members of a rescaling class, the one that
+            was rounded.
+        calibration: what both are called with, a batch of examples: a tensor, a tuple of positional
+            or a dict of keyword arguments.
 
     Returns:
         The shifts, by name of the layer.
 
     Raises:
-        ValueError: the models have no, or different, linear layers and convolutions; a shift is not finite.
+        ValueError: the models have no, or different, linear layers and convolutions; a shift is not
+            finite.
 
     Source:
-        Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", 2019.
+        Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction",
+        2019.
 
     Example:
         >>> import copy, torch, pathspace as ps
@@ -119,26 +124,30 @@ def absorb_biases_(
         relu(W1 x + b1) = relu(W1 x + b1 - c) + c        where W1 x + b1 >= c >= 0
         b1 <- b1 - c,  b2 <- b2 + W2 c
 
-    High biases, as equalization leaves behind, make the range of activations large; this makes it smaller. Weights stay
-    as they are.
+    High biases, as equalization leaves behind, make the range of activations large; this makes it
+    smaller. Weights stay as they are.
 
     Args:
         model: the model, in place.
-        pairs: names of linear layers or convolutions with nothing but a ReLU between them, the second without padding.
-        calibration: what the model is called with. c is the least value of each channel on it, if that is positive, so
-            that the function stays the same there; this is checked.
-        lowest: instead, the least values of the channels by name of the first layer: with BatchNorm's bias beta and
-            gain gamma, ``beta - 3 * gamma.abs()``. What is below is cut off.
+        pairs: names of linear layers or convolutions with nothing but a ReLU between them, the
+            second without padding.
+        calibration: what the model is called with. c is the least value of each channel on it, if
+            that is positive, so that the function stays the same there; this is checked.
+        lowest: instead, the least values of the channels by name of the first layer: with
+            BatchNorm's bias beta and gain gamma, ``beta - 3 * gamma.abs()``. What is below is cut
+            off.
 
     Returns:
         c of each channel, by name of the first layer.
 
     Raises:
-        ValueError: both or none of ``calibration`` and ``lowest`` are given; a pair does not fit, is padded, or its
-            first layer has no bias; the outputs on the calibration data move by more than rounding, and all is undone.
+        ValueError: both or none of ``calibration`` and ``lowest`` are given; a pair does not fit,
+            is padded, or its first layer has no bias; the outputs on the calibration data move by
+            more than rounding, and all is undone.
 
     Source:
-        Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", 2019.
+        Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction",
+        2019.
 
     Example:
         >>> import torch, pathspace as ps
@@ -156,7 +165,9 @@ def absorb_biases_(
     kept = [(layer, _bias_of(layer)) for layer in layers.values()]
     absorbed = {}
     for first, second in pairs:
-        found = _lowest_values(model, layers[first], calibration) if lowest is None else lowest[first]
+        found = (
+            _lowest_values(model, layers[first], calibration) if lowest is None else lowest[first]
+        )
         c = found.clamp_min(0)
         _add_to_bias(layers[first], -c)
         _add_to_bias(layers[second], _passed_on(layers[second], c))
@@ -174,7 +185,9 @@ def absorb_biases_(
 def _check_pair(layers: Mapping[str, nn.Module], first: str, second: str) -> None:
     for name in (first, second):
         if name not in layers:
-            raise ValueError(f"'{name}' is no linear layer or convolution: give two of {', '.join(layers)}")
+            raise ValueError(
+                f"'{name}' is no linear layer or convolution: give two of {', '.join(layers)}"
+            )
     one: Any = layers[first]
     other: Any = layers[second]
     if one.bias is None:
@@ -213,7 +226,11 @@ def _outputs(model: nn.Module, calibration: Any) -> list[Tensor]:
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
-        found += [t.clone() for t in tensors_in(called(model, calibration, seed=0)) if t.is_floating_point()]
+        found += [
+            t.clone()
+            for t in tensors_in(called(model, calibration, seed=0))
+            if t.is_floating_point()
+        ]
     finally:
         for module in training:
             module.training = True
@@ -234,7 +251,9 @@ def _layers(model: nn.Module) -> dict[str, nn.Module]:
 
 def _run(model: nn.Module, hooks: dict[nn.Module, Hook], calibration: Any) -> None:
     """Call a model in evaluation form, with forward hooks at some layers."""
-    handles: list[RemovableHandle] = [layer.register_forward_hook(hook) for layer, hook in hooks.items()]
+    handles: list[RemovableHandle] = [
+        layer.register_forward_hook(hook) for layer, hook in hooks.items()
+    ]
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

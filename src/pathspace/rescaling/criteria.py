@@ -3,19 +3,22 @@
     range         max |w| of what enters c = max |w| of what leaves c
     activations   (range of the values of c)^alpha = (max |w| of what leaves c)^(1 - alpha)
 
-Multiplying what enters c by s_c > 0 and dividing what leaves it lets one side grow and the other shrink, so every class
-has one scale at which they agree when those of its neighbours are held; all of them together are found by going half of
-the way to it again and again. That map of log s moves no two points further apart (in the largest coordinate: each of
-its coordinates is a mean of maxima and minima of others plus constants), so half steps come to a point that it leaves
-alone, for n layers after some n^2 of them. With Nesterov's momentum, begun anew where it would go back, some 10 n do.
-"activations" has one such point, since there distances shrink by 1 - alpha. So has "range" in a feed-forward network:
-where two differ most, the heaviest edge leads to a class at which they differ as much, and so on to an output, where
-they do not differ. Recurrences, and layers between two gains, can have several.
+Multiplying what enters c by s_c > 0 and dividing what leaves it lets one side grow and the other
+shrink, so every class has one scale at which they agree when those of its neighbours are held; all
+of them together are found by going half of the way to it again and again. That map of log s moves
+no two points further apart (in the largest coordinate: each of its coordinates is a mean of maxima
+and minima of others plus constants), so half steps come to a point that it leaves alone, for n
+layers after some n^2 of them. With Nesterov's momentum, begun anew where it would go back, some 10
+n do. "activations" has one such point, since there distances shrink by 1 - alpha. So has "range" in
+a feed-forward network: where two differ most, the heaviest edge leads to a class at which they
+differ as much, and so on to an output, where they do not differ. Recurrences, and layers between
+two gains, can have several.
 
-A weight is *rounded* if it is a parameter of two dimensions or more; gains and biases are kept as they are when a
-network is quantised, and do not count.
+A weight is *rounded* if it is a parameter of two dimensions or more; gains and biases are kept as
+they are when a network is quantised, and do not count.
 
-Letters: c unit class, C how many, s_c its factor, x_c = log s_c, w_e weight of an edge e = (u -> v), alpha strength.
+Letters: c unit class, C how many, s_c its factor, x_c = log s_c, w_e weight of an edge e = (u ->
+v), alpha strength.
 """
 
 from __future__ import annotations
@@ -33,7 +36,15 @@ from pathspace.network import Network
 from pathspace.network.trace.scales import without_repeats
 
 Criterion = Literal["path", "range", "activations", "rounding", "measure", "layers", "norm"]
-CRITERIA: tuple[str, ...] = ("path", "range", "activations", "rounding", "measure", "layers", "norm")
+CRITERIA: tuple[str, ...] = (
+    "path",
+    "range",
+    "activations",
+    "rounding",
+    "measure",
+    "layers",
+    "norm",
+)
 
 TOLERANCE = 1e-9
 """How far from 1 a factor may be that a further step would multiply a scale by."""
@@ -73,7 +84,9 @@ class Scales:
 
     def table(self, like: Tensor, fill: float) -> Tensor:
         """Return a table of one number, float64."""
-        return like.new_full((2 * (self.classes + len(self.monomials)) + 1,), fill, dtype=torch.float64)
+        return like.new_full(
+            (2 * (self.classes + len(self.monomials)) + 1,), fill, dtype=torch.float64
+        )
 
     def by_sign(self, table: Tensor) -> tuple[Tensor, Tensor]:
         """Return what a table has for the classes: at their scales, and at the inverse ones.
@@ -114,7 +127,9 @@ def rounded_edges(network: Network, factors: Tensor) -> list[Edges]:
             continue
         device, labels = factors.device, network.edges[name]
         scaled = parameter.detach().to(device, torch.float64) * network.edge_factors(name, factors)
-        target, source = (_of_dims(x, parameter.dim()).to(device) for x in (labels.target, labels.source))
+        target, source = (
+            _of_dims(x, parameter.dim()).to(device) for x in (labels.target, labels.source)
+        )
         free = [d for d in range(parameter.dim()) if target.shape[d] == source.shape[d] == 1]
         size = scaled.abs().amax(free, keepdim=True) if free else scaled.abs()
         # a weight between units of one class changes with no scale
@@ -128,7 +143,9 @@ def all_edges(network: Network, factors: Tensor) -> list[Edges]:
     for name, parameter in network.parameters.items():
         device, labels = factors.device, network.edges[name]
         scaled = parameter.detach().to(device, torch.float64) * network.edge_factors(name, factors)
-        target, source = (_of_dims(x, parameter.dim()).to(device) for x in (labels.target, labels.source))
+        target, source = (
+            _of_dims(x, parameter.dim()).to(device) for x in (labels.target, labels.source)
+        )
         found.append(Edges(scaled.abs().masked_fill(target == source, 0.0).log(), target, source))
     return found
 
@@ -139,7 +156,10 @@ def range_gap(edges: Sequence[Edges], scales: Scales) -> Gap:
     def gap(x: Tensor) -> Tensor:
         entering, leaving = _largest(edges, scales, x)
         # of units that have the inverse scale, what leaves grows, and what enters shrinks
-        grows, shrinks = torch.maximum(entering[0], leaving[1]), torch.maximum(leaving[0], entering[1])
+        grows, shrinks = (
+            torch.maximum(entering[0], leaving[1]),
+            torch.maximum(leaving[0], entering[1]),
+        )
         enters, leaves = grows.isfinite(), shrinks.isfinite()
         difference = torch.where(leaves, shrinks, 0.0) - torch.where(enters, grows, 0.0)
         return difference / (enters.double() + leaves.double()).clamp_min(1.0)
@@ -163,7 +183,9 @@ def activation_gap(edges: Sequence[Edges], scales: Scales, ranges: Tensor, alpha
         grows, slope = _larger(values[0], leaving[1], alpha)
         shrinks, other = _larger(values[1], leaving[0], alpha)
         both = grows.isfinite() & shrinks.isfinite()
-        step = (shrinks - grows) / (slope + other).clamp_min(1e-300)  # 0 / 0: weights of power 1 - alpha = 0
+        step = (shrinks - grows) / (slope + other).clamp_min(
+            1e-300
+        )  # 0 / 0: weights of power 1 - alpha = 0
         return torch.where(both, step, 0.0)
 
     return gap

@@ -2,8 +2,8 @@
 
     sum of w^2 over what enters c  =  sum of w^2 over what leaves c
 
-It is the member with the least sum of squares. It does not depend on the member that one begins with, and differences
-of weights, such as matching and averaging go by, are comparable there.
+It is the member with the least sum of squares. It does not depend on the member that one begins
+with, and differences of weights, such as matching and averaging go by, are comparable there.
 
 Letters: c unit class, x_c = log s_c, w_e weight of an edge e = (u -> v).
 """
@@ -28,7 +28,10 @@ def equal_norm_factors(network: Network) -> Tensor:
     def gap(x: Tensor) -> Tensor:
         entering, leaving = _log_sums(edges, scales, x)
         # of units that have the inverse scale, what leaves grows, and what enters shrinks
-        grows, shrinks = torch.logaddexp(entering[0], leaving[1]), torch.logaddexp(leaving[0], entering[1])
+        grows, shrinks = (
+            torch.logaddexp(entering[0], leaving[1]),
+            torch.logaddexp(leaving[0], entering[1]),
+        )
         both = grows.isfinite() & shrinks.isfinite()
         # log norms, of which one grows by x and the other shrinks by it
         return torch.where(both, (shrinks - grows) / 4, 0.0)

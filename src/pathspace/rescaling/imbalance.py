@@ -1,6 +1,7 @@
 """How far the unit classes of a network are from balance, layer by layer.
 
-Letters: c unit class, b_c its scale beside that in the balanced member: balancing multiplies what enters c by 1 / b_c.
+Letters: c unit class, b_c its scale beside that in the balanced member: balancing multiplies what
+enters c by 1 / b_c.
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ class Imbalance:
             numbers = "  ".join(f"{value:8.3g}" for value in (x.low, x.median, x.high))
             lines.append(f"{x.name:{width}s}  {x.classes:7d}  {numbers}  {x.dead:4d}")
         if self.worst:
-            lines.append("furthest: " + ", ".join(f"{name} {value:.3g}" for name, value in self.worst))
+            lines.append(
+                "furthest: " + ", ".join(f"{name} {value:.3g}" for name, value in self.worst)
+            )
         return "\n".join([*lines, self.verdict])
 
     def figure(self) -> Any:
@@ -113,9 +116,10 @@ class Imbalance:
 def imbalance(network: Network) -> Imbalance:
     """Tell how far a network is from the balanced member of its rescaling class.
 
-    b_c is the scale of a unit class beside the one that it has there: :func:`balance_` multiplies what enters it by
-    1 / b_c. All members compute the same function. Where b_c spreads widely, what depends on scales (steps of plain
-    optimizers, rounding, magnitudes of weights) treats units unevenly for no reason in the function.
+    b_c is the scale of a unit class beside the one that it has there: :func:`balance_` multiplies
+    what enters it by 1 / b_c. All members compute the same function. Where b_c spreads widely, what
+    depends on scales (steps of plain optimizers, rounding, magnitudes of weights) treats units
+    unevenly for no reason in the function.
 
     Args:
         network: a traced network, which is not changed.

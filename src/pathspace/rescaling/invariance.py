@@ -28,12 +28,16 @@ class InvarianceReport:
     Attributes:
         steps: how many steps both copies took.
         outputs_equal: whether all outputs along the way were bitwise equal.
-        largest_output_difference: largest absolute difference of outputs, relative to the largest output.
-        weights_equal: whether the weights, the rescaling undone, were bitwise equal after the last step.
-        largest_weight_difference: largest absolute difference of those, relative to each parameter's largest element.
-        differs_from_sgd: whether the optimizer's steps differ from plain SGD's with the same learning rate; True where
-            it has no number as option ``lr``.
-        finite: whether losses, weights and outputs stayed finite, but for infinities that both copies return alike.
+        largest_output_difference: largest absolute difference of outputs, relative to the largest
+            output.
+        weights_equal: whether the weights, the rescaling undone, were bitwise equal after the last
+            step.
+        largest_weight_difference: largest absolute difference of those, relative to each
+            parameter's largest element.
+        differs_from_sgd: whether the optimizer's steps differ from plain SGD's with the same
+            learning rate; True where it has no number as option ``lr``.
+        finite: whether losses, weights and outputs stayed finite, but for infinities that both
+            copies return alike.
         moved: whether the steps changed a parameter at all.
     """
 
@@ -71,7 +75,11 @@ class InvarianceReport:
         }
         against = ", ".join(fault for fault, absent in faults.items() if not absent)
         in_steps = f"in {self.steps} step{'s' * (self.steps > 1)}"
-        return f"not passed {in_steps}: {against}" if against else f"passed: bitwise the same {in_steps}"
+        return (
+            f"not passed {in_steps}: {against}"
+            if against
+            else f"passed: bitwise the same {in_steps}"
+        )
 
 
 @torch.inference_mode(False)
@@ -92,25 +100,31 @@ def check_invariance(
 
     Args:
         model: the network; it is copied, not changed.
-        example_input: the batch both copies are trained on: a tensor, a tuple of arguments or a dict of them.
+        example_input: the batch both copies are trained on: a tensor, a tuple of arguments or a
+            dict of them.
         loss: a function from what the model returns to a scalar.
-        make_optimizer: from a model and its traced network, which are copies, to an optimizer of the model's
-            parameters. One that asks for a closure, as LBFGS does, is given one.
+        make_optimizer: from a model and its traced network, which are copies, to an optimizer of
+            the model's parameters. One that asks for a closure, as LBFGS does, is given one.
         steps: optimizer steps.
         low: smallest rescaling factor.
         high: largest rescaling factor.
-        powers_of_two: rescale by whole powers of two, so that an invariant optimizer agrees bitwise.
-        seed: seed of the factors, and of dropout in both copies; torch's random state is restored at the end.
-        trace_options: keyword arguments of :func:`pathspace.trace` other than ``outside``, which is taken by name.
+        powers_of_two: rescale by whole powers of two, so that an invariant optimizer agrees
+            bitwise.
+        seed: seed of the factors, and of dropout in both copies; torch's random state is restored
+            at the end.
+        trace_options: keyword arguments of :func:`pathspace.trace` other than ``outside``, which is
+            taken by name.
 
     Returns:
         The report; ``report.passed`` is the verdict.
 
     Raises:
         UntraceableError: the model cannot be traced.
-        TypeError: ``make_optimizer`` is no function or returns no optimizer, or the loss is no tensor.
-        ValueError: ``steps`` is less than 1, no unit class is rescaled by another factor than 1, the optimizer has no
-            parameter of its model, the loss is not one number, or there is no output to compare.
+        TypeError: ``make_optimizer`` is no function or returns no optimizer, or the loss is no
+            tensor.
+        ValueError: ``steps`` is less than 1, no unit class is rescaled by another factor than 1,
+            the optimizer has no parameter of its model, the loss is not one number, or there is no
+            output to compare.
 
     Example:
         >>> import torch, pathspace as ps
@@ -125,9 +139,13 @@ def check_invariance(
     # The copies train: an optimizer that keeps state on the caller's tensors would show here.
     ours, rescaled, plain = (copy_of(model) for _ in range(3))
     networks = [trace(m, example_input, **trace_options) for m in (ours, rescaled)]
-    factors = random_rescale_(networks[1], low, high, powers_of_two, torch.Generator().manual_seed(seed))
+    factors = random_rescale_(
+        networks[1], low, high, powers_of_two, torch.Generator().manual_seed(seed)
+    )
     if bool((factors == 1).all()):
-        drawn = f"is rescaled by nothing: low={low}, high={high} and seed={seed} draw no factor but 1"
+        drawn = (
+            f"is rescaled by nothing: low={low}, high={high} and seed={seed} draw no factor but 1"
+        )
         why = drawn if len(factors) else "has no unit class: nothing in it can be rescaled"
         raise ValueError(f"the network {why}, and every optimizer would pass: {networks[0]}")
     optimizers = [make_optimizer(m, n) for m, n in zip((ours, rescaled), networks, strict=True)]
@@ -140,11 +158,17 @@ def check_invariance(
             output, value = _step(m, example_input, loss, optimizer, seed + step)
             finite = finite and math.isfinite(value)
             # a model may also return hidden states, which do change with the scale
-            outputs.append(torch.cat([t.detach().double().reshape(-1) for t in network.returned(output)]))
+            outputs.append(
+                torch.cat([t.detach().double().reshape(-1) for t in network.returned(output)])
+            )
             if not outputs[-1].numel():
-                raise ValueError("the example gives no output to compare: give one example at least")
+                raise ValueError(
+                    "the example gives no output to compare: give one example at least"
+                )
         ours_flat, rescaled_flat = outputs
-        odd = ~(ours_flat.isfinite() & rescaled_flat.isfinite())  # infinities of masks stand in both
+        odd = ~(
+            ours_flat.isfinite() & rescaled_flat.isfinite()
+        )  # infinities of masks stand in both
         finite = finite and bool((ours_flat == rescaled_flat)[odd].all())
         equal = equal and torch.equal(ours_flat, rescaled_flat)
         output_difference = max(output_difference, _relative(*difference(ours_flat, rescaled_flat)))
@@ -157,9 +181,17 @@ def check_invariance(
         weights_equal=weights_equal,
         largest_weight_difference=weight_difference,
         moved=_differ(ours, model),
-        differs_from_sgd=any(rate is None for rate in by_name.values())  # it has a size of steps of its own
+        differs_from_sgd=any(
+            rate is None for rate in by_name.values()
+        )  # it has a size of steps of its own
         or _differs_from_sgd(
-            ours, plain, {n: float(rate) for n, rate in by_name.items()}, example_input, loss, seed, steps
+            ours,
+            plain,
+            {n: float(rate) for n, rate in by_name.items()},
+            example_input,
+            loss,
+            seed,
+            steps,
         ),
         finite=finite and _is_finite(ours) and _is_finite(rescaled),
     )
@@ -186,8 +218,12 @@ def _rates_by_name(optimizers: list[Any], model: nn.Module) -> dict[str, Any]:
     """
     for optimizer in optimizers:
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(f"make_optimizer must return an optimizer, got {type(optimizer).__name__}")
-    rates: dict[int, Any] = {id(p): g.get("lr") for g in optimizers[0].param_groups for p in g["params"]}
+            raise TypeError(
+                f"make_optimizer must return an optimizer, got {type(optimizer).__name__}"
+            )
+    rates: dict[int, Any] = {
+        id(p): g.get("lr") for g in optimizers[0].param_groups for p in g["params"]
+    }
     names = {id(p): name for name, p in model.named_parameters()}
     by_name = {names[i]: rate for i, rate in rates.items() if i in names}
     if not by_name:
@@ -225,7 +261,9 @@ def difference(old: Tensor, new: Tensor) -> tuple[float, float]:
     """Return the largest difference of two tensors and the largest entry; entries masked in both count as 0."""
     old, new = old.double(), new.double()
     masks = (old == new) & (old.abs() >= MASK)
-    return float((new - old).masked_fill(masks, 0).abs().max()), float(old.masked_fill(masks, 0).abs().max())
+    return float((new - old).masked_fill(masks, 0).abs().max()), float(
+        old.masked_fill(masks, 0).abs().max()
+    )
 
 
 def _relative(moved: float, largest: float) -> float:
@@ -274,7 +312,9 @@ def _step(
         return value
 
     take: Any = optimizer.step  # LBFGS demands a closure, as the rule of Invariant, too
-    own = inspect.signature(getattr(getattr(optimizer, "rule", None), "step", take)).parameters.get("closure")
+    own = inspect.signature(getattr(getattr(optimizer, "rule", None), "step", take)).parameters.get(
+        "closure"
+    )
     if own is not None and own.default is inspect.Parameter.empty:
         take(closure)
     else:

@@ -1,7 +1,8 @@
 """What optimizers remember of gradients, moved along when a network is rescaled.
 
-Rescaling multiplies a weight by s and its gradient by 1 / s. So an average of gradients is multiplied by 1 / s, one of
-their squares by 1 / s^2, and a point or a length of weights by s: as if the rule had always seen the rescaled network.
+Rescaling multiplies a weight by s and its gradient by 1 / s. So an average of gradients is
+multiplied by 1 / s, one of their squares by 1 / s^2, and a point or a length of weights by s: as if
+the rule had always seen the rescaled network.
 
 Letters: w parameter, s what rescaling multiplies it by.
 """
@@ -61,7 +62,8 @@ class MovedStates:
 
     Raises:
         TypeError: one is no optimizer.
-        ValueError: one has no parameter of the network, or keeps something of which it is not known how it follows.
+        ValueError: one has no parameter of the network, or keeps something of which it is not known
+            how it follows.
     """
 
     def __init__(self, network: Network, optimizers: Optimizers | None) -> None:

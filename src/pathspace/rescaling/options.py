@@ -46,17 +46,21 @@ def check_options(criterion: Any, options: Options, example: Any) -> None:
     """Refuse an unknown criterion, and options that it does not take.
 
     Raises:
-        ValueError: the criterion is unknown, does not take an option, or needs another one; or an option is out of its
-            range.
+        ValueError: the criterion is unknown, does not take an option, or needs another one; or an
+            option is out of its range.
     """
     if criterion not in CRITERIA:
-        raise ValueError(f"criterion must be one of {', '.join(map(repr, CRITERIA))}, got {criterion!r}")
+        raise ValueError(
+            f"criterion must be one of {', '.join(map(repr, CRITERIA))}, got {criterion!r}"
+        )
     for field in fields(options):
         given = getattr(options, field.name) is not None
         owners = _OWNERS[field.name]
         if given and criterion not in owners:
             named = " and ".join(map(repr, owners))
-            raise ValueError(f"{field.name} is an option of criterion={named}, not of {criterion!r}")
+            raise ValueError(
+                f"{field.name} is an option of criterion={named}, not of {criterion!r}"
+            )
     if criterion == "measure":
         check_alpha(options.alpha)
         if options.alpha is not None and options.calibration is None and example is None:
@@ -77,9 +81,13 @@ def _check_activations(options: Options) -> None:
             "called with it, or take criterion='range', which needs none"
         )
     if alpha is not None and not (isinstance(alpha, (int, float)) and 0 < alpha <= 1):
-        raise ValueError(f"alpha must be in (0, 1], got {alpha!r}; criterion='range' looks at weights alone")
+        raise ValueError(
+            f"alpha must be in (0, 1], got {alpha!r}; criterion='range' looks at weights alone"
+        )
     if statistic is not None and statistic not in STATISTICS:
-        raise ValueError(f"statistic must be one of {', '.join(map(repr, STATISTICS))}, got {statistic!r}")
+        raise ValueError(
+            f"statistic must be one of {', '.join(map(repr, STATISTICS))}, got {statistic!r}"
+        )
 
 
 def _check_rounding(options: Options) -> None:

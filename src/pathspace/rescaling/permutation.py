@@ -1,9 +1,10 @@
 """Which units of a traced network may change places, and how its weights change then.
 
-One pass of the model is captured as a list of operations, and read for which dimensions of its weights and buffers run
-over the same units (see ``axes``). Units need no scale of their own: those in front of a normalization, heads of
-attention and channels of BatchNorm may stand in any order, too. Whether each group of units may is then tried: with
-changed weights the model must return the same when they are shuffled.
+One pass of the model is captured as a list of operations, and read for which dimensions of its
+weights and buffers run over the same units (see ``axes``). Units need no scale of their own: those
+in front of a normalization, heads of attention and channels of BatchNorm may stand in any order,
+too. Whether each group of units may is then tried: with changed weights the model must return the
+same when they are shuffled.
 
 Letters: C unit classes, n units of a group.
 """
@@ -44,7 +45,8 @@ class Lines:
     Attributes:
         name: of the parameter or buffer.
         dim: the dimension.
-        places: where each unit of the group is, in the order of its elements, ``[n, elements of a unit]``.
+        places: where each unit of the group is, in the order of its elements, ``[n, elements of a
+            unit]``.
         enters: whether the elements are edges into the units.
     """
 
@@ -72,7 +74,9 @@ class Group:
     @property
     def key(self) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
         """What tells it from other groups of the model: where its units begin."""
-        return tuple((line.name, line.dim, tuple(line.places[:, 0].tolist())) for line in self.lines)
+        return tuple(
+            (line.name, line.dim, tuple(line.places[:, 0].tolist())) for line in self.lines
+        )
 
     def permuted(self, values: Mapping[str, Tensor], order: Tensor) -> Values:
         """Return values whose k-th unit of the group is the unit ``order[k]`` of these; others stay as they are."""
@@ -161,7 +165,9 @@ def read_axes(network: Network, data: Any) -> Reading:
 
     args, kwargs = pytree.tree_map_only(Tensor, given, arguments_in(data))
     with torch.random.fork_rng(devices=[]), _plain_attention(), uncompiled(), capture.running():
-        returned = [plain(t) for t in network.returned(functional_call(model, state, tuple(args), kwargs))]
+        returned = [
+            plain(t) for t in network.returned(functional_call(model, state, tuple(args), kwargs))
+        ]
     steps = capture.live(returned)
     for step in steps:
         reader.read(step)
@@ -171,13 +177,18 @@ def read_axes(network: Network, data: Any) -> Reading:
     used = {id(tensor) for step in steps for tensor in step.tensors}
     weights = {name: weight for name, weight in all_weights.items() if id(weight) in used}
     results = tuple(
-        (step.name, t) for step in steps for t in pytree.tree_leaves(step.result) if isinstance(t, Tensor)
+        (step.name, t)
+        for step in steps
+        for t in pytree.tree_leaves(step.result)
+        if isinstance(t, Tensor)
     )
     return Reading(model, reader, weights, results)
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", torch.float64 if tensor.is_floating_point() else None, copy=True)
+    return tensor.detach().to(
+        "cpu", torch.float64 if tensor.is_floating_point() else None, copy=True
+    )
 
 
 @contextmanager
@@ -237,7 +248,9 @@ class _Trial:
     @staticmethod
     def _changed(value: Tensor) -> Tensor:
         generator = torch.Generator().manual_seed(value.numel())
-        first, second = (torch.rand(value.shape, generator=generator, dtype=torch.float64) for _ in range(2))
+        first, second = (
+            torch.rand(value.shape, generator=generator, dtype=torch.float64) for _ in range(2)
+        )
         return value.detach() * (0.9 + 0.2 * first) + 0.01 * second
 
     @torch.no_grad()
@@ -245,7 +258,9 @@ class _Trial:
         args, kwargs = copy.deepcopy(self._arguments)
         with torch.random.fork_rng(devices=[]), _plain_attention(), uncompiled():
             torch.manual_seed(0)
-            returned = self._network.returned(functional_call(self._model, values, tuple(args), kwargs))
+            returned = self._network.returned(
+                functional_call(self._model, values, tuple(args), kwargs)
+            )
             return [t.clone() for t in returned]
 
     def those_that_hold(self, groups: Sequence[Group]) -> list[Group]:

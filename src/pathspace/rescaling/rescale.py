@@ -19,14 +19,15 @@ from pathspace.rescaling.optimizer_states import MovedStates, Optimizers
 def rescale_(network: Network, factors: Tensor, optimizer: Optimizers | None = None) -> None:
     """Multiply what goes into each unit class c by s_c and divide what comes out by s_c, in place.
 
-    Every weight u -> v becomes (s_v / s_u) w, with s = 1 at inputs, bias node and outputs. The function of the
-    network stays the same, exactly so for powers of two.
+    Every weight u -> v becomes (s_v / s_u) w, with s = 1 at inputs, bias node and outputs. The
+    function of the network stays the same, exactly so for powers of two.
 
-    With ``optimizer`` this can be done at any step of training. What an optimizer keeps of gradients is then what it
-    would keep had it seen the rescaled network all along: averages of gradients are divided by (s_v / s_u), averages of
-    their squares by its square, and so on for the rules of ``torch.optim`` except LBFGS and Adafactor. The next steps
-    of the library's invariant optimizers are what they would have been without the rescaling, for powers of two
-    bitwise; those of plain rules are not, since they depend on the scales. Gradients in ``.grad`` move too.
+    With ``optimizer`` this can be done at any step of training. What an optimizer keeps of
+    gradients is then what it would keep had it seen the rescaled network all along: averages of
+    gradients are divided by (s_v / s_u), averages of their squares by its square, and so on for the
+    rules of ``torch.optim`` except LBFGS and Adafactor. The next steps of the library's invariant
+    optimizers are what they would have been without the rescaling, for powers of two bitwise; those
+    of plain rules are not, since they depend on the scales. Gradients in ``.grad`` move too.
 
     Args:
         network: a traced network, whose model's parameters are changed.
@@ -34,12 +35,13 @@ def rescale_(network: Network, factors: Tensor, optimizer: Optimizers | None = N
         optimizer: the optimizer that trains the network, or all of them in a list.
 
     Raises:
-        ValueError: ``factors`` has another shape, or an element that is not positive and finite; the optimizer has no
-            parameter of the network, or keeps something of which it is not known how it follows.
+        ValueError: ``factors`` has another shape, or an element that is not positive and finite;
+            the optimizer has no parameter of the network, or keeps something of which it is not
+            known how it follows.
         OverflowError: a weight would overflow, or become zero; nothing has been changed then.
         RuntimeError: a parameter of the model was replaced after tracing.
-        TypeError: ``network`` is no traced network, ``factors`` are no numbers, or ``optimizer`` is none of torch's
-            interface.
+        TypeError: ``network`` is no traced network, ``factors`` are no numbers, or ``optimizer`` is
+            none of torch's interface.
 
     Example:
         >>> import torch, pathspace as ps
@@ -107,8 +109,8 @@ def random_rescale_(
         network: a traced network, whose model's parameters are changed.
         low: smallest factor.
         high: largest factor.
-        powers_of_two: use whole powers of two only. Then nothing is rounded, and an invariant method gives bitwise
-            the same outputs from both members of the class.
+        powers_of_two: use whole powers of two only. Then nothing is rounded, and an invariant
+            method gives bitwise the same outputs from both members of the class.
         generator: source of the random numbers; torch's default if None.
         optimizer: see :func:`rescale_`.
 

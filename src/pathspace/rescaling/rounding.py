@@ -1,24 +1,25 @@
 """The member of a rescaling class whose outputs move least when its weights are rounded.
 
-A step of rounding is proportional to the largest weight of its tensor t, or of its row, and K_e says how strongly the
-outputs react to weight e: kappa, or E[(df/dw_e)^2] on data. So the expected squared error of the outputs is in
-proportion to
+A step of rounding is proportional to the largest weight of its tensor t, or of its row, and K_e
+says how strongly the outputs react to weight e: kappa, or E[(df/dw_e)^2] on data. So the expected
+squared error of the outputs is in proportion to
 
     J(s) = sum_t max_{e in t} (a_e w_e)^2 sum_{e in t} K_e / a_e^2        a_e = s_v / s_u for an edge u -> v
 
-J is convex in x = log s. Its maxima are replaced by p-norms, which are smooth, and p grows from stage to stage. A
-tensor that is multiplied as a whole changes J by nothing, and x stays at 0 in these directions. x = 0 is the member of
-the criterion "path", so all members of a class are brought to the same one.
+J is convex in x = log s. Its maxima are replaced by p-norms, which are smooth, and p grows from
+stage to stage. A tensor that is multiplied as a whole changes J by nothing, and x stays at 0 in
+these directions. x = 0 is the member of the criterion "path", so all members of a class are brought
+to the same one.
 
-Both sums are bilinear in powers of the scales at the two ends of the edges, so each costs a product of a matrix with a
-vector.
+Both sums are bilinear in powers of the scales at the two ends of the edges, so each costs a product
+of a matrix with a vector.
 
-What enters a layer is rounded, too, if that is asked for: J has a further summand for each layer, with the range of
-each channel in the place of |w_e| and E[(df/dh)^2] in that of K_e.
+What enters a layer is rounded, too, if that is asked for: J has a further summand for each layer,
+with the range of each channel in the place of |w_e| and E[(df/dh)^2] in that of K_e.
 
-Letters: e edge u -> v, w_e its weight, c unit class, s_c its factor, x_c = log s_c, C how many classes, R rows, B
-places that both ends of edges depend on, T those of targets alone, S those of sources alone, h what enters a layer, f
-outputs.
+Letters: e edge u -> v, w_e its weight, c unit class, s_c its factor, x_c = log s_c, C how many
+classes, R rows, B places that both ends of edges depend on, T those of targets alone, S those of
+sources alone, h what enters a layer, f outputs.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class Scheme:
     Attributes:
         bits: of a weight.
         per: whether each tensor has a step, or each row of it.
-        activations: bits of what enters a layer, with one step for a tensor; None if it is not rounded.
+        activations: bits of what enters a layer, with one step for a tensor; None if it is not
+            rounded.
         calibration: data to measure derivatives on; None for kappa.
     """
 
@@ -174,7 +176,9 @@ def log_error(parts: Sequence[Rounded], scales: Scales, x: Tensor) -> float:
 
 
 @torch.enable_grad()
-def _smooth_minimum(parts: Sequence[Rounded], scales: Scales, start: Tensor, power: float) -> Tensor:
+def _smooth_minimum(
+    parts: Sequence[Rounded], scales: Scales, start: Tensor, power: float
+) -> Tensor:
     """Return log s at which J with p-norms is least."""
     steps = [part.smooth_log_step(scales.log(start, scales.labels), power) for part in parts]
     x = start.detach().clone().requires_grad_()
@@ -200,7 +204,7 @@ def _smooth_minimum(parts: Sequence[Rounded], scales: Scales, start: Tensor, pow
     return x.detach()
 
 
-# -- what is rounded --------------------------------------------------------------------------------------------
+# -- what is rounded -------------------------------------------------------------------------------
 
 
 def rounded_weights(network: Network, factors: Tensor, scheme: Scheme) -> list[Rounded]:
@@ -260,7 +264,13 @@ def rounded_values(network: Network, factors: Tensor, calibration: Any, bits: in
 
 
 def _rounded_input(
-    network: Network, replayed: Replay, use: Use, delta: Tensor, name: str, factors: Tensor, bits: int
+    network: Network,
+    replayed: Replay,
+    use: Use,
+    delta: Tensor,
+    name: str,
+    factors: Tensor,
+    bits: int,
 ) -> Rounded | None:
     """Return what enters a layer; None if its units are not known."""
     x = use.args[0]
@@ -283,7 +293,9 @@ def _rounded_input(
     share = share.masked_fill(sizes == 0, 0.0)
     # values of both signs take twice the range
     step = (2 if bool((x < 0).any()) else 1) / (2**bits - 1)
-    part = _arranged(sizes, share, EdgeLabels(labels, torch.zeros_like(labels).flatten()[:1]), "tensor", step)
+    part = _arranged(
+        sizes, share, EdgeLabels(labels, torch.zeros_like(labels).flatten()[:1]), "tensor", step
+    )
     return part if len(part.size) else None
 
 

@@ -1,12 +1,13 @@
 """Factors of a rescaling that the type of the weights can bear.
 
-A weight is lost if it overflows, becomes zero, or shrinks to where its type has few digits. Training leaves weights at
-the lower end of their type: dead units, and single weights of healthy ones, as the column of an input that is always
-zero. A weight of the second kind takes the smallest number of its type instead of zero, with its sign: nobody sees the
-difference, and all paths stay. Where that number could be seen, the factor of a unit class gives way.
+A weight is lost if it overflows, becomes zero, or shrinks to where its type has few digits.
+Training leaves weights at the lower end of their type: dead units, and single weights of healthy
+ones, as the column of an input that is always zero. A weight of the second kind takes the smallest
+number of its type instead of zero, with its sign: nobody sees the difference, and all paths stay.
+Where that number could be seen, the factor of a unit class gives way.
 
-Letters: e edge u -> v, w_e its weight, s_e its factor s_v / s_u, t the smallest positive number of a type,
-kappa_e = dgamma^2 / dw_e^2.
+Letters: e edge u -> v, w_e its weight, s_e its factor s_v / s_u, t the smallest positive number of
+a type, kappa_e = dgamma^2 / dw_e^2.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ def _changed(network: Network, factors: Tensor) -> tuple[dict[str, Tensor], Tens
             continue
         labels = network.edges[name]
         places = [
-            end.expand(parameter.shape).to(lost.device)[lost].cpu() for end in (labels.target, labels.source)
+            end.expand(parameter.shape).to(lost.device)[lost].cpu()
+            for end in (labels.target, labels.source)
         ]
         members = [_members(network, end) for end in places]
         both = torch.cat(members, dim=1).to(size.device)
@@ -101,16 +103,17 @@ class _Visible:
     def at(self, name: str, precision: float) -> Tensor:
         """Return the weights of a parameter at which it would, bool of its shape.
 
-        It would not if it is below ``precision`` times the largest weight that enters the same unit, and the largest
-        that leaves the same unit, and if the paths through it are below ``precision`` times those through some weight
-        that enters the same unit.
+        It would not if it is below ``precision`` times the largest weight that enters the same
+        unit, and the largest that leaves the same unit, and if the paths through it are below
+        ``precision`` times those through some weight that enters the same unit.
         """
         parameter, labels = self._network.parameters[name], self._network.edges[name]
         least = _smallest(parameter.dtype)
         # t > precision max |s_e w_e|
         seen = least > precision * self._leaving[_places(self._leaving, labels.source)]
         seen = seen | (least > precision * self._beside(name, self._sizes, self._entering))
-        # kappa_e (t / s_e)^2 > precision^2 max kappa_e w_e^2, as t behind the rescaling is t / s_e before it
+        # kappa_e (t / s_e)^2 > precision^2 max kappa_e w_e^2, as t behind the rescaling is t / s_e
+        # before it
         through = self._kappa[name] * (least / self._scale(name)).square()
         seen = seen | ~(through <= precision**2 * self._beside(name, self._paths, self._paths_into))
         return seen.expand(parameter.shape).to(parameter.device)
@@ -126,7 +129,9 @@ class _Visible:
     @cached_property
     def _sizes(self) -> dict[str, Tensor]:
         """|s_e w_e| by parameter."""
-        return {name: self._weights(name).abs() * self._scale(name) for name in self._network.parameters}
+        return {
+            name: self._weights(name).abs() * self._scale(name) for name in self._network.parameters
+        }
 
     @cached_property
     def _kappa(self) -> dict[str, Tensor]:
@@ -134,7 +139,9 @@ class _Visible:
         parameters = self._network.parameters
         wide = {name: parameter.detach().double() for name, parameter in parameters.items()}
         found = kappa(self._network, parameters=wide)
-        return {name: value.to(self._factors.device, torch.float64) for name, value in found.items()}
+        return {
+            name: value.to(self._factors.device, torch.float64) for name, value in found.items()
+        }
 
     @cached_property
     def _paths(self) -> dict[str, Tensor]:
@@ -166,16 +173,19 @@ class _Visible:
         for name, size in self._sizes.items():
             rows = _largest_of_rows(size, self._network.edges[name])
             if rows is not None:
-                places = _places(count, self._network.edges[name].target).expand(rows.shape).reshape(-1)
+                places = (
+                    _places(count, self._network.edges[name].target).expand(rows.shape).reshape(-1)
+                )
                 count.scatter_add_(0, places, count.new_ones(()).expand(places.shape))
         return count > 1
 
     def _beside(self, name: str, values: Mapping[str, Tensor], of_units: Tensor) -> Tensor:
         """Return the largest value among the weights that enter the same unit as each weight of a parameter.
 
-        At two places only the row of the weight itself counts: at label 0, which outputs and operations without a rule
-        share though each has a size of its own, and where values are added, which may be read one by one. At label 0
-        it is 0 if rows are unknown, so that nothing is negligible.
+        At two places only the row of the weight itself counts: at label 0, which outputs and
+        operations without a rule share though each has a size of its own, and where values are
+        added, which may be read one by one. At label 0 it is 0 if rows are unknown, so that nothing
+        is negligible.
 
         Args:
             name: of the parameter.
@@ -192,13 +202,15 @@ class _Visible:
         if not bool(fixed.any()):
             return result
         outputs = _largest_of_rows(values[name], labels, kernels=False)
-        return torch.where(fixed, torch.zeros_like(values[name]) if outputs is None else outputs, result)
+        return torch.where(
+            fixed, torch.zeros_like(values[name]) if outputs is None else outputs, result
+        )
 
     def _of_units(self, values: Mapping[str, Tensor]) -> Tensor:
         """Return what a weight that enters the units of each label is compared with, a table.
 
-        It is the largest value there. Where several rows enter, each may be read by itself, and it is the largest value
-        of the row that has the least of these.
+        It is the largest value there. Where several rows enter, each may be read by itself, and it
+        is the largest value of the row that has the least of these.
         """
         least = self._table(torch.inf)
         for name, value in values.items():
@@ -236,9 +248,12 @@ def _largest_of_rows(values: Tensor, labels: EdgeLabels, *, kernels: bool = True
         kernels: whether a row holds all positions of a kernel, or sources at one position alone.
 
     Returns:
-        One per row, broadcastable to the parameter, or None if no dimension is one of sources alone.
+        One per row, broadcastable to the parameter, or None if no dimension is one of sources
+        alone.
     """
-    target, source = (end[(None,) * (values.dim() - end.dim())] for end in (labels.target, labels.source))
+    target, source = (
+        end[(None,) * (values.dim() - end.dim())] for end in (labels.target, labels.source)
+    )
     alike = [d for d in range(values.dim()) if target.shape[d] == 1]
     sources = [d for d in alike if source.shape[d] > 1]
     if not sources:

@@ -3,13 +3,14 @@
     byte 0-1   magic and version              byte 2-5   CRC-32 of the original
     byte 6-7   CRC-16 of all else in the file
     then       the number of bytes as a varint
-               which of the 256 bytes occur, as varints: how many in a row do not, how many do, and so on
-               the code of the arithmetic coder, without trailing zeros; of one byte alone there is none
+               which of the 256 bytes occur, as varints: how many in a row do not, how many do, and
+               so on the code of the arithmetic coder, without trailing zeros; of one byte alone
+               there is none
 
 The magic of version 2 stands for nine contexts and for all 256 bytes, which it does not list.
 
-It is unpacked by the same version on the same kind of machine, as files of a model are, and refused if it comes out
-otherwise.
+It is unpacked by the same version on the same kind of machine, as files of a model are, and refused
+if it comes out otherwise.
 """
 
 from __future__ import annotations
@@ -82,7 +83,10 @@ def pack(data: bytes, progress: Progress | None = None) -> bytes:
 def unpack(content: bytes, progress: Progress | None, max_bytes: int) -> bytes:
     """Return what was packed; raises what `decompress` does."""
     front, body = content[:6], content[_CHECKED:]
-    if len(content) <= _CHECKED or crc_hqx(front + body, 0).to_bytes(2, "little") != content[6:_CHECKED]:
+    if (
+        len(content) <= _CHECKED
+        or crc_hqx(front + body, 0).to_bytes(2, "little") != content[6:_CHECKED]
+    ):
         raise CorruptedError(
             "the compressed file is damaged: its checksum does not fit. Take another copy of it"
         )
@@ -112,7 +116,9 @@ def _unpacked(length: int, reader: ByteReader, progress: Progress | None) -> byt
     return present[_decoded(reading, length, reader, progress)].tobytes()
 
 
-def _decoded(reading: Reading, length: int, reader: ByteReader, progress: Progress | None) -> np.ndarray:
+def _decoded(
+    reading: Reading, length: int, reader: ByteReader, progress: Progress | None
+) -> np.ndarray:
     """Return the numbers of the symbols that have this code."""
     x = np.zeros(length, np.uint8)
     reading.decode(reader.rest(), x, progress)

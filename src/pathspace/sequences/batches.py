@@ -13,8 +13,9 @@ from .text import Corpus
 class Batches:
     """The texts in batches, dealt anew for each round through all of them.
 
-    A batch serves one writing and one transition step. The order depends on the pass alone, so that a training that was
-    stopped goes on with the same batches. Texts of which nothing is predicted are left out.
+    A batch serves one writing and one transition step. The order depends on the pass alone, so that
+    a training that was stopped goes on with the same batches. Texts of which nothing is predicted
+    are left out.
 
     Args:
         corpus: all texts.
@@ -41,5 +42,8 @@ class Batches:
             a_round = -(-len(self._texts) // self._size)
             order = np.random.default_rng(number // a_round).permutation(self._texts)
             begin = number % a_round * self._size
-            self._number, self._batch = number, self._corpus.batch(order[begin : begin + self._size])
+            self._number, self._batch = (
+                number,
+                self._corpus.batch(order[begin : begin + self._size]),
+            )
         return self._batch

@@ -53,7 +53,9 @@ class Checkpoint:
         try:
             return storage.load(self.path).training
         except storage.ModelFileError as error:
-            raise ValueError(f"{error}; delete it, and the same fit trains this network anew") from error
+            raise ValueError(
+                f"{error}; delete it, and the same fit trains this network anew"
+            ) from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +70,9 @@ class Checkpoints:
     folder: Path
     alphabet: Alphabet
 
-    def claim(self, fit: dict[str, Any], folds: Sequence[Fold], begin: Training | None = None) -> None:
+    def claim(
+        self, fit: dict[str, Any], folds: Sequence[Fold], begin: Training | None = None
+    ) -> None:
         """Write down which fit the folder belongs to.
 
         Args:
@@ -79,7 +83,9 @@ class Checkpoints:
         Raises:
             ValueError: if the folder holds the checkpoints of another one.
         """
-        digest = hashlib.sha256(json.dumps([pathspace.__version__, fit, str(self.alphabet.symbols)]).encode())
+        digest = hashlib.sha256(
+            json.dumps([pathspace.__version__, fit, str(self.alphabet.symbols)]).encode()
+        )
         for fold in folds:
             for corpus in (fold.corpus, fold.validation):
                 for array in () if corpus is None else (corpus.x, corpus.bounds, corpus.chi):
@@ -100,7 +106,11 @@ class Checkpoints:
 
 
 def train_kept(
-    training: Training, fold: Fold, settings: Settings, report: Report | None, kept: Checkpoint | None
+    training: Training,
+    fold: Fold,
+    settings: Settings,
+    report: Report | None,
+    kept: Checkpoint | None,
 ) -> Training:
     """Train as `train` does, go on from a checkpoint if there is one, and write it every half minute."""
     if kept is None:

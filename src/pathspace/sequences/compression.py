@@ -6,11 +6,12 @@
                foreign symbols, if any: size as a varint, then places and values, deflated
                the code of the arithmetic coder, without trailing zeros
 
-A foreign symbol is one that the alphabet of the model lacks. It is stored as it is and not read by the model, so
-that any file survives the round trip. A `Mixed` model goes on learning in both directions; of the others the
-predictions are mixed with the uniform distribution as in the code length of the model. Encoder and decoder compute
-every probability with the same instructions; a file must be unpacked by the same version on the same kind of
-processor, and is refused, not misread, if it is not.
+A foreign symbol is one that the alphabet of the model lacks. It is stored as it is and not read by
+the model, so that any file survives the round trip. A `Mixed` model goes on learning in both
+directions; of the others the predictions are mixed with the uniform distribution as in the code
+length of the model. Encoder and decoder compute every probability with the same instructions; a
+file must be unpacked by the same version on the same kind of processor, and is refused, not
+misread, if it is not.
 """
 
 from __future__ import annotations
@@ -47,7 +48,12 @@ def _fingerprint(model: SequenceModel | Mixed) -> bytes:
         arrays = [reading.memory.history[: reading.memory.place[0]], *reading.weights.values()]
     if network is not None:
         parameters = network.parameters_
-        arrays += [parameters.w, parameters.contextual_tau(), parameters.V0, parameters.graph.sources]
+        arrays += [
+            parameters.w,
+            parameters.contextual_tau(),
+            parameters.V0,
+            parameters.graph.sources,
+        ]
     for array in arrays:
         check = zlib.crc32(np.ascontiguousarray(array).tobytes(), check)
     return bytes([check & 0xFF])
@@ -66,7 +72,9 @@ def _text(alphabet: Alphabet, data: bytes) -> Text:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"the model reads characters, but the data is not UTF-8: {error}") from error
+        raise ValueError(
+            f"the model reads characters, but the data is not UTF-8: {error}"
+        ) from error
 
 
 def _check_characters(alphabet: Alphabet) -> None:
@@ -134,11 +142,12 @@ def compress(
 ) -> bytes:
     """Return data compressed by a fitted model, or by none.
 
-    Without foreign symbols the size is at most 16 bytes and 0.1 % more than ``model.bits`` of the data.
+    Without foreign symbols the size is at most 16 bytes and 0.1 % more than ``model.bits`` of the
+    data.
 
     Args:
-        model: fitted on bytes, or on characters if the data is UTF-8 text. None: contexts that learn the data while
-            they code it, and what comes out needs no model.
+        model: fitted on bytes, or on characters if the data is UTF-8 text. None: contexts that
+            learn the data while they code it, and what comes out needs no model.
         data: what to compress.
         progress: called with the symbols done and their number.
         by_record: compress each line by itself, see `Records`.
@@ -146,7 +155,8 @@ def compress(
     Raises:
         NotFittedError: if the model has not been fitted.
         TypeError: if the data are not bytes.
-        ValueError: if the model reads characters and the data is not UTF-8, or there is none for records.
+        ValueError: if the model reads characters and the data is not UTF-8, or there is none for
+            records.
 
     Example:
         >>> len(compress(None, b"she sells sea shells " * 99)) < 60
@@ -189,13 +199,14 @@ def decompress(
         model: the one that compressed it, or None.
         content: what `compress` returned.
         progress: called with the symbols done and their number.
-        max_bytes: most that it may become: a few bytes can claim to be any number of likely symbols. Memory and
-            time are in proportion to what is claimed below that.
+        max_bytes: most that it may become: a few bytes can claim to be any number of likely
+            symbols. Memory and time are in proportion to what is claimed below that.
 
     Raises:
         CorruptedError: if the content is damaged, no compressed file, or made with another model.
         TypeError: if it is not bytes.
-        ValueError: if it claims to be longer than ``max_bytes``, or is of another kind: with a model, or without one.
+        ValueError: if it claims to be longer than ``max_bytes``, or is of another kind: with a
+            model, or without one.
     """
     content = _bytes(content, "decompress", "give what compress has returned")
     kind = content[:2]
@@ -203,7 +214,9 @@ def decompress(
         raise CorruptedError("this is not a file made by `pathspace sequence compress`")
     if (model is None) != (kind in alone.MAGICS):
         needs = (
-            "needs no model: leave it out" if model is not None else "was compressed with a model: give it"
+            "needs no model: leave it out"
+            if model is not None
+            else "was compressed with a model: give it"
         )
         raise ValueError(f"the compressed file {needs}")
     if model is None:
@@ -231,7 +244,9 @@ def _unpack_text(
     symbols = np.empty(length, np.uint32 if is_text else np.uint8)
     is_foreign = np.zeros(length, bool)
     if size % 2:
-        is_foreign = _unpack_foreign(reader.take(reader.varint()), symbols, 0x10FFFF if is_text else 0xFF)
+        is_foreign = _unpack_foreign(
+            reader.take(reader.varint()), symbols, 0x10FFFF if is_text else 0xFF
+        )
         if is_text and _has_halves(symbols[is_foreign]):
             raise CorruptedError("the foreign symbols are damaged: not all are characters")
     x = np.zeros(length - int(is_foreign.sum()), symbols.dtype)
@@ -240,11 +255,17 @@ def _unpack_text(
     symbols[~is_foreign] = model.alphabet_.codes.astype(symbols.dtype)[x]
     if is_text:
         if _has_halves(symbols):
-            raise CorruptedError("the compressed file is damaged: not all of its symbols are characters")
+            raise CorruptedError(
+                "the compressed file is damaged: not all of its symbols are characters"
+            )
         alone.check_size(
             length + sum(int((symbols >= more).sum()) for more in (0x80, 0x800, 0x10000)), max_bytes
         )
-    data = symbols.astype("<u4").tobytes().decode("utf-32-le").encode() if is_text else symbols.tobytes()
+    data = (
+        symbols.astype("<u4").tobytes().decode("utf-32-le").encode()
+        if is_text
+        else symbols.tobytes()
+    )
     if crc_hqx(data, 0).to_bytes(2, "little") != content[3:5]:
         raise CorruptedError(
             "the text does not fit its checksum: another model, version or kind of processor"

@@ -1,7 +1,7 @@
 """What a fit costs at the least in memory and time, so that one that cannot end is refused before it begins.
 
-Alphabet of this module: N units, d edges that leave each unit, E edges with those from unit 0, A symbols, T symbols of
-the text, P of them predicted.
+Alphabet of this module: N units, d edges that leave each unit, E edges with those from unit 0, A
+symbols, T symbols of the text, P of them predicted.
 """
 
 from __future__ import annotations
@@ -126,7 +126,9 @@ def check_networks(networks: Networks, corpus: Corpus) -> None:
     if processes > 1:
         needed += processes * _PROCESS
     what = f"{networks.restarts} networks" if networks.restarts > 1 else "a network"
-    size = f"of {networks.units} units and {networks.edges} edges, for {A} symbols and a text of {T}"
+    size = (
+        f"of {networks.units} units and {networks.edges} edges, for {A} symbols and a text of {T}"
+    )
     instead = "give fewer units, a smaller connectivity, the metric rbp-qd, or less text"
     if networks.writing == "fisher":
         instead = f"{instead.removesuffix(', or less text')}, the writing step qdh, or less text"
@@ -154,7 +156,9 @@ def check_blend(networks: int, units: int, validation: Corpus) -> None:
     )
 
 
-def check_hidden_states(states: int, iterations: int, T: int, A: int, edges: int | None = None) -> None:
+def check_hidden_states(
+    states: int, iterations: int, T: int, A: int, edges: int | None = None
+) -> None:
     """Refuse a hidden Markov model that memory has no room for, or one iteration of which takes days.
 
     Args:
@@ -169,7 +173,8 @@ def check_hidden_states(states: int, iterations: int, T: int, A: int, edges: int
     """
     check_count("iterations", iterations)
     size = f"a hidden Markov model of {states} states for {A} symbols and a text of {T}"
-    # transitions and their expected numbers; emissions likewise; probabilities on the way forward and back
+    # transitions and their expected numbers; emissions likewise; probabilities on the way forward
+    # and back
     needed = _NUMBER * (2 * states * states + 2 * states * A + 2 * T * states)
     check_memory(needed, f"the arrays of {size}", "give fewer states, or less text")
     days = 2 * T * states * (states if edges is None else edges) / _SPEED / _DAY
@@ -187,4 +192,6 @@ def check_folds(T: int, folds: int) -> None:
         ValueError: if there is no room.
     """
     # symbols, and whether each is predicted
-    check_memory(folds * T * (_NUMBER + 1), f"{folds} folds of a text of {T} symbols", "give fewer folds")
+    check_memory(
+        folds * T * (_NUMBER + 1), f"{folds} folds of a text of {T} symbols", "give fewer folds"
+    )

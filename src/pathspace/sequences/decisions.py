@@ -1,6 +1,7 @@
 """A symbol as a few binary decisions: the alphabet, in its order, halved by weight again and again.
 
-Neighbours in the alphabet (digits, capitals) share their first decisions, and frequent symbols take few of them.
+Neighbours in the alphabet (digits, capitals) share their first decisions, and frequent symbols take
+few of them.
 
 Alphabet of this module: A symbols, A - 1 nodes, L decisions of the symbol that takes most.
 """
@@ -19,13 +20,15 @@ class Tree(NamedTuple):
     """The binary tree of the decisions; its root is the last node.
 
     Args:
-        child: (A-1, 2) what each digit leads to: a node, or ~y for symbol y. Children come before their parent.
+        child: (A-1, 2) what each digit leads to: a node, or ~y for symbol y. Children come before
+            their parent.
         node: (A, L) nodes on the way to each symbol.
         digit: (A, L) digits on the way to each symbol.
         depth: (A,) decisions on the way to each symbol.
         role: (A,) what each symbol is to words and lines.
         root: (A-1,) node at which the group of three decisions begins that each node is in.
-        cell: (A-1,) place of each node in its group: 1 for the root, 2 and 3 behind it, 4 to 7 behind these.
+        cell: (A-1,) place of each node in its group: 1 for the root, 2 and 3 behind it, 4 to 7
+            behind these.
     """
 
     child: IntArray
@@ -94,7 +97,9 @@ def tree(counts: IntArray, alphabet: Alphabet | None = None) -> Tree:
 def tree_of(child: IntArray, alphabet: Alphabet | None = None) -> Tree:
     """Return the decisions of a tree by the children (A-1, 2) of its nodes."""
     A = len(child) + 1
-    ways: dict[int, list[tuple[int, int]]] = {len(child) - 1: []}  # without a node, symbol 0 is ~0 = -1
+    ways: dict[int, list[tuple[int, int]]] = {
+        len(child) - 1: []
+    }  # without a node, symbol 0 is ~0 = -1
     for v in range(len(child) - 1, -1, -1):
         for digit in (0, 1):
             ways[int(child[v, digit])] = [*ways[v], (v, digit)]

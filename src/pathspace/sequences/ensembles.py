@@ -4,9 +4,9 @@ Alphabet of this module: K networks, P predicted positions, A symbols.
 
     pi_t(y) proportional to exp( b_y + sum_k c_k s_k,t(y) ),   s_k,t(y) = sum_i a_k,i^t w_k[i,y]
 
-The log-likelihood of a text is concave in the weights c and the offsets b, so Newton's method finds its maximum.
-The offsets are there because a geometric mean is smallest where the networks disagree: rare symbols would be
-predicted too rarely.
+The log-likelihood of a text is concave in the weights c and the offsets b, so Newton's method finds
+its maximum. The offsets are there because a geometric mean is smallest where the networks disagree:
+rare symbols would be predicted too rarely.
 """
 
 from __future__ import annotations
@@ -108,7 +108,11 @@ def fit_blend(
     def objective(v: Array) -> tuple[float, Array, Array]:
         total, gradient, curvature = _newton_terms(outputs, v, corpus.expected)
         pull = strength * (v - centre)
-        return total - float(pull @ (v - centre)) / 2, gradient - pull, curvature + np.diag(strength)
+        return (
+            total - float(pull @ (v - centre)) / 2,
+            gradient - pull,
+            curvature + np.diag(strength),
+        )
 
     v: Array = centre.copy()
     value, gradient, curvature = objective(v)
@@ -131,7 +135,8 @@ def fit_blend(
 def merge_folds(ranked: Sequence[Sequence[Training]], folds: Sequence[Fold]) -> Training:
     """Return one training with the networks of all folds, and the code length of what each fold held back.
 
-    The networks of a fold are blended so that its own validation text is shortest, and the folds count alike.
+    The networks of a fold are blended so that its own validation text is shortest, and the folds
+    count alike.
     """
     models: list[Parameters] = []
     weights, offsets, held_bits = [], [], 0.0
@@ -140,7 +145,9 @@ def merge_folds(ranked: Sequence[Sequence[Training]], folds: Sequence[Fold]) -> 
             assert fold.validation is not None
             found = [training.result for training in trainings]
             blend = fit_blend(found, fold.validation)
-            held_bits += code_length(merge_parameters(found, blend.weights, blend.offsets), fold.validation)
+            held_bits += code_length(
+                merge_parameters(found, blend.weights, blend.offsets), fold.validation
+            )
             models += found
             weights.append(blend.weights / len(folds))
             offsets.append(blend.offsets / len(folds))

@@ -1,7 +1,7 @@
 """What a training reads, and what is kept back to stop it and to choose the best by.
 
-Alphabet of this module: A symbols. Encoded texts are vectors of symbol numbers; a mark is true where a symbol is to be
-predicted.
+Alphabet of this module: A symbols. Encoded texts are vectors of symbol numbers; a mark is true
+where a symbol is to be predicted.
 """
 
 from __future__ import annotations
@@ -94,7 +94,9 @@ def check_end(alphabet: Alphabet, end: Any) -> None:
     numbers, is_known = alphabet.numbers(ending)
     if known is None or not is_known[0] or numbers[0] != known:
         begun = "no end" if known is None else f"the end {text[known]!r}"
-        raise ValueError(f"the model was begun with {begun}, got {end!r}: leave end out, or fit anew")
+        raise ValueError(
+            f"the model was begun with {begun}, got {end!r}: leave end out, or fit anew"
+        )
 
 
 def with_ends(
@@ -143,7 +145,11 @@ def as_masks(mask: Any, given: Given) -> list[np.ndarray] | None:
 
 
 def fold_of(
-    alphabet: Alphabet, text: Texts, validation: Texts | float | None, mask: Any, validation_mask: Any
+    alphabet: Alphabet,
+    text: Texts,
+    validation: Texts | float | None,
+    mask: Any,
+    validation_mask: Any,
 ) -> Fold:
     """Return the texts to learn and to stop on, which may be a share of the former, by numbers of an alphabet."""
     given, A = alphabet.sequences(text), len(alphabet)
@@ -165,7 +171,9 @@ def fold_of(
     kept_back = alphabet.sequences(validation)
     held = [alphabet.encode(part) for part in kept_back.parts]
     if not any(len(x) for x in held):
-        raise ValueError("the validation text is empty: give one with a symbol to score, or None for none")
+        raise ValueError(
+            "the validation text is empty: give one with a symbol to score, or None for none"
+        )
     held, held_masks = with_ends(alphabet, held, as_masks(validation_mask, kept_back))
     return Fold(Corpus.of(encoded, A, masks), Corpus.of(held, A, held_masks))
 
@@ -206,7 +214,9 @@ def to_score(alphabet: Alphabet, text: Any, mask: Any = None) -> Scored:
     return Scored(Corpus.of([x[known] for x, known in numbers], A, kept), escaped)
 
 
-def keep_back(encoded: list[np.ndarray], masks: list[np.ndarray] | None, share: float, A: int) -> Fold:
+def keep_back(
+    encoded: list[np.ndarray], masks: list[np.ndarray] | None, share: float, A: int
+) -> Fold:
     """Keep back the last ``share`` of each text for validation."""
     if not 0 < share < 1:
         raise ValueError(f"the share for validation must lie between 0 and 1, got {share}")
@@ -223,7 +233,9 @@ def keep_back(encoded: list[np.ndarray], masks: list[np.ndarray] | None, share: 
     return Fold(Corpus.of(kept, A, kept_masks), Corpus.of(held, A, held_masks))
 
 
-def deal(encoded: list[np.ndarray], masks: list[np.ndarray] | None, folds: int, A: int) -> list[Fold]:
+def deal(
+    encoded: list[np.ndarray], masks: list[np.ndarray] | None, folds: int, A: int
+) -> list[Fold]:
     """Return folds that hold back every text in turn, or, with fewer texts than folds, stretches of each."""
     marks = [np.ones(len(x), bool) for x in encoded] if masks is None else masks
     found = []
@@ -240,6 +252,8 @@ def deal(encoded: list[np.ndarray], masks: list[np.ndarray] | None, folds: int, 
             raise TooShortError(
                 f"the text is too short for {folds} folds: one of them has no symbol to predict"
             )
-        corpora = [Corpus.of([x for x, _ in part], A, [mark for _, mark in part]) for part in (kept, held)]
+        corpora = [
+            Corpus.of([x for x, _ in part], A, [mark for _, mark in part]) for part in (kept, held)
+        ]
         found.append(Fold(*corpora))
     return found

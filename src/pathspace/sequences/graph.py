@@ -1,7 +1,8 @@
 """The graph of a network: which units feed which.
 
-Alphabet of this module: N units numbered 1..N, unit 0 always on and feeding every unit, E edges (the edges
-from unit 0 included), d outgoing edges drawn per unit. Edges are sorted by target, then by source.
+Alphabet of this module: N units numbered 1..N, unit 0 always on and feeding every unit, E edges
+(the edges from unit 0 included), d outgoing edges drawn per unit. Edges are sorted by target, then
+by source.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ class Graph:
         """
         _check_units(units)
         if not 1 <= degree <= units:
-            raise ValueError(f"each of {units} units can feed 1 to {units} units, got connectivity {degree}")
+            raise ValueError(
+                f"each of {units} units can feed 1 to {units} units, got connectivity {degree}"
+            )
         numbers = np.arange(1, units + 1)
         targets = np.empty((units, degree), dtype=np.int64)
         targets[:, 0] = numbers
@@ -119,7 +122,9 @@ class Graph:
     @cached_property
     def first_out(self) -> IntArray:
         """(N+2,) the entries of ``by_source`` that leave unit i are first_out[i] .. first_out[i+1]-1."""
-        return np.searchsorted(self.sources[self.by_source], np.arange(self.units + 2)).astype(np.int64)
+        return np.searchsorted(self.sources[self.by_source], np.arange(self.units + 2)).astype(
+            np.int64
+        )
 
     @cached_property
     def is_dense(self) -> bool:

@@ -20,8 +20,8 @@ WORK = 2
 def growing_parts(corpus: Corpus) -> Iterator[tuple[Corpus, int]]:
     """Yield the parts, the shortest first, each with the number of passes since the beginning at which it ends.
 
-    The part T / 2^k has WORK 2^k passes, so that all of them cost the same. A part in which nothing is to be predicted
-    is left out.
+    The part T / 2^k has WORK 2^k passes, so that all of them cost the same. A part in which nothing
+    is to be predicted is left out.
     """
     T, end = len(corpus.x), 0
     for k in range(DOUBLINGS, 0, -1):

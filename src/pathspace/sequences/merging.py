@@ -2,9 +2,10 @@
 
 Alphabet of this module: K networks, N_k units of network k.
 
-The prediction is a softmax of a sum, so the normalised product of the K predictions, each to the power c_k, is
-again one network: the units side by side, the transition weights block by block, the writing weights times c_k.
-Offsets b_y of the symbols are added to the weights of the always-on unit.
+The prediction is a softmax of a sum, so the normalised product of the K predictions, each to the
+power c_k, is again one network: the units side by side, the transition weights block by block, the
+writing weights times c_k. Offsets b_y of the symbols are added to the weights of the always-on
+unit.
 """
 
 from __future__ import annotations
@@ -45,16 +46,28 @@ def merge_parameters(
         raise ValueError("there is no network to merge")
     shared = {(model.kind, model.squash, model.symbols) for model in models}
     if len(shared) > 1:
-        raise ValueError(f"networks to merge must share kind, squash and alphabet, got {sorted(shared)}")
+        raise ValueError(
+            f"networks to merge must share kind, squash and alphabet, got {sorted(shared)}"
+        )
     kind, squash, A = models[0].kind, models[0].squash, models[0].symbols
-    c = np.full(len(models), 1 / len(models)) if weights is None else np.asarray(weights, dtype=float)
+    c = (
+        np.full(len(models), 1 / len(models))
+        if weights is None
+        else np.asarray(weights, dtype=float)
+    )
     if c.shape != (len(models),) or not np.isfinite(c).all():
-        raise ValueError(f"one finite weight for each of {len(models)} networks is needed, got {weights}")
+        raise ValueError(
+            f"one finite weight for each of {len(models)} networks is needed, got {weights}"
+        )
     b = np.zeros(A) if offsets is None else np.asarray(offsets, dtype=float)
     if b.shape != (A,) or not np.isfinite(b).all():
         raise ValueError(f"one finite offset for each of {A} symbols is needed, got {offsets}")
     shift = np.concatenate([[0], np.cumsum([model.units for model in models])])
-    edges, w, rho = [], np.zeros((shift[-1] + 1, A)), np.zeros((A if kind == "rnn" else 0, shift[-1] + 1))
+    edges, w, rho = (
+        [],
+        np.zeros((shift[-1] + 1, A)),
+        np.zeros((A if kind == "rnn" else 0, shift[-1] + 1)),
+    )
     V0 = np.zeros(shift[-1] + 1)
     for model, offset, share in zip(models, shift, c, strict=False):
         own = slice(offset + 1, offset + model.units + 1)
@@ -62,7 +75,9 @@ def merge_parameters(
         w[own] = share * model.w[1:]
         w[0] += share * model.w[0]
         inner = model.graph.sources > 0
-        edges += zip(model.graph.sources[inner] + offset, model.graph.targets[inner] + offset, strict=True)
+        edges += zip(
+            model.graph.sources[inner] + offset, model.graph.targets[inner] + offset, strict=True
+        )
     w[0] += b
     graph = Graph.from_edges(int(shift[-1]), edges)
     # edges are sorted by target, so those of one network stay together and in their order

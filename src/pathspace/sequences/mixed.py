@@ -25,20 +25,22 @@ from .walk import Progress
 class Mixed(Reader):
     """A network whose predictions are mixed with those of contexts and of the longest match, as PAQ does.
 
-    A symbol is a few binary decisions. For each, twelve contexts (the last 0 to 6 symbols, words, and what stands in
-    the same field of the line before) say how often a one followed, the text after the longest match of what was read
-    last says what came then, and the network says what it believes; an online logistic regression weighs them:
+    A symbol is a few binary decisions. For each, twelve contexts (the last 0 to 6 symbols, words,
+    and what stands in the same field of the line before) say how often a one followed, the text
+    after the longest match of what was read last says what came then, and the network says what it
+    believes; an online logistic regression weighs them:
 
     .. code-block:: text
 
         q = sigmoid(sum_j c_j w_j . x),  x_i = log(p_i / (1 - p_i))
 
-    with weights w_j chosen by the match, by the decision, by how many contexts have been seen before, and by the last
-    symbol. The probability is the mean of q and of what such q have come to. It goes on learning while it predicts,
-    scores and compresses; none of these changes the model itself.
+    with weights w_j chosen by the match, by the decision, by how many contexts have been seen
+    before, and by the last symbol. The probability is the mean of q and of what such q have come
+    to. It goes on learning while it predicts, scores and compresses; none of these changes the
+    model itself.
 
-    Contexts remember: **the file of such a model holds the training text**, compressed, from which loading brings the
-    contexts back, at a million symbols in one to two seconds.
+    Contexts remember: **the file of such a model holds the training text**, compressed, from which
+    loading brings the contexts back, at a million symbols in one to two seconds.
 
     Args:
         model: the network: a PCNN, CNN or RNN, fitted or not. None: contexts alone.
@@ -49,9 +51,11 @@ class Mixed(Reader):
 
     Attributes:
         alphabet_: the symbols.
-        bits_: code length of the training text while it was read, symbol for symbol before each was learned. After
-            `fit` no network took part that knew the text; after `read` the network did if it was `unseen`.
-        validation_bits_: code length of the validation text, or None without one. The model has not learned it.
+        bits_: code length of the training text while it was read, symbol for symbol before each was
+            learned. After `fit` no network took part that knew the text; after `read` the network
+            did if it was `unseen`.
+        validation_bits_: code length of the validation text, or None without one. The model has not
+            learned it.
 
     Example:
         >>> text = "she sells sea shells by the sea shore; " * 8
@@ -65,7 +69,9 @@ class Mixed(Reader):
 
     def __init__(self, model: SequenceModel | None = None, *, silent: bool = False) -> None:
         if not (model is None or isinstance(model, SequenceModel)):
-            raise TypeError(f"the network of a mixture is a PCNN, CNN or RNN, or None, got {model!r}")
+            raise TypeError(
+                f"the network of a mixture is a PCNN, CNN or RNN, or None, got {model!r}"
+            )
         self.model, self.silent = model, silent
         self.validation_bits_: float | None = None
 
@@ -98,7 +104,9 @@ class Mixed(Reader):
             elif name in ("model", "silent"):
                 setattr(self, name, value)
             else:
-                raise ValueError(f"Mixed has no argument {name!r}: it has model, silent and model__NAME")
+                raise ValueError(
+                    f"Mixed has no argument {name!r}: it has model, silent and model__NAME"
+                )
         if nested and self.model is None:
             raise ValueError(
                 f"there is no network whose {', '.join(sorted(nested))} could be set: set model first"
@@ -121,13 +129,15 @@ class Mixed(Reader):
     ) -> Self:
         """Fit the network as :meth:`SequenceModel.fit` does, and learn the contexts and the mixing weights.
 
-        On the text that a network was fitted to, the weights would learn to trust it too far. So a second network is
-        fitted to the first half, as long as half the fit takes, and the weights learn from the second half how far to
-        trust that one. It is not kept. Its training has half the seconds of a budget, no checkpoints and no reports.
+        On the text that a network was fitted to, the weights would learn to trust it too far. So a
+        second network is fitted to the first half, as long as half the fit takes, and the weights
+        learn from the second half how far to trust that one. It is not kept. Its training has half
+        the seconds of a budget, no checkpoints and no reports.
 
         Args:
             text: str or bytes, or a list of them, or a sequence of other symbols.
-            validation: text to stop the network on, or the share of the training text, from its end; not learned.
+            validation: text to stop the network on, or the share of the training text, from its
+                end; not learned.
             mask: booleans, one for each symbol: which are to be predicted.
             validation_mask: the same for the validation text.
             alphabet: symbols the model shall know beyond those of the texts.
@@ -212,11 +222,13 @@ class Mixed(Reader):
             validation_mask: the same for the validation text.
             alphabet: symbols that a model without a network shall know beyond those of the texts.
             tokens: what a symbol is to a model without a network, as for a network's fit.
-            end: the symbol that ends each text of a model without a network, as for a network's fit.
-            unseen: whether the text is new to the network, so that the weights can learn from it how far to trust the
-                network. False: they are learned without it, and it begins with the weight of every input. None: false
-                if the network was fitted to this text, or to its beginning; one from a file, or merged, no longer tells
-                what it was fitted to, and None is true for it.
+            end: the symbol that ends each text of a model without a network, as for a network's
+                fit.
+            unseen: whether the text is new to the network, so that the weights can learn from it
+                how far to trust the network. False: they are learned without it, and it begins with
+                the weight of every input. None: false if the network was fitted to this text, or to
+                its beginning; one from a file, or merged, no longer tells what it was fitted to,
+                and None is true for it.
             progress: called with the symbols done and their number.
 
         Raises:
@@ -250,12 +262,14 @@ class Mixed(Reader):
     ) -> Self:
         """Learn one more text, or several, and keep all that has been learned; the network stays as it is.
 
-        The tables are as large as the first text asked for: when they are full, the least visited places give way.
+        The tables are as large as the first text asked for: when they are full, the least visited
+        places give way.
 
         Args:
             text: str or bytes, or a list of them, or a sequence of other symbols.
             mask: booleans, one for each symbol: which are to be predicted.
-            alphabet: at the first call, symbols that a model without a network shall know beyond those of the text.
+            alphabet: at the first call, symbols that a model without a network shall know beyond
+                those of the text.
             tokens: at the first call, what a symbol is to a model without a network.
             end: at the first call, the symbol that ends each text of a model without a network.
             progress: called with the symbols done and their number.
@@ -272,7 +286,9 @@ class Mixed(Reader):
             True
         """
         if not hasattr(self, "_reading"):
-            return self.read(text, mask=mask, alphabet=alphabet, tokens=tokens, end=end, progress=progress)
+            return self.read(
+                text, mask=mask, alphabet=alphabet, tokens=tokens, end=end, progress=progress
+            )
         check_end(self.alphabet_, end)
         if alphabet is not None or tokens is not None:
             raise ValueError(
@@ -284,7 +300,10 @@ class Mixed(Reader):
         with one_thread():
             bits = reading.learn(corpus, progress=progress)
         reading.round_weights()
-        self._reading, self._bounds = reading, np.append(self._bounds, self._bounds[-1] + corpus.bounds[1:])
+        self._reading, self._bounds = (
+            reading,
+            np.append(self._bounds, self._bounds[-1] + corpus.bounds[1:]),
+        )
         self.bits_, self.validation_bits_ = self.bits_ + bits, None
         return self
 
@@ -314,10 +333,11 @@ class Mixed(Reader):
     def bits(self, text: Texts, mask: Any = None) -> float:
         """Return the code length of a text in bits; it is learned symbol by symbol, and forgotten afterwards.
 
-        With a mask the weights learn from the marked symbols alone, so that these may take other bits than by the
-        probabilities of `predict`, which learns from all.
+        With a mask the weights learn from the marked symbols alone, so that these may take other
+        bits than by the probabilities of `predict`, which learns from all.
 
-        A symbol that the model does not know costs the bits of its place and of which it is, and is not read.
+        A symbol that the model does not know costs the bits of its place and of which it is, and is
+        not read.
 
         Raises:
             ValueError: if nothing is to be predicted.
@@ -382,7 +402,11 @@ def beside_contexts(contexts: Mixed, network: SequenceModel) -> Mixed:
     """Return contexts that have been read alone with a silent network of their alphabet, which is fitted by now."""
     mixed = Mixed(network, silent=True)
     mixed.alphabet_ = network.alphabet_
-    mixed._reading, mixed._bounds, mixed._first = contexts.reading_, contexts._bounds, contexts._first
+    mixed._reading, mixed._bounds, mixed._first = (
+        contexts.reading_,
+        contexts._bounds,
+        contexts._first,
+    )
     mixed.bits_, mixed.validation_bits_ = contexts.bits_, contexts.validation_bits_
     return mixed
 

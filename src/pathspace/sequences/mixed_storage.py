@@ -7,8 +7,8 @@ metadata  "pathspace.sequences.mixed": JSON with the version, the alphabet, the 
           it is silent, the code lengths, the size of the history and of what was learned first, the generation of the
           contexts (1 without it) and a checksum of all that and of the tensors
 
-The table of the contexts would take tens of megabytes; reading the text again brings it back in a second or two for
-each million symbols. What keeps a context keeps the text anyway.
+The table of the contexts would take tens of megabytes; reading the text again brings it back in a
+second or two for each million symbols. What keeps a context keeps the text anyway.
 """
 
 from __future__ import annotations
@@ -165,7 +165,8 @@ def _build(description: dict[str, Any], tensors: dict[str, np.ndarray]) -> Store
     if description["network"] is not None:
         named = {name: array for name, array in tensors.items() if name.startswith("network.")}
         network = storage.build(
-            description["network"], {name.removeprefix("network."): array for name, array in named.items()}
+            description["network"],
+            {name.removeprefix("network."): array for name, array in named.items()},
         )
     alphabet, T, bounds = (
         alphabet_from(description["alphabet"], description.get("end")),
@@ -190,15 +191,21 @@ def _build(description: dict[str, Any], tensors: dict[str, np.ndarray]) -> Store
     generation = description.get("generation", BEFORE)
     weights = _weights(tensors, generation, A)
     bits, held = description["bits"]
-    if not (isinstance(bits, float) and math.isfinite(bits) and (held is None or math.isfinite(held))):
+    if not (
+        isinstance(bits, float) and math.isfinite(bits) and (held is None or math.isfinite(held))
+    ):
         raise ValueError("the code lengths are not finite")
     silent = description.get("silent", False)
     if not isinstance(silent, bool):
         raise ValueError(f"the network is silent: {silent!r}")
-    return StoredMixture(network, alphabet, history, bounds, weights, (bits, held), silent, generation, first)
+    return StoredMixture(
+        network, alphabet, history, bounds, weights, (bits, held), silent, generation, first
+    )
 
 
-def _weights(tensors: dict[str, np.ndarray], generation: Any, A: int) -> dict[str, NDArray[np.float64]]:
+def _weights(
+    tensors: dict[str, np.ndarray], generation: Any, A: int
+) -> dict[str, NDArray[np.float64]]:
     """Return the weights of the mixers; raises ValueError if they do not fit the contexts."""
     if generation not in (BEFORE, NOW):
         raise ValueError(f"the contexts are of generation {generation!r}")

@@ -1,6 +1,7 @@
 """A network and contexts at some place of a text: memories made, filled, copied, and driven through texts.
 
-Alphabet of this module: A symbols, T symbols of a text, N units, K contexts, M mixers, J inputs of each.
+Alphabet of this module: A symbols, T symbols of a text, N units, K contexts, M mixers, J inputs of
+each.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def blank(decisions: Tree, T: int, cells: int | None = None) -> Memory:
     Args:
         decisions: of the alphabet.
         T: symbols that it will learn from.
-        cells: size of the table, a power of 2; None: at least 16 for each symbol, but from 2^21 to 2^25.
+        cells: size of the table, a power of 2; None: at least 16 for each symbol, but from 2^21 to
+            2^25.
     """
     K, J, M, (A, L) = mixing.CONTEXTS, mixing.INPUTS, mixing.MIXERS, decisions.node.shape
     weights = mixing.shapes(A)
@@ -209,8 +211,11 @@ class Reading(Place):
         arguments = (mode, x, chi, self.memory, self.tree, self._net, _nowhere, bits, NOWHERE)
         if self._compiled is None:
             self._kernel.run(*arguments)
-            # the types of the arguments are those of every other symbol: asking again takes as long as the symbol
-            self._compiled = self._kernel.run.get_overload(tuple(numba.typeof(each) for each in arguments))
+            # the types of the arguments are those of every other symbol: asking again takes as long
+            # as the symbol
+            self._compiled = self._kernel.run.get_overload(
+                tuple(numba.typeof(each) for each in arguments)
+            )
         else:
             self._compiled(*arguments)
         return float(bits[0])
@@ -241,7 +246,8 @@ class Reading(Place):
 
         Args:
             corpus: the texts.
-            slots_alone: learn all but the weights, without the network, which brings a memory back; returns 0.
+            slots_alone: learn all but the weights, without the network, which brings a memory back;
+                returns 0.
             progress: called with the symbols done and their number.
             since: how many of the symbols have been read already.
         """

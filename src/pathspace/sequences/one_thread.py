@@ -17,8 +17,9 @@ _limits: threadpool_limits | None = None
 def one_thread() -> Iterator[None]:
     """Bound the libraries of linear algebra to one thread while the block runs, or others like it in other threads.
 
-    The bound holds for the whole process. Of blocks that overlap, the first sets it and the last gives it back: one
-    that ended between them would free the others, and the last would bring back the bound itself.
+    The bound holds for the whole process. Of blocks that overlap, the first sets it and the last
+    gives it back: one that ended between them would free the others, and the last would bring back
+    the bound itself.
     """
     global _inside, _limits
     with _lock:

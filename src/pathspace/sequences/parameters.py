@@ -85,12 +85,15 @@ class Parameters:
     @property
     def is_finite(self) -> bool:
         """Whether no entry is infinite or NaN."""
-        return all(bool(np.isfinite(array).all()) for array in (self.w, self.tau, self.rho, self.V0))
+        return all(
+            bool(np.isfinite(array).all()) for array in (self.w, self.tau, self.rho, self.V0)
+        )
 
     def contextual_tau(self) -> Array:
         """Return the weights (A, E) with which each edge acts when each symbol is read.
 
-        An RNN is the contextual model with tau[i,j,y] = tau[i,j] and tau[0,j,y] = tau[0,j] + rho[j,y].
+        An RNN is the contextual model with tau[i,j,y] = tau[i,j] and tau[0,j,y] = tau[0,j] +
+        rho[j,y].
         """
         if self.kind != "rnn":
             return self.tau
@@ -105,14 +108,18 @@ class Parameters:
         Args:
             direction: where to.
             rate: how far.
-            reach: shorten the step of each unit (and symbol) so far that it changes no V_j, given the same
-                activities before, by more than this; None: do not.
+            reach: shorten the step of each unit (and symbol) so far that it changes no V_j, given
+                the same activities before, by more than this; None: do not.
         """
         tau, rho, V0 = rate * direction.tau, rate * direction.rho, rate * direction.V0
         if reach is not None:
             tau, rho, V0 = _shortened(self.graph, tau, rho, V0, reach)
         return replace(
-            self, w=self.w + rate * direction.w, tau=self.tau + tau, rho=self.rho + rho, V0=self.V0 + V0
+            self,
+            w=self.w + rate * direction.w,
+            tau=self.tau + tau,
+            rho=self.rho + rho,
+            V0=self.V0 + V0,
         )
 
 
@@ -120,7 +127,9 @@ def _still() -> Array:
     return np.zeros(())
 
 
-def _shortened(graph: Graph, tau: Array, rho: Array, V0: Array, reach: float) -> tuple[Array, Array, Array]:
+def _shortened(
+    graph: Graph, tau: Array, rho: Array, V0: Array, reach: float
+) -> tuple[Array, Array, Array]:
     """Return a step no block of which can change a V_j by more than ``reach`` when one symbol is read."""
     if tau.ndim:
         # |sum_i dtau[i,j,y] a_i| <= sum_i |dtau[i,j,y]|, as |a_i| <= 1
@@ -148,7 +157,9 @@ class Direction:
     @property
     def is_finite(self) -> bool:
         """Whether no entry is infinite or NaN."""
-        return all(bool(np.isfinite(array).all()) for array in (self.w, self.tau, self.rho, self.V0))
+        return all(
+            bool(np.isfinite(array).all()) for array in (self.w, self.tau, self.rho, self.V0)
+        )
 
 
 def start(
@@ -160,14 +171,16 @@ def start(
     mu_j = 1/(j+1), beta_j = -sqrt(alpha (alpha - mu_j)), u uniform in [0, 1].
 
     Args:
-        kind: "pcnn", "cnn" or "rnn"; O13 gives no start values for the CNN, those here follow its RNN's.
+        kind: "pcnn", "cnn" or "rnn"; O13 gives no start values for the CNN, those here follow its
+            RNN's.
         squash: "tanh" or "logistic"; the logistic start is the same function in other coordinates.
         graph: the edges.
         corpus: the training text, for the frequencies.
         rng: source of u, or u itself, (N+1, A) with row 0 unused.
 
     Source:
-        O13, the section on initialization; of the two signs of beta that fit, the negative one is meant.
+        O13, the section on initialization; of the two signs of beta that fit, the negative one is
+        meant.
     """
     if squash not in get_args(Squash):
         raise ValueError(f"unknown squash {squash!r}, choose from {get_args(Squash)}")

@@ -1,10 +1,10 @@
 """The two kinds of pass over a text: forward with its log-likelihood, and the directions of the steps.
 
-Alphabet of this module: A symbols, N units, E edges, R rows of states, P predicted positions, eps the damping
-of the transition metric.
+Alphabet of this module: A symbols, N units, E edges, R rows of states, P predicted positions, eps
+the damping of the transition metric.
 
-A *writing* step moves w, a *transition* step moves tau, rho and V0. Both are ascent directions: parameters
-plus rate times direction has, for a small rate, a larger log-likelihood.
+A *writing* step moves w, a *transition* step moves tau, rho and V0. Both are ascent directions:
+parameters plus rate times direction has, for a small rate, a larger log-likelihood.
 """
 
 from __future__ import annotations
@@ -66,7 +66,15 @@ def activities(model: Parameters, corpus: Corpus, buffers: Buffers | None = None
     else:
         slots = layout.slots(model, tau)
         compiled.states_sparse(
-            corpus.x, corpus.bounds, slots.bias, slots.weight, slots.target, model.V0, persistent, logistic, a
+            corpus.x,
+            corpus.bounds,
+            slots.bias,
+            slots.weight,
+            slots.target,
+            model.V0,
+            persistent,
+            logistic,
+            a,
         )
     return a
 
@@ -99,15 +107,16 @@ def writing_direction(
 ) -> Direction:
     """Return the direction of a writing step.
 
-    DH: d[i,y] = W[i,y] / h_ii^y. QDH: the quasi-diagonal rule with the always-on unit for reference. Fisher: the whole
-    matrix of O13 (63) instead. BP: the gradient W itself.
+    DH: d[i,y] = W[i,y] / h_ii^y. QDH: the quasi-diagonal rule with the always-on unit for
+    reference. Fisher: the whole matrix of O13 (63) instead. BP: the gradient W itself.
 
     Args:
         model: the parameters.
         corpus: the text.
         state: its forward pass.
         step: "qdh", "dh", "fisher" or "bp".
-        damping: factor of eps_y, the frequency of y among all symbols plus 2.2e-16, on the diagonal of each.
+        damping: factor of eps_y, the frequency of y among all symbols plus 2.2e-16, on the diagonal
+            of each.
         prior: of the weights, or None.
     """
     a = predicting(state.a, corpus)
@@ -129,7 +138,9 @@ def writing_direction(
     # d_i = (G_i - G_0 M_0i / M_00) / (M_ii - M_0i^2 / M_00)
     rest = _divide(W[1:] - W[:1] * M0i / M00, h[1:] - M0i**2 / M00, h[1:])
     # d_0 = G_0 / M_00 - sum_i (M_0i / M_00) d_i
-    return Direction(w=np.concatenate([W[:1] / M00 - (M0i / M00 * rest).sum(axis=0, keepdims=True), rest]))
+    return Direction(
+        w=np.concatenate([W[:1] / M00 - (M0i / M00 * rest).sum(axis=0, keepdims=True), rest])
+    )
 
 
 def _fisher_step(matrix: Array, extra: Array, W: Array) -> Array:
@@ -151,7 +162,8 @@ def _fisher_step(matrix: Array, extra: Array, W: Array) -> Array:
 def _divide(numerator: Array, remainder: Array, diagonal: Array) -> Array:
     """Return numerator / remainder, and 0 where the remainder of a diagonal entry is only rounding error.
 
-    That happens where a unit never varies and the damping is next to nothing, as for a symbol never seen.
+    That happens where a unit never varies and the damping is next to nothing, as for a symbol never
+    seen.
     """
     certain = remainder > 8 * FLOOR * diagonal
     return np.where(certain, numerator, 0.0) / np.where(certain, remainder, 1.0)
@@ -251,7 +263,8 @@ def moments(
         model: the parameters.
         corpus: the text.
         state: its forward pass.
-        detail: 0 for the gradient, 1 for diagonal and row 0 of the metric too, 2 for the metric itself.
+        detail: 0 for the gradient, 1 for diagonal and row 0 of the metric too, 2 for the metric
+            itself.
         outer_product: whether the modulus is B^2 (RUTSD), not the RBP modulus.
         buffers: memory to use.
     """
@@ -261,7 +274,8 @@ def moments(
     M = np.zeros((A, int(graph.triangle[-1])) if detail == 2 else (0, 0))
     modulus = detail > 0 and not outer_product
     backward = _Backward(model, corpus, state, buffers or Buffers(), modulus=modulus)
-    # the sums of a part are taken while it is in the cache; a part needs enough of each symbol for long blocks
+    # the sums of a part are taken while it is in the cache; a part needs enough of each symbol for
+    # long blocks
     for part in reversed(corpus.parts(max(backward.block, 64 * A))):
         backward.through(part.begin, part.end)
         if outer_product:
@@ -299,7 +313,8 @@ def transition_direction(
         prior: of the weights, or None.
 
     Raises:
-        ValueError: if an RNN is to be trained in a whole metric; it couples all symbols and is not offered.
+        ValueError: if an RNN is to be trained in a whole metric; it couples all symbols and is not
+            offered.
     """
     if model.kind == "rnn" and metric in ("rbp", "rutsd"):
         raise ValueError(f"an RNN has no whole {metric} metric; use '{metric}-qd'")
@@ -311,9 +326,12 @@ def transition_direction(
         extra += prior.tau
     if metric in ("fb", "bp"):
         # of "fb", 1 / frequency of y for the parameters of a symbol; unseen symbols have G = 0
-        adjust = 1 / np.maximum(corpus.frequencies, FLOOR) if metric == "fb" else np.ones(model.symbols)
+        adjust = (
+            1 / np.maximum(corpus.frequencies, FLOOR) if metric == "fb" else np.ones(model.symbols)
+        )
         return _backpropagated(model, sums, adjust[:, None], pull)
-    # V0_j moves by B_j^0 / (m_j^0 + eps), and not at all where this is 0 / 0: a saturated unit has no start to move
+    # V0_j moves by B_j^0 / (m_j^0 + eps), and not at all where this is 0 / 0: a saturated unit has
+    # no start to move
     V0 = np.zeros(model.units + 1)
     V0[1:] = _divide(sums.B0[1:], sums.m0[1:] + damping, sums.m0[1:] + damping)
     if detail == 2:
@@ -323,7 +341,9 @@ def transition_direction(
     if model.kind == "rnn":
         tau, rho = _rnn_quasi_diagonal(model, sums, pull, extra, damping)
         return Direction(tau=tau, rho=rho, V0=V0)
-    return Direction(tau=_quasi_diagonal(model, sums.G + pull, sums.diagonal + extra, sums.cross), V0=V0)
+    return Direction(
+        tau=_quasi_diagonal(model, sums.G + pull, sums.diagonal + extra, sums.cross), V0=V0
+    )
 
 
 def _backpropagated(model: Parameters, sums: Moments, adjust: Array, pull: Array) -> Direction:
@@ -342,7 +362,8 @@ def _quasi_diagonal(model: Parameters, G: Array, diagonal: Array, cross: Array) 
     reference = bias[graph.targets - 1]
     ratio = cross / _nonzero(diagonal[:, reference])
     ratio[:, bias] = 0.0
-    # d_i = (G_i - G_0 M_0i / M_00) / (M_ii - M_0i^2 / M_00); at the reference itself this is G_0 / M_00
+    # d_i = (G_i - G_0 M_0i / M_00) / (M_ii - M_0i^2 / M_00); at the reference itself this is G_0 /
+    # M_00
     step = _divide(G - G[:, reference] * ratio, diagonal - cross * ratio, diagonal)
     # d_0 = G_0 / M_00 - sum_i (M_0i / M_00) d_i
     step[:, bias] -= np.add.reduceat(ratio * step, bias, axis=1)

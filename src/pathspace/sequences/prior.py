@@ -19,8 +19,9 @@ Array = NDArray[np.float64]
 class Prior:
     """A Gaussian prior on the weights between units, for less overfitting than the likelihood alone gives.
 
-    Adds - sum_k (precision_k / 2) (theta_k - centre_k)^2 to the log-likelihood, and the precisions to the
-    diagonals of the metrics. The weights of the always-on unit and the start values are left free.
+    Adds - sum_k (precision_k / 2) (theta_k - centre_k)^2 to the log-likelihood, and the precisions
+    to the diagonals of the metrics. The weights of the always-on unit and the start values are left
+    free.
 
     Args:
         centre: the parameters the prior pulls to.

@@ -61,12 +61,13 @@ class Reader(ABC):
     def code_lengths(self, text: Texts, *, frozen: bool = False) -> Any:
         """Return the bits of each symbol of a text as an array, of several texts as a list of arrays.
 
-        They add up to `bits`. A symbol that the model does not know costs the bits of its place and of which it is.
+        They add up to `bits`. A symbol that the model does not know costs the bits of its place and
+        of which it is.
 
         Args:
             text: as for `bits`.
-            frozen: learn nothing from one text to the next, nor within them, and copy no tables: a line takes about a
-                millisecond.
+            frozen: learn nothing from one text to the next, nor within them, and copy no tables: a
+                line takes about a millisecond.
 
         Example:
             >>> from pathspace.sequences import Mixed
@@ -90,7 +91,9 @@ class Reader(ABC):
         """
         return Stream(self.frozen() if frozen else self.begin(0), self.alphabet_)
 
-    def sample(self, length: int, seed: int = 0, *, prompt: Any = None, temperature: float = 1.0) -> Any:
+    def sample(
+        self, length: int, seed: int = 0, *, prompt: Any = None, temperature: float = 1.0
+    ) -> Any:
         """Return text drawn from the model, which has read ``prompt`` first; a mixture learns what it draws.
 
         If the model was fitted with ``end``, the text stops before the first one.
@@ -99,8 +102,8 @@ class Reader(ABC):
 
         Raises:
             TypeError: if the length is no whole number, or the prompt no text.
-            ValueError: if the length is negative or beyond all memories, the seed no whole number of at least 0, or
-                the temperature not positive.
+            ValueError: if the length is negative or beyond all memories, the seed no whole number
+                of at least 0, or the temperature not positive.
             UnseenSymbolError: if a symbol of the prompt is not in the alphabet of the model.
         """
         if not isinstance(length, int | np.integer):
@@ -112,7 +115,9 @@ class Reader(ABC):
         read = np.empty(0, np.int64) if prompt is None else self.alphabet_.encode(prompt)
         place = self.begin(length + len(read))
         rng = np.random.default_rng(seed)
-        return self.alphabet_.decode(sample(place, length, rng, read, temperature, self.alphabet_.end))
+        return self.alphabet_.decode(
+            sample(place, length, rng, read, temperature, self.alphabet_.end)
+        )
 
     def save(self, path: str | Path) -> None:
         """Write the model to a safetensors file, a mixture with its training text.
@@ -121,8 +126,10 @@ class Reader(ABC):
 
         Raises:
             OSError: if it cannot be written; the file that was there before is then untouched.
-            ModelFileError: if it cannot be read back; the file that was there before is then untouched.
-            ValueError: if the network of a mixture has been trained since the mixture read its text.
+            ModelFileError: if it cannot be read back; the file that was there before is then
+                untouched.
+            ValueError: if the network of a mixture has been trained since the mixture read its
+                text.
         """
         path, content = Path(path), self.content()
 

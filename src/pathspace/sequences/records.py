@@ -34,8 +34,8 @@ _NEWLINE = ord("\n")
 class Records:
     r"""A compressor of short records, such as lines of a log, that have a fitted model in common.
 
-    Each record takes at most 3 bytes more than its code length, without its size. A mixture neither learns from records
-    nor copies its tables for them.
+    Each record takes at most 3 bytes more than its code length, without its size. A mixture neither
+    learns from records nor copies its tables for them.
 
     Args:
         model: fitted to bytes or characters with newlines among them.
@@ -75,16 +75,21 @@ class Records:
 
         Raises:
             TypeError: if it is not bytes.
-            ValueError: if it holds a newline, is too long, or is not UTF-8 where the model reads characters.
+            ValueError: if it holds a newline, is too long, or is not UTF-8 where the model reads
+                characters.
         """
         if not isinstance(record, bytes | bytearray | memoryview):
-            raise TypeError(f"a record is bytes, got {type(record).__name__}: of a str, give text.encode()")
+            raise TypeError(
+                f"a record is bytes, got {type(record).__name__}: of a str, give text.encode()"
+            )
         record = bytes(record)
         if b"\n" in record:
             raise ValueError("a record holds a newline, which ends it: give each line by itself")
         text: Text = record.decode("utf-8") if self._is_text else record
         if len(text) >= _LONGEST:
-            raise ValueError(f"a record has {len(text)} symbols, and at most {_LONGEST - 1} are allowed")
+            raise ValueError(
+                f"a record has {len(text)} symbols, and at most {_LONGEST - 1} are allowed"
+            )
         x, known = self._alphabet.numbers(text)
         foreign = b"" if known.all() else _foreign(text, known)
         self._place.restart()
@@ -107,7 +112,9 @@ class Records:
         except ValueError as error:
             raise CorruptedError(f"the record is damaged, or of another model: {error}") from error
         if _check(record) != first >> 1:
-            raise CorruptedError("the record does not fit its checksum: it is damaged, or of another model")
+            raise CorruptedError(
+                "the record does not fit its checksum: it is damaged, or of another model"
+            )
         return record
 
     def _joined(self, x: Any, places: list[int], codes: list[int]) -> bytes:

@@ -1,6 +1,7 @@
 """Several trainings with different seeds, in parallel processes, the best one kept.
 
-Alphabet of this module: K restarts. A restart differs from the others in its random graph and start values alone.
+Alphabet of this module: K restarts. A restart differs from the others in its random graph and start
+values alone.
 """
 
 from __future__ import annotations
@@ -46,7 +47,11 @@ class Architecture:
         """Return a training at its beginning, graph and start values drawn with this seed."""
         rng = np.random.default_rng(seed)
         full = self.connectivity is None or self.connectivity >= self.units
-        graph = Graph.full(self.units) if full else Graph.random(self.units, self.connectivity or 0, rng)
+        graph = (
+            Graph.full(self.units)
+            if full
+            else Graph.random(self.units, self.connectivity or 0, rng)
+        )
         return Training.begin(start(self.kind, self.squash, graph, corpus, rng), self.rate)
 
 
@@ -94,7 +99,10 @@ def train_all(
     work = list(zip(trainings, folds, settings, files, strict=True))
     if jobs == 1 or len(work) == 1:
         with one_thread():
-            return [train_kept(training, fold, each, report, file) for training, fold, each, file in work]
+            return [
+                train_kept(training, fold, each, report, file)
+                for training, fold, each, file in work
+            ]
     processes, done = Processes(min(jobs, len(work))), []
     try:
         for future in [processes.submit(_run, each) for each in work]:
@@ -128,7 +136,8 @@ def race(
         architecture: what to train.
         seeds: one for each restart; the k-th belongs to fold k modulo the number of folds.
         folds: the texts; without a validation text the log-likelihood chooses.
-        settings: how to train those that are kept; its seconds are shared by all, half of them by the heat.
+        settings: how to train those that are kept; its seconds are shared by all, half of them by
+            the heat.
         jobs: processes to use.
         heat: passes of the heat; 0 trains all to the end.
         keep: how many restarts of each fold go on after the heat.
@@ -136,13 +145,17 @@ def race(
         kept: as in `train_all`.
     """
     F = len(folds)
-    entries = [(k % F, architecture.training(folds[k % F].corpus, seed)) for k, seed in enumerate(seeds)]
+    entries = [
+        (k % F, architecture.training(folds[k % F].corpus, seed)) for k, seed in enumerate(seeds)
+    ]
     began, spent = time.perf_counter(), 0.0
     if heat and len(entries) > F and heat < settings.passes:
         half = None if settings.seconds is None else settings.seconds / 2
         short = replace(settings, passes=heat, seconds=half)
         ranked = _by_fold(entries, folds, short, jobs, report, kept=kept, stage="heat")
-        spent = sum(training.seconds for found in ranked for training in found) / min(jobs, len(entries))
+        spent = sum(training.seconds for found in ranked for training in found) / min(
+            jobs, len(entries)
+        )
         entries = [(number, training) for number in range(F) for training in ranked[number][:keep]]
     if settings.seconds is not None:
         spent = max(

@@ -157,15 +157,21 @@ class SequenceModel(Reader):
 
     def _settings(self, passes: int | None = None, seconds: float | None = None) -> Settings:
         given = {"passes": passes, "seconds": seconds}
-        options = self.get_params() | {name: value for name, value in given.items() if value is not None}
+        options = self.get_params() | {
+            name: value for name, value in given.items() if value is not None
+        }
         options = _plain(options)
         for name, value in options.items():
             check_count(name, value)
-            if name in storage.WHOLE and (type(value) is not int or value < 0):  # no file holds it otherwise
+            if name in storage.WHOLE and (
+                type(value) is not int or value < 0
+            ):  # no file holds it otherwise
                 raise ValueError(f"{name} must be a whole number of at least 0, got {value!r}")
         degree = options["connectivity"]
         if degree is not None and type(degree) is not int:
-            raise ValueError(f"connectivity must be a whole number, or None for all units, got {degree!r}")
+            raise ValueError(
+                f"connectivity must be a whole number, or None for all units, got {degree!r}"
+            )
         options["metric"] = options["metric"] or ("rbp-qd" if self.kind == "rnn" else "rbp")
         return Settings(**{field.name: options[field.name] for field in fields(Settings)})
 
@@ -188,36 +194,42 @@ class SequenceModel(Reader):
         """Learn a text, or several.
 
         Args:
-            text: str or bytes, or a list of them; the model begins anew with each. Or a sequence of other symbols
-                (numbers, events), or a list of lists of them.
-            validation: text to stop on and to choose the best by, or the share of the training text, from its
-                end, to be used for that; None or 0 trains on without looking.
-            mask: booleans, one for each symbol: which are to be predicted. A list of them for several texts.
+            text: str or bytes, or a list of them; the model begins anew with each. Or a sequence of
+                other symbols (numbers, events), or a list of lists of them.
+            validation: text to stop on and to choose the best by, or the share of the training
+                text, from its end, to be used for that; None or 0 trains on without looking.
+            mask: booleans, one for each symbol: which are to be predicted. A list of them for
+                several texts.
             validation_mask: the same for the validation text.
             alphabet: symbols the model shall know beyond those of the texts.
-            tokens: what a symbol is. True: each item of a list, array or column, strings too. "words" or "lines": those
-                of the text. False: a character or byte; a list of strings is several texts. None: as False, but the
-                items of what holds no strings, or strings of one character.
-            end: the symbol that ends each text: the model reads it after each text, and samples stop before it.
-            passes: instead of the constructor's; counted from the very beginning, also when resuming.
+            tokens: what a symbol is. True: each item of a list, array or column, strings too.
+                "words" or "lines": those of the text. False: a character or byte; a list of strings
+                is several texts. None: as False, but the items of what holds no strings, or strings
+                of one character.
+            end: the symbol that ends each text: the model reads it after each text, and samples
+                stop before it.
+            passes: instead of the constructor's; counted from the very beginning, also when
+                resuming.
             seconds: likewise.
-            resume: go on where the last fit, or the file the model was loaded from, has stopped. With the same
-                text the result is the same, bit by bit, as if it had never stopped.
+            resume: go on where the last fit, or the file the model was loaded from, has stopped.
+                With the same text the result is the same, bit by bit, as if it had never stopped.
             report: called with the `Training` after each pass; with jobs, after each training.
-            checkpoint: an existing folder in which to keep all trainings, each at least every half minute or pass. The
-                same call with what is in it goes on there; without a budget of seconds the result is the same, bit by
-                bit. Delete its files when the model is saved.
+            checkpoint: an existing folder in which to keep all trainings, each at least every half
+                minute or pass. The same call with what is in it goes on there; without a budget of
+                seconds the result is the same, bit by bit. Delete its files when the model is
+                saved.
 
         Raises:
-            ValueError: if there is no symbol, none is to be predicted, an argument is out of range, ``checkpoint``
-                holds another fit, or a resumed network was begun with other arguments.
+            ValueError: if there is no symbol, none is to be predicted, an argument is out of range,
+                ``checkpoint`` holds another fit, or a resumed network was begun with other
+                arguments.
             TypeError: if a text is no sequence of symbols, or it can be read only once.
             UnseenSymbolError: if, when resuming, a symbol is new.
-            FloatingPointError: if the start values do not give the text a finite log-likelihood, or the first direction
-                of all is not finite.
+            FloatingPointError: if the start values do not give the text a finite log-likelihood, or
+                the first direction of all is not finite.
 
-        Warns:
-            RuntimeWarning: a training that was kept ended early, as its next direction was not finite.
+        Warns: RuntimeWarning: a training that was kept ended early, as its next direction was not
+            finite.
         """
         settings = self._settings(passes, seconds)
         if resume:
@@ -228,14 +240,18 @@ class SequenceModel(Reader):
             training = self._fitted()
             if alphabet is not None:
                 for part in self.alphabet_.sequences(alphabet).parts:
-                    self.alphabet_.encode(part)  # raises of a symbol that the model lacks: it gets no more
+                    self.alphabet_.encode(
+                        part
+                    )  # raises of a symbol that the model lacks: it gets no more
             check_end(self.alphabet_, end)
             self._check_begun()
             fold = fold_of(self.alphabet_, text, validation, mask, validation_mask)
             kept = self._kept(checkpoint, settings, [fold], training)
             done = train_all([training], [fold], [settings], report=report, kept=kept)
         else:
-            vars(self).pop("training_", None)  # a fit that fails leaves no network of another alphabet
+            vars(self).pop(
+                "training_", None
+            )  # a fit that fails leaves no network of another alphabet
             self.alphabet_ = alphabet_of_texts(text, validation, alphabet, tokens, end)
             folds = self._folds(text, validation, mask, validation_mask)
             self._check_cost(folds, settings)
@@ -243,7 +259,9 @@ class SequenceModel(Reader):
             done = [self._trained(folds, settings, report, self._kept(checkpoint, settings, folds))]
             self._begun = begun
         if done[0].broke_off:
-            told = "not finite: the metric is singular, or has overflowed. Raise damping, or set reach"
+            told = (
+                "not finite: the metric is singular, or has overflowed. Raise damping, or set reach"
+            )
             if not done[0].passes:
                 raise FloatingPointError(f"the first direction is {told}")
             ended = (
@@ -257,7 +275,9 @@ class SequenceModel(Reader):
                 stacklevel=2,
             )
         self.training_ = done[0]
-        learned = _Learned.of(fold_of(self.alphabet_, text, validation, mask, validation_mask).corpus)
+        learned = _Learned.of(
+            fold_of(self.alphabet_, text, validation, mask, validation_mask).corpus
+        )
         self._learned = (*self._learned, learned) if resume else (learned,)
         return self
 
@@ -280,10 +300,12 @@ class SequenceModel(Reader):
             validation: as for `fit`: with it the best of all passes is kept.
             mask: booleans, one for each symbol: which are to be predicted.
             validation_mask: the same for the validation text.
-            alphabet: at the first call, symbols that the network shall know beyond those of the text.
+            alphabet: at the first call, symbols that the network shall know beyond those of the
+                text.
             tokens: at the first call, what a symbol is.
             end: at the first call, the symbol that ends each text, as for `fit`.
-            passes: how many; every other one moves the writing weights, and those between the transition weights.
+            passes: how many; every other one moves the writing weights, and those between the
+                transition weights.
 
         Raises:
             UnseenSymbolError: if a symbol is new after the first call.
@@ -326,7 +348,9 @@ class SequenceModel(Reader):
         )
         seeds = [self.seed + k for k in range(self.restarts)]
         keep = max(self.ensemble, -(-self.restarts // 4)) // self.folds or 1
-        ranked = race(architecture, seeds, folds, settings, self.jobs, self.heat, keep, report, kept=kept)
+        ranked = race(
+            architecture, seeds, folds, settings, self.jobs, self.heat, keep, report, kept=kept
+        )
         if self.ensemble > 1:
             return merge_folds([found[: self.ensemble // self.folds] for found in ranked], folds)
         return ranked[0][0]
@@ -373,14 +397,19 @@ class SequenceModel(Reader):
         differs = [name for name, value in self._begun.items() if asked[name] != value]
         if differs:
             before, now = (
-                ", ".join(f"{name}={values[name]!r}" for name in differs) for values in (self._begun, asked)
+                ", ".join(f"{name}={values[name]!r}" for name in differs)
+                for values in (self._begun, asked)
             )
             raise ValueError(
                 f"a network that was begun with {before} cannot go on with {now}: fit anew, or set it back"
             )
 
     def _kept(
-        self, folder: str | Path | None, settings: Settings, folds: list[Fold], begin: Training | None = None
+        self,
+        folder: str | Path | None,
+        settings: Settings,
+        folds: list[Fold],
+        begin: Training | None = None,
     ) -> Checkpoints | None:
         if folder is None:
             return None
@@ -441,7 +470,9 @@ class SequenceModel(Reader):
 
     def _fitted(self) -> Training:
         if not hasattr(self, "training_"):
-            raise NotFittedError(f"this {type(self).__name__} has not been fitted yet: call fit first")
+            raise NotFittedError(
+                f"this {type(self).__name__} has not been fitted yet: call fit first"
+            )
         return self.training_
 
     @property
@@ -452,9 +483,11 @@ class SequenceModel(Reader):
     def bits(self, text: Texts, mask: Any = None) -> float:
         """Return the code length of a text in bits, each prediction mixed with 1/(t+2) of the uniform one.
 
-        The number t of symbols before it goes on from text to text of a list, so that short ones cost no more.
+        The number t of symbols before it goes on from text to text of a list, so that short ones
+        cost no more.
 
-        A symbol that the model does not know costs the bits of its place and of which it is, and is not read.
+        A symbol that the model does not know costs the bits of its place and of which it is, and is
+        not read.
 
         Raises:
             ValueError: if nothing is to be predicted.
@@ -486,4 +519,7 @@ class SequenceModel(Reader):
 
 def _plain(options: dict[str, Any]) -> dict[str, Any]:
     """Return options with Python's numbers for those of NumPy (from a grid, say), which no file of a model holds."""
-    return {name: value.item() if isinstance(value, np.generic) else value for name, value in options.items()}
+    return {
+        name: value.item() if isinstance(value, np.generic) else value
+        for name, value in options.items()
+    }

@@ -45,7 +45,17 @@ _COUNTERS = (
     "best_pass",
     "validation_bits",
 )
-WHOLE = {"passes", "restarts", "ensemble", "folds", "jobs", "heat", "units", "validate_every", "seed"}
+WHOLE = {
+    "passes",
+    "restarts",
+    "ensemble",
+    "folds",
+    "jobs",
+    "heat",
+    "units",
+    "validate_every",
+    "seed",
+}
 """Options that a file holds as whole numbers of at least 0."""
 _WHOLE_COUNTERS = {"passes", "tries", "best_pass"}
 
@@ -70,7 +80,10 @@ def parts(stored: Stored) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     tensors = {"sources": graph.sources, "targets": graph.targets}
     tensors |= {f"last.{name}": getattr(training.model, name) for name in _ARRAYS}
     best_is_last = training.passes == 0 and training.best is training.model
-    for place, parameters in (("best", None if best_is_last else training.best), ("centre", training.centre)):
+    for place, parameters in (
+        ("best", None if best_is_last else training.best),
+        ("centre", training.centre),
+    ):
         if parameters is not None:
             tensors |= {f"{place}.{name}": getattr(parameters, name) for name in _ARRAYS}
     description = {
@@ -118,7 +131,11 @@ def contents(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
         with safe_open(str(path), framework="numpy") as file:
             metadata = file.metadata() or {}
             return metadata, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, TypeError, AttributeError) as error:  # the latter of types that NumPy lacks
+    except (
+        SafetensorError,
+        TypeError,
+        AttributeError,
+    ) as error:  # the latter of types that NumPy lacks
         raise ModelFileError(
             f"{path} is not a safetensors file of our types ({error}): give a model that `pathspace sequence fit` "
             "wrote"
@@ -226,7 +243,11 @@ def _graph(units: Any, tensors: dict[str, np.ndarray]) -> Graph:
     sources, targets, V0 = tensors["sources"], tensors["targets"], tensors["last.V0"]
     if type(units) is not int or V0.shape != (units + 1,):
         raise ValueError(f"units={units!r} does not fit start values of shape {V0.shape}")
-    if sources.ndim != 1 or sources.shape != targets.shape or not sources.dtype == targets.dtype == np.int64:
+    if (
+        sources.ndim != 1
+        or sources.shape != targets.shape
+        or not sources.dtype == targets.dtype == np.int64
+    ):
         raise ValueError("the edges have no two ends each")
     pairs = zip(sources.tolist(), targets.tolist(), strict=True)
     graph = Graph.from_edges(units, ((i, j) for i, j in pairs if i > 0))

@@ -1,7 +1,7 @@
 """Texts as numbers: the alphabet, and sequences laid out for the compiled passes.
 
-Alphabet of this module: A symbols, S sequences, T symbols in all of them together, R = T + S rows of states,
-P predicted positions.
+Alphabet of this module: A symbols, S sequences, T symbols in all of them together, R = T + S rows
+of states, P predicted positions.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ class Alphabet:
         """Return the alphabet of all symbols in some texts.
 
         Raises:
-            ValueError: if there is no symbol at all, or two of them are the halves of a surrogate pair.
+            ValueError: if there is no symbol at all, or two of them are the halves of a surrogate
+                pair.
             TypeError: if str and bytes are mixed, or one is neither.
         """
         texts = [as_text(text) for text in texts]
@@ -127,8 +128,14 @@ class Alphabet:
         if not any(texts):
             raise ValueError("the text is empty: there is no symbol to learn from")
         if kinds == {bytes}:
-            return cls(bytes(sorted({value for text in texts if isinstance(text, bytes) for value in text})))
-        symbols = "".join(sorted({value for text in texts if isinstance(text, str) for value in text}))
+            return cls(
+                bytes(
+                    sorted({value for text in texts if isinstance(text, bytes) for value in text})
+                )
+            )
+        symbols = "".join(
+            sorted({value for text in texts if isinstance(text, str) for value in text})
+        )
         if symbols.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass") != symbols:
             raise ValueError(
                 "the text holds halves of surrogate pairs as characters of their own, which a model file would join: "
@@ -185,7 +192,8 @@ class Alphabet:
         """Return the numbers 0..A-1 of the symbols of a text.
 
         Raises:
-            UnseenSymbolError: if a symbol is not in the alphabet; the message names it and its place.
+            UnseenSymbolError: if a symbol is not in the alphabet; the message names it and its
+                place.
             TypeError: if it is no text, or bytes where the model reads str, or the other way round.
         """
         text = self.sequence(text)
@@ -254,12 +262,15 @@ class Corpus:
         Empty sequences are left out.
 
         Raises:
-            ValueError: if there is no symbol, none is to be predicted, or a mask has another length.
+            ValueError: if there is no symbol, none is to be predicted, or a mask has another
+                length.
         """
         lengths = [len(sequence) for sequence in sequences]
         if masks is not None and [len(mask) for mask in masks] != lengths:
             raise ValueError("each mask needs one entry for each symbol of its text")
-        bounds = np.concatenate([[0], np.cumsum([length for length in lengths if length])]).astype(np.int64)
+        bounds = np.concatenate([[0], np.cumsum([length for length in lengths if length])]).astype(
+            np.int64
+        )
         if bounds[-1] == 0:
             raise ValueError("the text is empty: give one with a symbol")
         x = np.concatenate(sequences).astype(np.int64, copy=False)
@@ -278,7 +289,9 @@ class Corpus:
     def batch(self, sequences: IntArray) -> Corpus:
         """Return some of the sequences, by their numbers; raises ValueError if none of their symbols is predicted."""
         spans = [slice(self.bounds[s], self.bounds[s + 1]) for s in sequences]
-        part = Corpus.of([self.x[span] for span in spans], self.A, [self.chi[span] for span in spans])
+        part = Corpus.of(
+            [self.x[span] for span in spans], self.A, [self.chi[span] for span in spans]
+        )
         return replace(part, whole=self)
 
     @property
@@ -305,7 +318,8 @@ class Corpus:
         """Return the text in parts of ``size`` symbols, each sorted by symbol."""
         if size not in self._parts:
             self._parts[size] = [
-                self._part(begin, min(begin + size, len(self.x))) for begin in range(0, len(self.x), size)
+                self._part(begin, min(begin + size, len(self.x)))
+                for begin in range(0, len(self.x), size)
             ]
         return self._parts[size]
 

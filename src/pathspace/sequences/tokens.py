@@ -85,9 +85,14 @@ def sequences_of(text: Any, mode: Mode) -> Given:
         return given_texts(text)  # which says what is wrong with it
     _check_order(text)
     if isinstance(text, np.ndarray) and text.ndim > 2:
-        raise TypeError(f"tokens are one row, or one row for each sequence, got an array of {text.ndim} axes")
+        raise TypeError(
+            f"tokens are one row, or one row for each sequence, got an array of {text.ndim} axes"
+        )
     items = list(text)
-    nested = [isinstance(item, list) or (_is_column(item) and getattr(item, "ndim", 0) > 0) for item in items]
+    nested = [
+        isinstance(item, list) or (_is_column(item) and getattr(item, "ndim", 0) > 0)
+        for item in items
+    ]
     if any(nested) and not all(nested):
         at = nested.index(True)
         raise TypeError(
@@ -116,9 +121,13 @@ def _is_column(text: Any) -> bool:
 
 def _check_order(text: Any) -> None:
     if isinstance(text, AbstractSet | Mapping):
-        raise TypeError(f"a {type(text).__name__} has no order: give a list of its symbols in theirs")
+        raise TypeError(
+            f"a {type(text).__name__} has no order: give a list of its symbols in theirs"
+        )
     if hasattr(text, "columns"):
-        raise TypeError(f"a {type(text).__name__} has several columns: give one of them, table['name']")
+        raise TypeError(
+            f"a {type(text).__name__} has several columns: give one of them, table['name']"
+        )
 
 
 def _tokens(items: Any) -> Tokens:
@@ -166,8 +175,8 @@ def _split(text: Any, mode: Splitter) -> Given:
 def _tokens_of(text: Text, mode: Splitter) -> Tokens:
     """Return the words or lines of a text.
 
-    A word is a run of letters, digits and underscores, or a run of blanks, or any other character, so that they make
-    the text again. Lines are those between the newlines.
+    A word is a run of letters, digits and underscores, or a run of blanks, or any other character,
+    so that they make the text again. Lines are those between the newlines.
     """
     if isinstance(text, bytes):
         try:
@@ -185,7 +194,8 @@ class TokenAlphabet(Alphabet):
     """The tokens that a model knows.
 
     Args:
-        symbols: the distinct tokens, sorted where they can be, else in the order in which they came.
+        symbols: the distinct tokens, sorted where they can be, else in the order in which they
+            came.
         mode: how a text is split into them; True: it is not.
 
     Example:
@@ -203,7 +213,9 @@ class TokenAlphabet(Alphabet):
         Raises:
             ValueError: if there is none.
         """
-        found: list[Any] = list(dict.fromkeys(token for sequence in sequences for token in sequence))
+        found: list[Any] = list(
+            dict.fromkeys(token for sequence in sequences for token in sequence)
+        )
         if not found:
             raise ValueError("the text is empty: there is no symbol to learn from")
         # neighbours share their first decisions
@@ -232,7 +244,9 @@ class TokenAlphabet(Alphabet):
             return _tokens(text)
         given = self.sequences(text)
         if not given.is_one:
-            raise TypeError(f"one sequence of tokens is expected, got {len(given.parts)} of them: give one")
+            raise TypeError(
+                f"one sequence of tokens is expected, got {len(given.parts)} of them: give one"
+            )
         return given.parts[0]
 
     def numbers(self, text: Any) -> tuple[IntArray, NDArray[np.bool_]]:

@@ -37,7 +37,9 @@ from .text import Corpus
 
 _RISE, _FALL = 1.1, 0.5
 _TRIES = 60
-_HIGHEST = 2.0**_TRIES  # where `reach` bounds every step, a rate would rise for ever, beyond all numbers
+_HIGHEST = (
+    2.0**_TRIES
+)  # where `reach` bounds every step, a rate would rise for ever, beyond all numbers
 
 
 def _number(value: Any) -> float:
@@ -56,16 +58,19 @@ class Settings:
         metric: "rbp", "rutsd", "rbp-qd", "rutsd-qd", "fb" or "bp" for the transition steps.
         writing: "qdh", "dh", "fisher" or "bp" for the writing steps.
         damping: eps of the transition metric.
-        writing_damping: factor of eps_y, the damping of the writing metric: the frequency of y plus 2.2e-16.
+        writing_damping: factor of eps_y, the damping of the writing metric: the frequency of y plus
+            2.2e-16.
         reach: most that a transition step may change what a symbol adds to a unit; None: no bound.
         prior_writing: precision of a Gaussian prior of the writing weights, 0 for none.
-        prior_transition: precision of a Gaussian prior of the transition weights, around the start values.
+        prior_transition: precision of a Gaussian prior of the transition weights, around the start
+            values.
         passes: stop after this many passes.
         seconds: stop after about this many seconds of training, or never if None.
         patience: stop when the validation has not improved for this many passes, or never if None.
-        validate_every: passes between two looks at the validation text; there is one more at the end.
-        grow: begin on parts of a long text, which double; see `growing_parts`. No look is taken at the validation text
-            before the whole is reached.
+        validate_every: passes between two looks at the validation text; there is one more at the
+            end.
+        grow: begin on parts of a long text, which double; see `growing_parts`. No look is taken at
+            the validation text before the whole is reached.
         batch: how many texts each two steps are made on, see `Batches`; None: all.
 
     Raises:
@@ -90,16 +95,26 @@ class Settings:
         if self.metric not in get_args(Metric):
             raise ValueError(f"unknown metric {self.metric!r}, choose from {get_args(Metric)}")
         if self.writing not in get_args(WritingStep):
-            raise ValueError(f"unknown writing step {self.writing!r}, choose from {get_args(WritingStep)}")
+            raise ValueError(
+                f"unknown writing step {self.writing!r}, choose from {get_args(WritingStep)}"
+            )
         for name in ("damping", "writing_damping", "prior_writing", "prior_transition"):
             if not 0 <= _number(getattr(self, name)) < math.inf:
-                raise ValueError(f"{name} must be at least 0 and finite, got {getattr(self, name)!r}")
+                raise ValueError(
+                    f"{name} must be at least 0 and finite, got {getattr(self, name)!r}"
+                )
         if self.reach is not None and not 0 < _number(self.reach) < math.inf:
-            raise ValueError(f"reach must be above 0 and finite, or None for no bound, got {self.reach!r}")
+            raise ValueError(
+                f"reach must be above 0 and finite, or None for no bound, got {self.reach!r}"
+            )
         if self.seconds is not None and not _number(self.seconds) >= 0:
-            raise ValueError(f"seconds must be at least 0, or None for no bound, got {self.seconds!r}")
+            raise ValueError(
+                f"seconds must be at least 0, or None for no bound, got {self.seconds!r}"
+            )
         if self.patience is not None and not _number(self.patience) >= 0:
-            raise ValueError(f"patience must be at least 0, or None for no end of it, got {self.patience!r}")
+            raise ValueError(
+                f"patience must be at least 0, or None for no end of it, got {self.patience!r}"
+            )
         if self.batch is not None and (type(self.batch) is not int or self.batch < 1):
             raise ValueError(
                 f"batch must be a whole number of at least 1, or None for all texts, got {self.batch!r}"
@@ -121,16 +136,18 @@ class Training:
         passes: passes so far; even: a writing step is next.
         tries: passes over the text so far, those undone included.
         seconds: training time so far.
-        log_likelihood: of the training text, in nats, NaN before the first pass; while the training is on a part or a
-            batch of the text, of that, as if the rest were as long a symbol.
-        best: the parameters with the shortest validation text at a scheduled look, or None without validation.
+        log_likelihood: of the training text, in nats, NaN before the first pass; while the training
+            is on a part or a batch of the text, of that, as if the rest were as long a symbol.
+        best: the parameters with the shortest validation text at a scheduled look, or None without
+            validation.
         centre: the start values, where a prior pulls to, or None without one.
         best_bits: length of the validation text in bits under them, infinite before the first look.
         best_pass: the pass that made them.
-        validation_bits: length of the validation text at the last look of this training, NaN before its first; shorter
-            than `best_bits` where a training has ended between two scheduled looks with its best parameters.
-        broke_off: whether it, or one of those that were merged, ended because the next direction is not finite; files
-            do not say so.
+        validation_bits: length of the validation text at the last look of this training, NaN before
+            its first; shorter than `best_bits` where a training has ended between two scheduled
+            looks with its best parameters.
+        broke_off: whether it, or one of those that were merged, ended because the next direction is
+            not finite; files do not say so.
     """
 
     model: Parameters
@@ -209,7 +226,8 @@ def advance(
     """Make one pass: find the direction, then the largest rate on the ladder that does not lose.
 
     Raises:
-        FloatingPointError: if the direction is not finite, as with a singular metric without damping.
+        FloatingPointError: if the direction is not finite, as with a singular metric without
+            damping.
     """
     writing = training.passes % 2 == 0
     with np.errstate(all="ignore"):  # a direction that is not finite is told of below
@@ -269,11 +287,14 @@ def _look(training: Training, validation: Corpus | None, memory: _Memory) -> Tra
 def _last_look(training: Training, validation: Corpus | None, memory: _Memory) -> Training:
     """Look at the validation text where a training ends, so that no pass is lost.
 
-    What the scheduled looks have kept stays, with which the training goes on as if it had never stopped.
+    What the scheduled looks have kept stays, with which the training goes on as if it had never
+    stopped.
     """
     if validation is None:
         return training
-    return replace(training, validation_bits=code_length(training.model, validation, memory.validation))
+    return replace(
+        training, validation_bits=code_length(training.model, validation, memory.validation)
+    )
 
 
 def _again(training: Training, validation: Corpus, memory: _Memory) -> Training:
@@ -356,11 +377,15 @@ def _train_on(
         # a fit of no pass may have looked at another text, whose length is no record to beat
         begun = replace(training, best=None, best_bits=math.inf, validation_bits=math.nan)
         training = _look(begun, validation, memory)
-        if settings.passes == 0:  # contexts may be asked for alone, of a text that is too long to train on
+        if (
+            settings.passes == 0
+        ):  # contexts may be asked for alone, of a text that is too long to train on
             return training
     state = forward(training.model, corpus, activities(training.model, corpus, memory.a), memory.pi)
     if not math.isfinite(state.log_likelihood):
-        raise FloatingPointError("the log-likelihood of the training text is not finite at the start")
+        raise FloatingPointError(
+            "the log-likelihood of the training text is not finite at the start"
+        )
     if training.passes > 0:
         # the look at the end of what goes on here is none of its schedule
         training = replace(training, log_likelihood=state.log_likelihood, validation_bits=math.nan)
@@ -376,7 +401,8 @@ def _train_on(
             validation is not None
             and settings.patience is not None
             # without a look there is nothing to lose patience with
-            and training.passes - training.best_pass >= max(settings.patience, settings.validate_every)
+            and training.passes - training.best_pass
+            >= max(settings.patience, settings.validate_every)
         ):
             break
         if batches.at(training.passes) is not now:

@@ -32,7 +32,9 @@ def network(model: Parameters | None, A: int) -> Network:
     pi, mass = np.full(A, 1 / A), np.zeros(max(A - 1, 1))
     if model is None:
         none, nobody = np.zeros((1, 1)), np.zeros(1, np.int64)
-        return Network(none, none, nobody, nobody, np.zeros(2, bool), np.zeros(1), np.ones(1), pi, mass)
+        return Network(
+            none, none, nobody, nobody, np.zeros(2, bool), np.zeros(1), np.ones(1), pi, mass
+        )
     a, logistic = np.empty(model.units + 1), model.squash == "logistic"
     squash(model.V0, logistic, a)
     return Network(
@@ -256,7 +258,9 @@ def sample(
         p = place.predict()
         if temperature != 1.0:
             p = (p / p.max()) ** (1 / temperature)
-        drawn[t] = min(int(np.searchsorted(np.cumsum(p), rng.random() * p.sum(), side="right")), len(p) - 1)
+        drawn[t] = min(
+            int(np.searchsorted(np.cumsum(p), rng.random() * p.sum(), side="right")), len(p) - 1
+        )
         if drawn[t] == end:
             return drawn[:t]
         place.read(int(drawn[t]))

@@ -1,7 +1,7 @@
 """A normalization layer in the squared network, with its mean held in derivatives.
 
-y_c = g_c (a_c - mean) / sqrt(var + eps) + b_c, with statistics over a set S of values, forgets the scale of what
-enters. So does the squared network: with z the path mass that enters,
+y_c = g_c (a_c - mean) / sqrt(var + eps) + b_c, with statistics over a set S of values, forgets the
+scale of what enters. So does the squared network: with z the path mass that enters,
 
     gamma_y^2 = g_c^2 z_c / m + b_c^2,     m = mean of z over S, held constant in derivatives
 
@@ -24,7 +24,8 @@ class Normalization:
     """One normalization layer.
 
     Attributes:
-        shape: of what enters, with dimensions that S takes only a part of taken apart (channels into groups).
+        shape: of what enters, with dimensions that S takes only a part of taken apart (channels
+            into groups).
         over: the dimensions of it that make up S.
         place: the shape in which gain and bias stand beside what enters.
         gain: whether there is one.
@@ -48,7 +49,8 @@ class Normalization:
         """1/m beside every value, 0 where m = 0; held constant in derivatives."""
         parts = z.detach().reshape(self.shape)
         size = math.prod(self.shape[d] for d in self.over)
-        # divided before it is summed: a sum beyond the type's range would make zeros of numbers within it
+        # divided before it is summed: a sum beyond the type's range would make zeros of numbers
+        # within it
         m = (parts / size).sum(self.over, keepdim=True)
         inverse = torch.where(m == 0, 0.0, m.reciprocal())
         return inverse.expand(self.shape).reshape(z.shape)

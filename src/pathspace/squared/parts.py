@@ -1,8 +1,9 @@
 """Tensors that are split over processes along their first dimension (DTensor): the part here, and the whole.
 
-A process of FSDP keeps a few rows of every weight. What is done to elements is done to its part. Sums over paths need
-whole weights, which are gathered one after the other while the squared network runs, and gathered again for the way
-back, so that never more than a few of them are in memory. All is the identity for a tensor that is not split.
+A process of FSDP keeps a few rows of every weight. What is done to elements is done to its part.
+Sums over paths need whole weights, which are gathered one after the other while the squared network
+runs, and gathered again for the way back, so that never more than a few of them are in memory. All
+is the identity for a tensor that is not split.
 """
 
 from __future__ import annotations
@@ -54,7 +55,12 @@ def joined(values: Tensor, like: Any) -> Any:
     if not is_split(like) or is_split(values):
         return values
     return type_of_split().from_local(
-        values, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        values,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
     )
 
 
@@ -68,7 +74,9 @@ def dealt(value: Any, like: Any) -> Any:
     if not is_split(like) or is_split(value) or not isinstance(value, Tensor) or not value.dim():
         return value
     deal, mesh = sys.modules["torch.distributed.tensor"].distribute_tensor, like.device_mesh
-    return deal(value, mesh, like.placements, src_data_rank=None).clone()  # the rows are a view of the whole
+    return deal(
+        value, mesh, like.placements, src_data_rank=None
+    ).clone()  # the rows are a view of the whole
 
 
 def type_of_split() -> Any:
@@ -114,7 +122,9 @@ class Gathering:
 
     def __init__(self) -> None:
         self._parts: dict[int, tuple[StorageWeakRef, Any]] = {}  # of the memory of the whole
-        self._last: tuple[Any, Tensor] | None = None  # on the way back; a recurrence asks for one many times
+        self._last: tuple[Any, Tensor] | None = (
+            None  # on the way back; a recurrence asks for one many times
+        )
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
 
     def whole(self, tensor: Any) -> Tensor:
@@ -122,7 +132,9 @@ class Gathering:
         if not is_split(tensor):
             return tensor
         result = tensor.full_tensor()
-        memory = StorageWeakRef(result.untyped_storage())  # while it lives, no other memory has this name
+        memory = StorageWeakRef(
+            result.untyped_storage()
+        )  # while it lives, no other memory has this name
         self._parts[memory.cdata] = memory, tensor.detach()
         return result
 

@@ -14,7 +14,16 @@ from torch.utils import _pytree as pytree
 _CASTS = frozenset(["float", "half", "bfloat16", "to", "type", "type_as"])
 _OF_NUMBERS = frozenset(
     [
-        *("tensor", "as_tensor", "asarray", "scalar_tensor", "full", "arange", "linspace", "logspace"),
+        *(
+            "tensor",
+            "as_tensor",
+            "asarray",
+            "scalar_tensor",
+            "full",
+            "arange",
+            "linspace",
+            "logspace",
+        ),
         *("bartlett_window", "blackman_window", "hamming_window", "hann_window", "kaiser_window"),
     ]
 )
@@ -35,8 +44,9 @@ def widened(tensor: Tensor) -> Tensor:
 class AtLeast(TorchFunctionMode):
     """Results of less precision than ``dtype`` take that type, in this thread alone.
 
-    A copy of a model that runs in a wider type than it was written for holds casts (``x.float()``), types that it asks
-    for (``sum(dtype=torch.float32)``) and constants of the narrower one; they would not fit its parameters.
+    A copy of a model that runs in a wider type than it was written for holds casts (``x.float()``),
+    types that it asks for (``sum(dtype=torch.float32)``) and constants of the narrower one; they
+    would not fit its parameters.
 
     Args:
         dtype: a floating-point type.
@@ -56,12 +66,22 @@ class AtLeast(TorchFunctionMode):
         kwargs = kwargs or {}
         if any(isinstance(value, torch.dtype) for value in (*args, *kwargs.values())):
             args = tuple(self.dtype if self._is_narrow(value) else value for value in args)
-            kwargs = {key: self.dtype if self._is_narrow(value) else value for key, value in kwargs.items()}
+            kwargs = {
+                key: self.dtype if self._is_narrow(value) else value
+                for key, value in kwargs.items()
+            }
         try:
             result = func(*args, **kwargs)
-        except RuntimeError:  # a tensor that no torch function made (torch.Tensor(2, 3)), beside wider ones
-            wide = pytree.tree_map_only(Tensor, lambda t: self._widened(t, func, ()), (args, kwargs))
-            if all(a is b for a, b in zip(*map(pytree.tree_leaves, (wide, (args, kwargs))), strict=True)):
+        except (
+            RuntimeError
+        ):  # a tensor that no torch function made (torch.Tensor(2, 3)), beside wider ones
+            wide = pytree.tree_map_only(
+                Tensor, lambda t: self._widened(t, func, ()), (args, kwargs)
+            )
+            if all(
+                a is b
+                for a, b in zip(*map(pytree.tree_leaves, (wide, (args, kwargs))), strict=True)
+            ):
                 raise
             result = func(*wide[0], **wide[1])
         if isinstance(result, Tensor):

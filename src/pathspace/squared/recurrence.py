@@ -1,6 +1,7 @@
 """Recurrent layers in the squared network: the linear recurrence h_t = S h_{t-1} + u_t, and stacks of it.
 
-Letters: T time, H hidden, t runs over 0..T-1; S ``[H, H]``, u and h ``[T, H]``, h_{-1} = start ``[H]``; delta = dG/dh.
+Letters: T time, H hidden, t runs over 0..T-1; S ``[H, H]``, u and h ``[T, H]``, h_{-1} = start
+``[H]``; delta = dG/dh.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from pathspace.squared.tape import Mix
 class _LinearRecurrence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, S: Tensor, u: Tensor, start: Tensor | None) -> Tensor:
-        # powers of S cost less than the small products that they save; on a GPU launches cost more than products
+        # powers of S cost less than the small products that they save; on a GPU launches cost more
+        # than products
         enough = max(64, len(S) // 16) if u.is_cuda else 4 * len(S)
         h = (_in_blocks if len(S) and len(u) >= enough else _step_by_step)(S, u, start)
         ctx.save_for_backward(S, h, start)
@@ -32,7 +34,8 @@ class _LinearRecurrence(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         S, h, start = ctx.saved_tensors
         with full_precision(grad_outputs[0]):
-            # delta_t = g_t + S^T delta_{t+1}: the same recurrence the other way, so it can be differentiated again
+            # delta_t = g_t + S^T delta_{t+1}: the same recurrence the other way, so it can be
+            # differentiated again
             delta = linear_recurrence(S.t(), grad_outputs[0], backwards=True)
             to_S = delta[1:].t() @ h[:-1]  # dG/dS = sum_t delta_t h_{t-1}^T
             if start is None:
@@ -45,7 +48,9 @@ def _step_by_step(S: Tensor, u: Tensor, start: Tensor | None) -> Tensor:
     before = start
     # all rows at once: indexing costs as much as a small product
     for state, enters in zip(h.unbind(0), u.unbind(0), strict=True):
-        before = state.copy_(enters) if before is None else torch.addmv(enters, S, before, out=state)
+        before = (
+            state.copy_(enters) if before is None else torch.addmv(enters, S, before, out=state)
+        )
     return h
 
 
@@ -53,8 +58,8 @@ def _in_blocks(S: Tensor, u: Tensor, start: Tensor | None) -> Tensor:
     """By 3 sqrt(T) products in place of T: the ends of blocks, each from zero, then from one another; then all."""
     size = math.isqrt(len(u))
     through = torch.linalg.matrix_power(S, size)
-    # of units that nothing may enter: 0 times infinity. Where a CUDA graph is recorded nothing can be looked at, and
-    # what is not finite is computed again in float64
+    # of units that nothing may enter: 0 times infinity. Where a CUDA graph is recorded nothing can
+    # be looked at, and what is not finite is computed again in float64
     captured = S.is_cuda and torch.cuda.is_current_stream_capturing()
     if not captured and not bool(through.isfinite().all()):
         return _step_by_step(S, u, start)
@@ -121,7 +126,8 @@ def stacked_recurrence(
 ) -> tuple[Tensor, Tensor]:
     """Squared states of a stack of recurrent layers: outputs ``[T, directions * H]`` and last states ``[cells, H]``.
 
-    Of several sequences x ``[T, N, in]`` that differ, as the windows of one, there is a dimension N in all of these.
+    Of several sequences x ``[T, N, in]`` that differ, as the windows of one, there is a dimension N
+    in all of these.
 
     For every cell, the states before and after each transition and what enters it are appended to
     ``inside``, if it is given. ``mix`` replaces the state of a cell at each of its steps.
@@ -132,7 +138,9 @@ def stacked_recurrence(
         backwards = index % stack.directions == 1
         start = None if initial is None else initial.reshape(*x.shape[1:-1], -1)
         bias = cell[2] + cell[3] if stack.per_cell == 4 else None
-        constant = x.shape[0] > 1 and x.stride(0) == 0  # the same input at every step: one product is enough
+        constant = (
+            x.shape[0] > 1 and x.stride(0) == 0
+        )  # the same input at every step: one product is enough
         u = F.linear(x[:1] if constant else x, cell[0], bias)
         u = u.expand(x.shape[0], *u.shape[1:])
         if mix is None and x.dim() == 2:

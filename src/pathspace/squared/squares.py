@@ -1,7 +1,7 @@
 """Outer products kept as their factors.
 
-A gradient of the squared network in the matrix of a linear map is an outer product whenever the map is used once:
-what enters times what leaves.
+A gradient of the squared network in the matrix of a linear map is an outer product whenever the map
+is used once: what enters times what leaves.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The squared network as a list of instructions.
 
-The squared network of P16 is the traced network with squared parameters and without its ReLUs, read for one
-example with ones at its inputs. The value it gives a node v is gamma_v^2; the sum over its outputs is
-gamma_net^2. It is recorded once, while tracing, and replayed whenever parameters have changed.
+The squared network of P16 is the traced network with squared parameters and without its ReLUs, read
+for one example with ones at its inputs. The value it gives a node v is gamma_v^2; the sum over its
+outputs is gamma_net^2. It is recorded once, while tracing, and replayed whenever parameters have
+changed.
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ class Instruction:
     name: str  # the operation and the module it was called in, for messages
     of_parameter: bool = False  # a view of a parameter, or a parameter times a constant
     recurrent: bool = False  # the function takes ``taps``
-    # what it is, for those that read the tape: "linear", "movement", "product", the form of a stack, or a normalization
+    # what it is, for those that read the tape: "linear", "movement", "product", the form of a
+    # stack, or a normalization
     form: Any = None
     shape: tuple[int, ...] = ()  # of the first output
     fixed: bool = False  # the function has fixed edges, and takes their ``power``
-    # the function multiplies by the inverse of a statistic, which this computes of its inputs; it takes it as ``held``
+    # the function multiplies by the inverse of a statistic, which this computes of its inputs; it
+    # takes it as ``held``
     statistic: Callable[..., Tensor] | None = None
 
 
@@ -58,9 +61,10 @@ class Sums:
 
     Attributes:
         power: of the weights of fixed edges, of constants and of buffers.
-        other: returns a buffer of a second network by name; its product with that of the first then takes the place of
-            a power.
-        held: first output slot of an instruction -> the inverse of its statistic, where it is not to be computed.
+        other: returns a buffer of a second network by name; its product with that of the first then
+            takes the place of a power.
+        held: first output slot of an instruction -> the inverse of its statistic, where it is not
+            to be computed.
         noted: takes the inverses of all statistics, by the first output slot of the instruction.
     """
 
@@ -121,14 +125,18 @@ class Tape:
     outputs: tuple[int, ...]
 
     @staticmethod
-    def of(leaves: Sequence[Leaf], instructions: Sequence[Instruction], outputs: Sequence[int]) -> Tape:
+    def of(
+        leaves: Sequence[Leaf], instructions: Sequence[Instruction], outputs: Sequence[int]
+    ) -> Tape:
         """Keep only what the outputs depend on."""
         needed, kept = set(outputs), []
         for instruction in reversed(instructions):
             if needed.intersection(instruction.outputs):
                 needed.update(instruction.inputs)
                 kept.append(instruction)
-        return Tape(tuple(x for x in leaves if x.slot in needed), tuple(reversed(kept)), tuple(outputs))
+        return Tape(
+            tuple(x for x in leaves if x.slot in needed), tuple(reversed(kept)), tuple(outputs)
+        )
 
     def run(
         self,
@@ -143,14 +151,16 @@ class Tape:
         """Replay the squared network.
 
         Args:
-            squared: squared parameters by name; their type and device are those of the computation. Those that are
-                split over processes are gathered for each instruction that reads them, and let go of after it.
+            squared: squared parameters by name; their type and device are those of the computation.
+                Those that are split over processes are gathered for each instruction that reads
+                them, and let go of after it.
             live: returns a buffer, or a parameter outside the network, of the model by name.
             watch: slots whose values are wanted too.
             taps: a list to which the inside of every recurrent cell is appended.
             mix: replaces values by others as soon as they are there.
             inputs: returns the values of a network input of some shape; ones by default.
-            sums: which sums over paths are wanted; ``squared`` has the values of the parameters in these.
+            sums: which sums over paths are wanted; ``squared`` has the values of the parameters in
+                these.
 
         Returns:
             gamma_net^2, a 0-dim tensor, and the watched values.
@@ -213,11 +223,17 @@ class Tape:
             elif leaf.kind == "input" and inputs is not None:
                 slots[leaf.slot] = inputs(leaf.shape)
             elif leaf.kind == "input":
-                slots[leaf.slot] = torch.ones((), dtype=like.dtype, device=like.device).expand(leaf.shape)
+                slots[leaf.slot] = torch.ones((), dtype=like.dtype, device=like.device).expand(
+                    leaf.shape
+                )
             else:
                 data = live(leaf.name) if leaf.data is None else self._constant(leaf, like.device)
-                data = data.masked_fill(data.isinf(), 0) if leaf.kind == "buffer" else data  # that of a mask
-                slots[leaf.slot] = sums.of_buffer("" if leaf.data is not None else leaf.name, data, like)
+                data = (
+                    data.masked_fill(data.isinf(), 0) if leaf.kind == "buffer" else data
+                )  # that of a mask
+                slots[leaf.slot] = sums.of_buffer(
+                    "" if leaf.data is not None else leaf.name, data, like
+                )
         return slots
 
     def _constant(self, leaf: Leaf, device: torch.device) -> Tensor:
@@ -234,7 +250,9 @@ class Tape:
     def _moved(self) -> dict[tuple[int, torch.device], Tensor]:
         return {}
 
-    def read_buffers(self, live: Callable[[str], Tensor], parameters: Iterable[str]) -> list[Tensor]:
+    def read_buffers(
+        self, live: Callable[[str], Tensor], parameters: Iterable[str]
+    ) -> list[Tensor]:
         """Return the tensors of the model that the tape reads, but for some parameters."""
         inside = set(parameters)
         leaves = (leaf for leaf in self.leaves if leaf.kind != "input" and leaf.data is None)
@@ -271,7 +289,9 @@ class Tape:
     @cached_property
     def normalizations(self) -> Mapping[int, Normalization]:
         """Slot -> the layer that fills it by dividing by a statistic of what enters."""
-        return {i.outputs[0]: i.form for i in self.instructions if isinstance(i.form, Normalization)}
+        return {
+            i.outputs[0]: i.form for i in self.instructions if isinstance(i.form, Normalization)
+        }
 
     @cached_property
     def product(self) -> str:

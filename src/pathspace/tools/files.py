@@ -1,7 +1,8 @@
 """Files that are either complete or absent, whatever happens while they are written.
 
-A file is written under a temporary name beside it, `.NAME.*.part`, and renamed. What a killed process leaves there
-is cleared by the next one that writes a file of that name, or by `clear_leftovers`.
+A file is written under a temporary name beside it, `.NAME.*.part`, and renamed. What a killed
+process leaves there is cleared by the next one that writes a file of that name, or by
+`clear_leftovers`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ except ModuleNotFoundError:  # Windows, where leftovers stay
     fcntl = None
 
 SUFFIX, LOCK = ".part", ".lock"
-_KEPT = 100  # characters of the name in the temporary one, which must not be too long for the file system
+# characters of the name in the temporary one, which must not be too long for the file system
+_KEPT = 100
 
 
 def write_atomically(
@@ -35,16 +37,18 @@ def write_atomically(
 ) -> None:
     """Write a file under a temporary name beside it, then rename it; its permissions stay what they were.
 
-    A symbolic link stays, and what it names is written. Devices and pipes are written to as they are.
+    A symbolic link stays, and what it names is written. Devices and pipes are written to as they
+    are.
 
     Args:
         path: The final file; an older one is replaced in one step.
         write: Called once with the open binary file.
-        check: Called with the temporary file once it is complete. What it raises is raised, and a file that was there
-            before is then untouched. Devices and pipes are not checked.
+        check: Called with the temporary file once it is complete. What it raises is raised, and a
+            file that was there before is then untouched. Devices and pipes are not checked.
 
     Raises:
-        OSError: It cannot be written, and the error names it. A file that was there before is then untouched.
+        OSError: It cannot be written, and the error names it. A file that was there before is then
+            untouched.
     """
     try:
         _write_atomically(path, write, check)
@@ -70,10 +74,13 @@ def _write_atomically(
         with os.fdopen(descriptor, "wb") as file:
             write(file)
             file.flush()
-            os.fsync(file.fileno())  # else a crash of the machine may leave the new name on an empty file
+            os.fsync(
+                file.fileno()
+            )  # else a crash of the machine may leave the new name on an empty file
             if check is not None:
                 check(temporary)
-            # mkstemp makes the file private; results are for sharing, as far as the user's umask allows.
+            # mkstemp makes the file private; results are for sharing, as far as the user's umask
+            # allows.
             mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o666 & ~_umask()
             temporary.chmod(mode)
             if os.name == "nt":  # Windows renames no open file
@@ -88,7 +95,8 @@ def check_writable(path: Path) -> Path | None:
     """Return the regular file that `path` stands for, or None where it is a device or a pipe.
 
     Raises:
-        OSError: It cannot be written: it is a folder, it or its folder is protected, or its folder is missing.
+        OSError: It cannot be written: it is a folder, it or its folder is protected, or its folder
+            is missing.
     """
     try:
         mode = path.stat().st_mode
@@ -137,7 +145,9 @@ def locked(folder: Path) -> Iterator[bool]:
     try:
         yield True
     finally:
-        (folder / LOCK).unlink(missing_ok=True)  # while it is held: whoever waits for it looks again
+        (folder / LOCK).unlink(
+            missing_ok=True
+        )  # while it is held: whoever waits for it looks again
         lock.release()
 
 
@@ -155,6 +165,8 @@ def _temporary(target: Path) -> tuple[int, Path]:
 
 
 def _umask() -> int:
-    mask = os.umask(0o022)  # it can only be read by setting it; other threads may make files meanwhile
+    mask = os.umask(
+        0o022
+    )  # it can only be read by setting it; other threads may make files meanwhile
     os.umask(mask)
     return mask

@@ -54,8 +54,9 @@ class Processes:
 def _sigint_blocked() -> Iterator[None]:
     """Start processes that do not hear Ctrl-C, which goes to every process of the terminal.
 
-    A blocked signal stays blocked in them from their first instruction on, so that none of them dies of it while it is
-    still loading. Windows has no such thing: there what they do at their start has to do.
+    A blocked signal stays blocked in them from their first instruction on, so that none of them
+    dies of it while it is still loading. Windows has no such thing: there what they do at their
+    start has to do.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield

@@ -80,8 +80,8 @@ class Progress:
     def update(self, completed: float, note: str = "", *, last: bool = False) -> None:
         """Say how much is done, and a few words about it.
 
-        Speed is measured from the first call on, so that loading and compiling do not count. The `last` call of some
-        work prints a line in any case.
+        Speed is measured from the first call on, so that loading and compiling do not count. The
+        `last` call of some work prints a line in any case.
         """
         task = self._task
         if task is None:

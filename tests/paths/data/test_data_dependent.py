@@ -41,7 +41,7 @@ def brute(net, alpha, statistic):
     return OnData(net.graph, net.net["params"], inputs, net.net["bias"], alpha, statistic)
 
 
-# --- numbers that are known ----------------------------------------------------------------------------
+# --- numbers that are known -----------------------------------------------------------------------
 
 
 @pytest.mark.sample(6)
@@ -67,14 +67,16 @@ def test_alpha_one_is_the_fisher_information(net):
     assert_close(found, net.as_tensors(known["fisher_diag_gaussian"]), **TIGHT)
     found = ps.paths.data_dependent_kappa(network, net.x, alpha=1.0, sharing="edges")
     edges = net.as_tensors(known["edgewise_second_moment"])
-    if net.net["name"] == "conv1d":  # the model adds positions before it multiplies: one edge, not three
+    if (
+        net.net["name"] == "conv1d"
+    ):  # the model adds positions before it multiplies: one edge, not three
         assert not torch.allclose(found.pop("out.weight"), edges.pop("out.weight"))
         bias = found.pop("out.bias"), edges.pop("out.bias")
         assert_close(*bias, **TIGHT)
     assert_close(found, edges, **TIGHT)
 
 
-# --- brute force ---------------------------------------------------------------------------------------
+# --- brute force ----------------------------------------------------------------------------------
 
 
 @pytest.mark.sample(5)
@@ -97,7 +99,9 @@ def test_kappa_is_that_of_the_graph(net, alpha, statistic):
         found = ps.paths.data_dependent_kappa(
             network, net.x, alpha=alpha, statistic=statistic, sharing="edges"
         )
-        assert_close(found, net.as_tensors(brute(net, alpha, statistic).kappa(by_edges=True)), **TIGHT)
+        assert_close(
+            found, net.as_tensors(brute(net, alpha, statistic).kappa(by_edges=True)), **TIGHT
+        )
 
 
 def test_alpha_of_a_sum_is_a_factor_of_its_edges():
@@ -149,7 +153,9 @@ def examples_one_by_one(case, example, count):
 
 # with statistics of what enters held, see test_normalization
 @pytest.mark.sample(4)
-@pytest.mark.parametrize("case", of_each_kind(case for case in FOLLOWED if not case.normalizes), ids=str)
+@pytest.mark.parametrize(
+    "case", of_each_kind(case for case in FOLLOWED if not case.normalizes), ids=str
+)
 def test_alpha_one_is_the_squared_jacobian_of_every_model(case):
     (model, network), n = traced(case, torch.float64), 3
     example = case.example(n, torch.float64)
@@ -166,7 +172,9 @@ def test_alpha_one_is_the_squared_jacobian_of_every_model(case):
     second = ps.paths.data_dependent_kappa(network, example, alpha=1.0)
     assert_close(second, {name: j.square().mean(0).sum(0) for name, j in jacobian.items()}, **TIGHT)
     spread = ps.paths.data_dependent_kappa(network, example, alpha=1.0, statistic="covariance")
-    assert_close(spread, {name: j.var(0, correction=0).sum(0) for name, j in jacobian.items()}, **TIGHT)
+    assert_close(
+        spread, {name: j.var(0, correction=0).sum(0) for name, j in jacobian.items()}, **TIGHT
+    )
 
 
 class Writes(nn.Module):
@@ -266,7 +274,9 @@ def test_casts_of_the_model_fit_its_copies():
         freedom, dead = ps.paths.degrees_of_freedom(network, x), ps.paths.dead_units(network, x)
         output = paths.output(network.parameters, flow)
         generator = torch.Generator().manual_seed(1)
-        ps.rescaling.random_rescale_(network, 2.0**60, 2.0**62, powers_of_two=True, generator=generator)
+        ps.rescaling.random_rescale_(
+            network, 2.0**60, 2.0**62, powers_of_two=True, generator=generator
+        )
         kappa = ps.paths.data_dependent_kappa(network, x)  # beyond float32
         assert {value.dtype for value in kappa.values()} == {torch.float64}
         found.append((output, torch.tensor(freedom), dead, kappa))
@@ -289,7 +299,8 @@ def test_assertions_are_no_operations():
     torch.manual_seed(0)
     model, x = Checked().double(), torch.randn(5, 3, dtype=torch.float64)
     theirs, ours = (
-        ps.paths.data_dependent_norm(ps.trace(m, x), x, alpha=0.5).item() for m in (model.layers, model)
+        ps.paths.data_dependent_norm(ps.trace(m, x), x, alpha=0.5).item()
+        for m in (model.layers, model)
     )
     assert ours == theirs
     optimizer = ps.optim.DDPSGD(model.parameters(), ps.trace(model, x), lr=0.1)
@@ -319,7 +330,10 @@ def beside(h, rows):
 @pytest.mark.parametrize("use", [torch.add, torch.mul, beside])
 def test_a_parameter_repeated_for_every_example_has_its_squared_jacobian(use):
     torch.manual_seed(0)
-    model, x = Repeated(use).double(), torch.randn(4, 3, dtype=torch.float64)  # as many examples as units
+    model, x = (
+        Repeated(use).double(),
+        torch.randn(4, 3, dtype=torch.float64),
+    )  # as many examples as units
     found = ps.paths.data_dependent_kappa(ps.trace(model, x), x, alpha=1.0)
     squares = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
     for example, unit in itertools.product(range(len(x)), range(2)):
@@ -352,7 +366,11 @@ class Started(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.start, self.read, self.step = nn.Parameter(torch.rand(2)), nn.Linear(3, 2), nn.Linear(2, 2)
+        self.start, self.read, self.step = (
+            nn.Parameter(torch.rand(2)),
+            nn.Linear(3, 2),
+            nn.Linear(2, 2),
+        )
         self.out = nn.Linear(2, 2)
 
     def forward(self, x):
@@ -387,7 +405,11 @@ class Placed(nn.Module):
 
     def __init__(self, *shape):
         super().__init__()
-        self.p, self.into, self.out = nn.Parameter(torch.zeros(shape)), nn.Linear(3, 4), nn.Linear(4, 2)
+        self.p, self.into, self.out = (
+            nn.Parameter(torch.zeros(shape)),
+            nn.Linear(3, 4),
+            nn.Linear(4, 2),
+        )
 
     def forward(self, x):
         return self.out(torch.relu(self.into(x) + self.p))
@@ -419,7 +441,9 @@ class Masked(nn.Module):
 
     def forward(self, x):
         if self.computed:
-            return self.out(torch.relu(self.into(x) + self.steps(torch.arange(5.0).double()[:, None])))
+            return self.out(
+                torch.relu(self.into(x) + self.steps(torch.arange(5.0).double()[:, None]))
+            )
         mask = torch.tensor([True, False, True, False, False])[:, None]
         return self.out(torch.relu(torch.where(mask, self.into(x), self.p)))
 
@@ -447,7 +471,9 @@ class Bag(nn.Module):
     def __init__(self, mode, padding, whole):
         super().__init__()
         table = (
-            nn.EmbeddingBag(7, 4, mode=mode, padding_idx=padding) if whole else nn.Embedding(7, 4, padding)
+            nn.EmbeddingBag(7, 4, mode=mode, padding_idx=padding)
+            if whole
+            else nn.Embedding(7, 4, padding)
         )
         self.table, self.hidden, self.out = table, nn.Linear(4, 5), nn.Linear(5, 2)
         self.mode, self.padding, self.whole = mode, padding, whole
@@ -461,7 +487,9 @@ class Bag(nn.Module):
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize(("mode", "padding"), [("sum", None), ("mean", None), ("max", None), ("sum", 0)])
+@pytest.mark.parametrize(
+    ("mode", "padding"), [("sum", None), ("mean", None), ("max", None), ("sum", 0)]
+)
 def test_a_bag_is_the_rows_that_it_names(mode, padding):
     torch.manual_seed(0)
     bag, rows = (Bag(mode, padding, whole).double() for whole in (True, False))
@@ -496,7 +524,9 @@ def test_a_variance_that_is_zero_is_not_its_rounding(sharing):
 def test_the_variance_of_one_example_is_zero(estimator):
     model = mlp(4, 6, 3).double()
     network, x = ps.trace(model, torch.zeros(1, 4).double()), torch.randn(1, 4, dtype=torch.float64)
-    found = ps.paths.data_dependent_kappa(network, x, alpha=0.25, statistic="covariance", estimator=estimator)
+    found = ps.paths.data_dependent_kappa(
+        network, x, alpha=0.25, statistic="covariance", estimator=estimator
+    )
     shares, _ = path_share(network, replay(network, x), 0.25, "covariance")
     assert_close(found, {name: dense(share) for name, share in shares.items()}, **TIGHT)
 
@@ -522,7 +552,7 @@ def test_norm_has_the_symmetries_of_the_function(case):
     assert_close(norms(), before, rtol=1e-9, atol=0.0)
 
 
-# --- as a regularizer ----------------------------------------------------------------------------------
+# --- as a regularizer -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("statistic", STATISTICS)
@@ -539,7 +569,9 @@ def test_norm_is_differentiable_in_the_parameters(statistic):
                 with torch.no_grad():
                     p[index] += sign * step
                     values.append(
-                        ps.paths.data_dependent_norm(network, x, alpha=0.4, statistic=statistic).item()
+                        ps.paths.data_dependent_norm(
+                            network, x, alpha=0.4, statistic=statistic
+                        ).item()
                     )
                     p[index] -= sign * step
             assert p.grad[index].item() == pytest.approx(
@@ -576,7 +608,11 @@ class Decaying(nn.Module):
 
     def __init__(self, start, noise=0.0):
         super().__init__()
-        self.read, self.again, self.out = nn.Linear(2, 3), nn.Linear(3, 3, bias=False), nn.Linear(3, 2)
+        self.read, self.again, self.out = (
+            nn.Linear(2, 3),
+            nn.Linear(3, 3, bias=False),
+            nn.Linear(3, 2),
+        )
         self.decay, self.scale = nn.Parameter(torch.rand(3)), nn.Parameter(torch.rand(3))
         self.start, self.noise = start, noise
 
@@ -596,7 +632,10 @@ def test_a_decay_of_zeros_at_the_start(start):
     model, x = Decaying(start).double(), torch.randn(4, 3, 2, dtype=torch.float64)
     network = ps.trace(model, x)
     assert_close(
-        ps.paths.data_dependent_kappa(network, x, alpha=0.0), ps.paths.kappa(network), rtol=1e-12, atol=0
+        ps.paths.data_dependent_kappa(network, x, alpha=0.0),
+        ps.paths.kappa(network),
+        rtol=1e-12,
+        atol=0,
     )
     # alpha = 1: the mean over examples of the sum over outputs of (dz/dp)^2
     known = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
@@ -605,7 +644,9 @@ def test_a_decay_of_zeros_at_the_start(start):
             slopes = torch.autograd.grad(z, list(model.parameters()), retain_graph=True)
             for value, slope in zip(known.values(), slopes, strict=True):
                 value += slope.square() / len(x)
-    assert_close(ps.paths.data_dependent_kappa(network, x, alpha=1.0), known, rtol=1e-12, atol=1e-14)
+    assert_close(
+        ps.paths.data_dependent_kappa(network, x, alpha=1.0), known, rtol=1e-12, atol=1e-14
+    )
 
 
 def test_a_model_that_draws_numbers_leaves_the_random_state_alone():
@@ -624,7 +665,9 @@ def test_unit_measure_is_a_table():
     network = ps.trace(net.model, net.x)
     units = ps.paths.unit_measure(network, net.x, alpha=0.3)
     graph = brute(net, 0.3, "second_moment")
-    hidden = [v for v in range(graph.graph.nodes) if v not in {*graph.graph.inputs, *graph.graph.outputs}]
+    hidden = [
+        v for v in range(graph.graph.nodes) if v not in {*graph.graph.inputs, *graph.graph.outputs}
+    ]
     assert_close(units.squared, torch.tensor(graph.gamma[hidden]), **TIGHT)
     assert units.net == pytest.approx(graph.norm)
     assert [line.split()[-4] for line in str(units).splitlines()[1:]] == ["3", "4"]
@@ -636,7 +679,7 @@ def test_unit_measure_knows_recurrent_units():
     assert (ps.paths.unit_measure(network, torch.randn(5, 4, 2)).squared > 0).all()
 
 
-# --- random signs --------------------------------------------------------------------------------------
+# --- random signs ---------------------------------------------------------------------------------
 
 
 def all_matchings(count):
@@ -667,7 +710,11 @@ def all_matchings(count):
     [
         ("fig2_mlp_2-2-2-1_nobias", "second_moment", "parameters"),
         ("fig2_mlp_2-2-2-1_nobias", "second_moment", "edges"),
-        ("fig2_mlp_2-2-2-1_nobias", "covariance", "parameters"),  # where no weight is shared, as with edges
+        (
+            "fig2_mlp_2-2-2-1_nobias",
+            "covariance",
+            "parameters",
+        ),  # where no weight is shared, as with edges
         ("conv1d", "covariance", "edges"),
         ("conv1d", "covariance", "parameters"),
     ],
@@ -675,8 +722,8 @@ def all_matchings(count):
 def test_signs_are_unbiased(name, statistic, sharing):
     """The mean over uncorrelated patterns of signs, and all ways to pair examples, is the exact value.
 
-    What a pair gives depends on products of its own signs alone, so patterns that all examples share are enough, and
-    the rows of a Hadamard matrix, which have these products' means.
+    What a pair gives depends on products of its own signs alone, so patterns that all examples
+    share are enough, and the rows of a Hadamard matrix, which have these products' means.
     """
     net = load(name)
     matchings = [None] if statistic == "second_moment" else all_matchings(len(net.x))
@@ -686,7 +733,9 @@ def test_signs_are_unbiased(name, statistic, sharing):
     units = [(key, i) for key, p in psi.items() for i in range(p.numel())]
     mean = dict.fromkeys(path, 0.0)
     order = 2 ** len(units).bit_length()
-    patterns = [[(-1.0) ** (j & (k + 1)).bit_count() for k in range(len(units))] for j in range(order)]
+    patterns = [
+        [(-1.0) ** (j & (k + 1)).bit_count() for k in range(len(units))] for j in range(order)
+    ]
     for pattern in patterns:
         seeds = {key: torch.zeros_like(p) for key, p in psi.items()}
         for (key, i), sign in zip(units, pattern, strict=True):
@@ -694,8 +743,12 @@ def test_signs_are_unbiased(name, statistic, sharing):
         seeds = {key: seed.expand(found.nodes[key].value.shape) for key, seed in seeds.items()}
         for pairs in matchings:
             data = statistics(Seeded.of(found, seeds, pairs), statistic, sharing)
-            mean = {name: mean[name] + data[name] / (len(patterns) * len(matchings)) for name in mean}
-    exact = ps.paths.data_dependent_kappa(network, net.x, alpha=0.3, statistic=statistic, sharing=sharing)
+            mean = {
+                name: mean[name] + data[name] / (len(patterns) * len(matchings)) for name in mean
+            }
+    exact = ps.paths.data_dependent_kappa(
+        network, net.x, alpha=0.3, statistic=statistic, sharing=sharing
+    )
     assert_close({name: dense(path[name]) + 0.3 * mean[name] for name in path}, exact, **TIGHT)
 
 
@@ -745,7 +798,9 @@ def test_signs_are_drawn_again_where_kappa_is_computed_again():
     far = ps.paths.data_dependent_kappa(network, x, estimator="signs")
     for name, k in far.items():
         assert k.dtype == torch.float64
-        assert_close(k * network.edge_factors(name, factors) ** 2, here[name].double(), rtol=1e-4, atol=1e-9)
+        assert_close(
+            k * network.edge_factors(name, factors) ** 2, here[name].double(), rtol=1e-4, atol=1e-9
+        )
 
 
 def test_signs_are_fair_and_independent():
@@ -774,7 +829,9 @@ def test_seeds_of_examples_are_uncorrelated_but_in_pairs(statistic):
             assert pairs is None
             assert signs.abs().eq(1).all()
         else:
-            assert sorted(torch.cat([pairs.first, pairs.second, pairs.left_out]).tolist()) == list(range(7))
+            assert sorted(torch.cat([pairs.first, pairs.second, pairs.left_out]).tolist()) == list(
+                range(7)
+            )
             assert torch.equal(signs[pairs.first], signs[pairs.second])
             assert signs[pairs.left_out].eq(0).all()
             signs = signs[pairs.first]
@@ -790,14 +847,19 @@ def test_pairs_beat_signs_that_all_examples_share():
     model, x = mlp(5, 8, 8, 3).double(), torch.randn(64, 5, dtype=torch.float64)
     network = ps.trace(model, x)
     found = replay(network, x)
-    exact = statistic_of(ps.paths.data_dependent_kappa(network, x, alpha=1.0, statistic="covariance"))
+    exact = statistic_of(
+        ps.paths.data_dependent_kappa(network, x, alpha=1.0, statistic="covariance")
+    )
     _, psi = path_share(network, found, 1.0, "covariance")
     generator = torch.Generator().manual_seed(0)
     errors = {"pairs": [], "shared": []}
     for _ in range(10):
         seeds, pairs = sign_seeds(found, psi, "covariance", generator)
         one = {key: seed[pairs.first[:1]].expand_as(seed) for key, seed in seeds.items()}
-        for name, seeded in (("pairs", Seeded.of(found, seeds, pairs)), ("shared", Seeded.of(found, one))):
+        for name, seeded in (
+            ("pairs", Seeded.of(found, seeds, pairs)),
+            ("shared", Seeded.of(found, one)),
+        ):
             found_one = statistic_of(statistics(seeded, "covariance", "parameters"))
             errors[name].append(float((found_one - exact).norm() / exact.norm()))
     assert sum(errors["pairs"]) < 0.6 * sum(errors["shared"])
@@ -807,7 +869,7 @@ def statistic_of(values):
     return torch.cat([value.reshape(-1) for value in values.values()])
 
 
-# --- what is refused -----------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 
 def test_bad_options_are_refused():
@@ -892,8 +954,12 @@ def test_a_detached_activation_is_refused_but_a_returned_one_is_not():
             return self.second(x.detach() if self.inside else x), x.detach()
 
     x = torch.randn(5, 3)
-    with pytest.raises(UnmatchedForwardError, match="'linear' uses an activation that was detached"):
-        ps.paths.data_dependent_kappa(ps.trace(Detached(inside=True), x, output=lambda r: r[0]), x, alpha=0.5)
+    with pytest.raises(
+        UnmatchedForwardError, match="'linear' uses an activation that was detached"
+    ):
+        ps.paths.data_dependent_kappa(
+            ps.trace(Detached(inside=True), x, output=lambda r: r[0]), x, alpha=0.5
+        )
     model = Detached(inside=False)
     plain = nn.Sequential(model.first, nn.ReLU(), model.second)
     found = ps.paths.data_dependent_kappa(ps.trace(model, x, output=lambda r: r[0]), x, alpha=0.5)
@@ -909,7 +975,9 @@ def test_autocast_rounds_nothing(alpha):
         lambda: ps.paths.data_dependent_norm(network, x, alpha=alpha),
         lambda: ps.paths.data_dependent_kappa(network, x, alpha=alpha, estimator="signs"),
         lambda: ps.paths.unit_measure(network, x, alpha=alpha).squared,
-        lambda: dict(ps.metrics.quasi_diagonal_metric(network, x, alpha=alpha, estimator="signs").cross),
+        lambda: dict(
+            ps.metrics.quasi_diagonal_metric(network, x, alpha=alpha, estimator="signs").cross
+        ),
     ]
     for function in compute:
         plain = function()
@@ -929,7 +997,9 @@ def test_part_of_the_examples_stands_for_all(name, sharing):
     seeds, _ = sign_seeds(found, psi, "second_moment", torch.Generator().manual_seed(0))
     whole = statistics(Seeded.of(found, seeds), "second_moment", sharing)
     parts = [torch.tensor(part) for part in itertools.combinations(range(n), n // 2)]
-    draws = [statistics(Seeded.of(found, seeds, None, part), "second_moment", sharing) for part in parts]
+    draws = [
+        statistics(Seeded.of(found, seeds, None, part), "second_moment", sharing) for part in parts
+    ]
     assert_close({name: sum(d[name] for d in draws) / len(draws) for name in whole}, whole, **TIGHT)
     assert any(not torch.allclose(draws[0][name], whole[name]) for name in whole)
 
@@ -942,13 +1012,17 @@ def test_parts_are_drawn_where_there_are_many_examples():
     assert part.min() >= 0
     assert part.max() < 101
     assert not torch.equal(part, random_part(101, generator, torch.device("cpu")))
-    drawn = torch.cat([random_part(101, generator, torch.device("cpu")) for _ in range(400)]).bincount()
+    drawn = torch.cat(
+        [random_part(101, generator, torch.device("cpu")) for _ in range(400)]
+    ).bincount()
     assert len(drawn) == 101  # each equally likely, 198 times: five standard deviations
     assert (drawn - 400 * 50 / 101).abs().max() < 50
     assert len(random_pairs(100, generator, torch.device("cpu")).first) == 50
     pairs = random_pairs(100, generator, torch.device("cpu"), part=True)
     assert len(pairs.first) == len(pairs.second) == 25
-    assert sorted(torch.cat([pairs.first, pairs.second, pairs.left_out]).tolist()) == list(range(100))
+    assert sorted(torch.cat([pairs.first, pairs.second, pairs.left_out]).tolist()) == list(
+        range(100)
+    )
 
 
 @pytest.mark.parametrize("batch", [8, 70])
@@ -977,7 +1051,11 @@ class ByName(nn.Module):
     def forward(self, x):
         if not self.named:
             return self.out(torch.relu(self.conv(x)).flatten(1))
-        h = F.conv2d(bias=self.conv.bias, weight=self.conv.weight, input=x, padding=1).relu().flatten(1)
+        h = (
+            F.conv2d(bias=self.conv.bias, weight=self.conv.weight, input=x, padding=1)
+            .relu()
+            .flatten(1)
+        )
         return F.linear(h, bias=self.out.bias, weight=self.out.weight)
 
 
@@ -997,7 +1075,9 @@ def test_layers_may_be_called_with_the_names_of_arguments(statistic):
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("steps", [4, 6])
-@pytest.mark.parametrize("options", [{}, {"bidirectional": True, "emit": "all"}, {"num_layers": 2}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"bidirectional": True, "emit": "all"}, {"num_layers": 2}], ids=str
+)
 def test_another_number_of_steps_is_refused(options, steps):
     """Fewer of them went unseen: the steps that were missing counted by their paths alone."""
     model = Recurrent(hidden=6, batch_first=True, **options).double()

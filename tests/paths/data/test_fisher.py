@@ -55,7 +55,9 @@ def test_softmax_is_the_mean_of_score_times_score_over_labels(model, x):
             for label, probability in enumerate(probabilities):
                 s = score(model, network, one, label, place)
                 known = known + probability * torch.outer(s, s)
-    assert_close(ps.paths.fisher(network, x, output="softmax"), known / len(x), rtol=1e-10, atol=1e-12)
+    assert_close(
+        ps.paths.fisher(network, x, output="softmax"), known / len(x), rtol=1e-10, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize(("model", "x"), NETS, ids=IDS)
@@ -65,7 +67,9 @@ def test_softmax_is_the_second_derivative_of_the_divergence(model, x):
     p = model(x).log_softmax(-1).detach()
 
     def divergence(*values):
-        q = torch.func.functional_call(model, dict(zip(names, values, strict=True)), x).log_softmax(-1)
+        q = torch.func.functional_call(model, dict(zip(names, values, strict=True)), x).log_softmax(
+            -1
+        )
         return (p.exp() * (p - q)).sum() / len(x)
 
     values = tuple(network.parameters[name].detach() for name in names)
@@ -111,7 +115,9 @@ def test_degrees_of_freedom_of_one_layer_with_a_softmax():
     model = nn.Linear(3, 4).double()
     network, x = ps.trace(model, torch.zeros(1, 3).double()), torch.randn(20, 3).double()
     assert ps.paths.degrees_of_freedom(network, x) == 16
-    assert ps.paths.degrees_of_freedom(network, x, output="softmax") == 12  # one row of four is of no use
+    assert (
+        ps.paths.degrees_of_freedom(network, x, output="softmax") == 12
+    )  # one row of four is of no use
 
 
 def test_the_dimension_of_the_softmax():
@@ -169,7 +175,11 @@ def test_the_natural_gradient_moves_all_members_of_a_class_alike():
         loss = nn.functional.cross_entropy(model(x), torch.tensor([0, 1, 2, 0, 1]))
         grads = torch.autograd.grad(loss, list(network.parameters.values()))
         d = ps.paths.natural_gradient(
-            network, x, dict(zip(network.parameters, grads, strict=True)), output="softmax", iterations=7
+            network,
+            x,
+            dict(zip(network.parameters, grads, strict=True)),
+            output="softmax",
+            iterations=7,
         )
         with torch.no_grad():
             for name, p in network.parameters.items():
@@ -177,7 +187,9 @@ def test_the_natural_gradient_moves_all_members_of_a_class_alike():
             results.append(model(x))
             for name, p in network.parameters.items():
                 p.add_(0.1 * d[name])
-        ps.rescaling.random_rescale_(network, powers_of_two=True, generator=torch.Generator().manual_seed(2))
+        ps.rescaling.random_rescale_(
+            network, powers_of_two=True, generator=torch.Generator().manual_seed(2)
+        )
     assert_close(results[0], results[1], rtol=1e-12, atol=1e-13)
 
 
@@ -218,10 +230,16 @@ def test_gradients_are_of_the_parameters_shape_and_finite_and_may_be_missing():
             ps.paths.natural_gradient(network, x, {"4.bias": bias * value})
     with pytest.raises(ValueError, match=r"'4.bias' has shape \(1,\)"):
         ps.paths.natural_gradient(network, x, {"4.bias": bias[:1]})
-    with pytest.raises(ValueError, match=r"no parameter 'module\.4\.bias': give gradients by the names 0"):
-        ps.paths.natural_gradient(network, x, {"module.4.bias": bias})  # was that of no gradient at all
+    with pytest.raises(
+        ValueError, match=r"no parameter 'module\.4\.bias': give gradients by the names 0"
+    ):
+        ps.paths.natural_gradient(
+            network, x, {"module.4.bias": bias}
+        )  # was that of no gradient at all
     aside = ps.trace(model, x, outside=[model[0]])
-    ps.paths.natural_gradient(aside, x, {"0.bias": torch.ones(4, dtype=torch.float64), "4.bias": bias})
+    ps.paths.natural_gradient(
+        aside, x, {"0.bias": torch.ones(4, dtype=torch.float64), "4.bias": bias}
+    )
 
 
 @pytest.mark.parametrize("dim", [0, 2, -3])
@@ -257,6 +275,10 @@ def test_a_softmax_where_inputs_have_the_batch_elsewhere():
     network = ps.trace(model, x, batch_dim=1)
     gradients = {name: torch.ones_like(p) for name, p in model.named_parameters()}
     assert ps.paths.fisher(network, x, output="softmax").any()
-    assert any(g.any() for g in ps.paths.natural_gradient(network, x, gradients, output="softmax").values())
-    with pytest.raises(ValueError, match=r"dim=0 holds no classes: outputs of one example are \(1, 4\)"):
+    assert any(
+        g.any() for g in ps.paths.natural_gradient(network, x, gradients, output="softmax").values()
+    )
+    with pytest.raises(
+        ValueError, match=r"dim=0 holds no classes: outputs of one example are \(1, 4\)"
+    ):
         ps.paths.natural_gradient(network, x, gradients, output="softmax", dim=0)

@@ -1,6 +1,7 @@
 """Quantities on data where a reshape puts the examples in one dimension with steps, frames or windows.
 
-The oracle is the same function without the reshape; and, for kappa from data alone, gradients of every output.
+The oracle is the same function without the reshape; and, for kappa from data alone, gradients of
+every output.
 """
 
 import pytest
@@ -34,7 +35,11 @@ def normal(*shape):
 
 
 def dense():
-    return {"a": lambda: nn.Linear(6, 4), "c": lambda: nn.Linear(4, 2), "n": lambda: nn.LayerNorm(4)}
+    return {
+        "a": lambda: nn.Linear(6, 4),
+        "c": lambda: nn.Linear(4, 2),
+        "n": lambda: nn.LayerNorm(4),
+    }
 
 
 def pictures():
@@ -78,11 +83,19 @@ def carried(m, x):
 
 
 def heads():
-    return {"q": lambda: nn.Linear(6, 12), "c": lambda: nn.Linear(4, 2), "g": lambda: nn.Linear(6, 8)}
+    return {
+        "q": lambda: nn.Linear(6, 12),
+        "c": lambda: nn.Linear(4, 2),
+        "g": lambda: nn.Linear(6, 8),
+    }
 
 
 def embedded():
-    return {"e": lambda: nn.Embedding(7, 4), "p": lambda: Learned(5, 4), "c": lambda: nn.Linear(4, 2)}
+    return {
+        "e": lambda: nn.Embedding(7, 4),
+        "p": lambda: Learned(5, 4),
+        "c": lambda: nn.Linear(4, 2),
+    }
 
 
 class Learned(nn.Module):
@@ -311,7 +324,10 @@ def test_a_reshape_changes_nothing_of_the_squared_network(case):
         model, x = traced(case, number)
         network = ps.trace(model, x)
         kappa, more = ps.paths.kappa(network), ps.paths.second_term(network)
-        norm, degrees = ps.paths.squared_path_norm(network).detach(), ps.paths.degrees_of_freedom(network)
+        norm, degrees = (
+            ps.paths.squared_path_norm(network).detach(),
+            ps.paths.degrees_of_freedom(network),
+        )
         found.append((network.num_classes, kappa, more, norm, degrees))
     torch.testing.assert_close(*found, **TIGHT)
 
@@ -331,13 +347,17 @@ def test_kappa_from_data_alone_is_the_mean_of_squared_gradients(case):
     torch.testing.assert_close(found, squares, **TIGHT)
 
 
-@pytest.mark.parametrize("case", ["outputs in rows, times first", "frames", "windows of a recurrent layer"])
+@pytest.mark.parametrize(
+    "case", ["outputs in rows, times first", "frames", "windows of a recurrent layer"]
+)
 def test_optimizers_step_alike(case):
     found = []
     for number in range(2):
         model, x = traced(case, number)
         network = ps.trace(model, x)
-        rule = ps.optim.DDPSGD(model.parameters(), network, lr=0.01, alpha=0.5, seed=3, refresh_every=1)
+        rule = ps.optim.DDPSGD(
+            model.parameters(), network, lr=0.01, alpha=0.5, seed=3, refresh_every=1
+        )
         for _ in range(3):
             rule.zero_grad()
             model(x).square().mean().backward()

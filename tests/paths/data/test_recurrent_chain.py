@@ -72,7 +72,10 @@ SIZES = [(0.5, 7, 6), (1.0, 7, 6), (0.3, 70, 3), (0.5, 1, 2), (0.5, 4, 1)]  # al
 def test_both_terms_are_those_of_any_network(form, sharing, statistic, sizes):
     (read, options), (alpha, count, steps) = form, sizes
     _, x, network = made(read, count, steps, **options)
-    request, names = Request(alpha, statistic, sharing, "signs", part=True), list(network.parameters)
+    request, names = (
+        Request(alpha, statistic, sharing, "signs", part=True),
+        list(network.parameters),
+    )
     seen = followed(network, x)
     ours = chain_terms(seen, request, torch.Generator().manual_seed(3), names)
     theirs = kappa_terms(network, replay(network, x), request, torch.Generator().manual_seed(3))
@@ -122,7 +125,9 @@ def test_examples_are_taken_a_few_at_a_time(monkeypatch):
     for chunk in (2**19, 50):
         monkeypatch.setattr(edge_statistics, "CHUNK", chunk)
         request = Request(0.5, "covariance", "parameters", "signs")
-        terms = chain_terms(seen, request, torch.Generator().manual_seed(3), list(network.parameters))
+        terms = chain_terms(
+            seen, request, torch.Generator().manual_seed(3), list(network.parameters)
+        )
         found.append(terms.data)
     assert_close(*found, rtol=1e-13, atol=1e-16)
 
@@ -140,7 +145,7 @@ def test_a_wrong_gate_is_seen():
     assert not torch.allclose(*found)
 
 
-# -- which networks, and which passes -----------------------------------------------------------------------------
+# -- which networks, and which passes --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", ZOO, ids=str)
@@ -161,7 +166,12 @@ RECOGNISED = [
 
 
 def test_what_is_read_is_told_apart():
-    forms = [(every, True), (last_of_first, False), (last_state, False), (lambda out, _: out[:, 0], None)]
+    forms = [
+        (every, True),
+        (last_of_first, False),
+        (last_state, False),
+        (lambda out, _: out[:, 0], None),
+    ]
     forms += [(lambda out, _: torch.relu(out), None), (lambda out, _: out[:, 1:], None)]
     forms += [(lambda out, _: out.flip(2)[:, -1], None), (lambda _, last: last[0], False)]
     for read, expected in forms:

@@ -25,7 +25,9 @@ def known(case, model, network, data):
 
 
 @pytest.mark.sample(3)
-@pytest.mark.parametrize("name", ["mlp", "cnn 2d", "same layer twice", "layer norm", "gated", "batch norm"])
+@pytest.mark.parametrize(
+    "name", ["mlp", "cnn 2d", "same layer twice", "layer norm", "gated", "batch norm"]
+)
 def test_equals_the_squared_jacobian(name):
     case = BY_NAME[name]
     model, network = traced(case, torch.float64)
@@ -121,7 +123,9 @@ def test_leaves_the_model_alone():
 def test_refuses_what_it_cannot_measure():
     network = traced(BY_NAME["mlp"])[1]
     x = torch.zeros(2, 3)
-    with pytest.raises(ValueError, match="estimator must be 'exact', 'signs' or 'auto', got 'none'"):
+    with pytest.raises(
+        ValueError, match="estimator must be 'exact', 'signs' or 'auto', got 'none'"
+    ):
         ps.paths.sensitivity(network, x, estimator="none")
     with pytest.raises(ValueError, match="draws must be at least 1, got 0"):
         ps.paths.sensitivity(network, x, draws=0)

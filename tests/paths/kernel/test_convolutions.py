@@ -36,7 +36,11 @@ def image_networks(draw):
         groups, kernel = draw(st.sampled_from([1, channels])), draw(st.integers(1, 3))
         after = groups * draw(st.integers(1, 2))
         options = {"stride": draw(st.integers(1, 2)), "padding": draw(st.integers(0, kernel))}
-        options |= {"dilation": draw(st.integers(1, 2)), "groups": groups, "bias": draw(st.booleans())}
+        options |= {
+            "dilation": draw(st.integers(1, 2)),
+            "groups": groups,
+            "bias": draw(st.booleans()),
+        }
         options["padding_mode"] = draw(st.sampled_from(["zeros"] * 5 + ["circular"]))
         conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dim - 1]
         layers += [conv(channels, after, kernel, **options), nn.ReLU()]
@@ -46,11 +50,15 @@ def image_networks(draw):
         if kind == "max":
             pool = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)[dim - 1]
             padding, ceil = draw(st.integers(0, 1)), draw(st.booleans())
-            layers.append(pool(draw(st.integers(2, 3)), draw(st.integers(1, 2)), padding, ceil_mode=ceil))
+            layers.append(
+                pool(draw(st.integers(2, 3)), draw(st.integers(1, 2)), padding, ceil_mode=ceil)
+            )
         elif kind == "average":
             layers.append((nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)[dim - 1](2))
         elif kind == "norm":
-            layers.append((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[dim - 1](channels).eval())
+            layers.append(
+                (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[dim - 1](channels).eval()
+            )
         elif kind == "skip":
             layers.append(Skip(channels, dim))
         elif kind == "transposed":
@@ -75,7 +83,9 @@ def test_kappa_is_that_of_the_squared_model(drawn, seed):
         model(x)
     except (RuntimeError, ValueError):
         assume(False)  # the image shrank to nothing
-    assert_close(dict(ps.paths.kappa(ps.trace(model, x))), Oracle(model, x).kappa1(), rtol=1e-10, atol=1e-13)
+    assert_close(
+        dict(ps.paths.kappa(ps.trace(model, x))), Oracle(model, x).kappa1(), rtol=1e-10, atol=1e-13
+    )
 
 
 R = nn.ReLU

@@ -52,7 +52,9 @@ def test_classes_and_their_edges(net):
     network = ps.trace(net.model, net.x)
     hidden = {name: set(edges) for name, edges in net.classes().items() if name.startswith("h")}
     assert network.num_classes == net.net["n_classes"] == len(hidden)
-    assert sorted(sorted(entering(c)) for c in network.unit_classes) == sorted(map(sorted, hidden.values()))
+    assert sorted(sorted(entering(c)) for c in network.unit_classes) == sorted(
+        map(sorted, hidden.values())
+    )
 
 
 def test_rescaling_gives_the_known_weights(net):

@@ -48,8 +48,12 @@ def test_norms_equal_those_of_the_list_of_paths(case):
 def test_inner_product_and_distance_equal_those_of_the_list_of_paths(case):
     a, b = pair(case)
     first, second = vector(a), vector(b)
-    assert ps.paths.path_inner(a, b).item() == pytest.approx((first * second).sum().item(), rel=1e-9)
-    assert ps.paths.path_distance(a, b).item() == pytest.approx((first - second).norm().item(), rel=1e-9)
+    assert ps.paths.path_inner(a, b).item() == pytest.approx(
+        (first * second).sum().item(), rel=1e-9
+    )
+    assert ps.paths.path_distance(a, b).item() == pytest.approx(
+        (first - second).norm().item(), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("name", ["batch norm", "scaled residual", "average pool without padding"])
@@ -110,9 +114,13 @@ def test_normalization_divides_by_the_root_of_both_statistics():
     for model in (a, b):
         nn.init.normal_(model[1].weight)
         w = model[0].weight.detach()[:, 0]
-        vectors.append(w / w.square().mean().sqrt() * model[1].weight.detach() * model[2].weight.detach()[0])
+        vectors.append(
+            w / w.square().mean().sqrt() * model[1].weight.detach() * model[2].weight.detach()[0]
+        )
     networks = [ps.trace(model, torch.zeros(1, 1).double()) for model in (a, b)]
-    assert ps.paths.path_inner(*networks).item() == pytest.approx((vectors[0] * vectors[1]).sum().item())
+    assert ps.paths.path_inner(*networks).item() == pytest.approx(
+        (vectors[0] * vectors[1]).sum().item()
+    )
     for p in (1, 3):
         known = vectors[0].abs().pow(p).sum().pow(1 / p).item()
         assert ps.paths.path_norm(networks[0], p=p).item() == pytest.approx(known)
@@ -134,8 +142,12 @@ def test_weight_normalization_divides_by_the_root_of_both_lengths():
             made[0].bias.copy_(model[0].bias)
         made[2].load_state_dict(model[2].state_dict())
     known = [ps.trace(model, torch.zeros(1, 2).double()) for model in plain]
-    assert ps.paths.path_inner(*networks).item() == pytest.approx(ps.paths.path_inner(*known).item())
-    assert ps.paths.path_norm(networks[0], 1).item() == pytest.approx(ps.paths.path_norm(known[0], 1).item())
+    assert ps.paths.path_inner(*networks).item() == pytest.approx(
+        ps.paths.path_inner(*known).item()
+    )
+    assert ps.paths.path_norm(networks[0], 1).item() == pytest.approx(
+        ps.paths.path_norm(known[0], 1).item()
+    )
 
 
 def test_is_zero_for_members_of_one_class_and_resolves_near_networks():
@@ -195,7 +207,10 @@ def mlp(*widths, activation=nn.ReLU, factor=1.0):
 @pytest.mark.parametrize(
     ("other", "what"),
     [
-        (lambda: mlp(3, 5, 2), r"'a.weight' the first has shape \(4, 3\) and the second has shape \(5, 3\)"),
+        (
+            lambda: mlp(3, 5, 2),
+            r"'a.weight' the first has shape \(4, 3\) and the second has shape \(5, 3\)",
+        ),
         (lambda: mlp(3, 4, 2, factor=2.0), "different forward passes"),
         (lambda: mlp(3, 4, 2, activation=nn.GELU), "different forward passes"),
         (lambda: ps.trace(nn.Linear(3, 2), torch.zeros(1, 3)), "'a.weight' .* the second lacks it"),

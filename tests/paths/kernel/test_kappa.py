@@ -77,11 +77,15 @@ def test_times_squared_weight_is_invariant(case):
     generator = torch.Generator().manual_seed(3)
     for second_term in (False, True):
         before = ps.paths.kappa(network, second_term=second_term)
-        before = {name: value * network.parameters[name].detach() ** 2 for name, value in before.items()}
+        before = {
+            name: value * network.parameters[name].detach() ** 2 for name, value in before.items()
+        }
         norm = ps.paths.squared_path_norm(network).item()
         ps.rescaling.random_rescale_(network, generator=generator)
         after = ps.paths.kappa(network, second_term=second_term)
-        after = {name: value * network.parameters[name].detach() ** 2 for name, value in after.items()}
+        after = {
+            name: value * network.parameters[name].detach() ** 2 for name, value in after.items()
+        }
         assert_close(after, before, rtol=1e-10, atol=1e-14)
         assert ps.paths.squared_path_norm(network).item() == pytest.approx(norm, rel=1e-11)
 
@@ -109,8 +113,12 @@ def test_follows_the_weights_and_leaves_them_alone():
         for p in model.parameters():
             p.mul_(0.5)
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
-    assert_close(dict(ps.paths.kappa(network)), oracle(case, model).kappa1(), rtol=1e-10, atol=1e-13)
-    assert_close({name: p.detach() for name, p in model.named_parameters()}, weights, rtol=0, atol=0)
+    assert_close(
+        dict(ps.paths.kappa(network)), oracle(case, model).kappa1(), rtol=1e-10, atol=1e-13
+    )
+    assert_close(
+        {name: p.detach() for name, p in model.named_parameters()}, weights, rtol=0, atol=0
+    )
     assert all(p.grad is None for p in model.parameters())
 
 
@@ -158,11 +166,15 @@ def test_a_parameter_without_paths_does_not_change_the_type():
     assert found["2.weight"].all()
 
 
-def recurrent_reference(model: nn.Module, steps: int, *, every: bool = False) -> dict[str, torch.Tensor]:
+def recurrent_reference(
+    model: nn.Module, steps: int, *, every: bool = False
+) -> dict[str, torch.Tensor]:
     """The plain loop over time of one squared recurrent layer, in float64."""
     weights = {name: p.detach().double() ** 2 for name, p in model.named_parameters()}
     square = weights["rnn.weight_hh_l0"]
-    start = weights["rnn.weight_ih_l0"].sum(1) + weights["rnn.bias_ih_l0"] + weights["rnn.bias_hh_l0"]
+    start = (
+        weights["rnn.weight_ih_l0"].sum(1) + weights["rnn.bias_ih_l0"] + weights["rnn.bias_hh_l0"]
+    )
     columns = weights["out.weight"].sum(0)
     h, states = torch.zeros_like(start), []
     for _ in range(steps):
@@ -212,7 +224,9 @@ def _recurrent_matrices() -> dict[str, torch.Tensor]:
     """Matrices on which shortcuts for long sequences are tempted to stop too early, or never."""
     shift = torch.roll(torch.eye(6, dtype=torch.float64), 1, 0)
     nilpotent = torch.ones(6, 6, dtype=torch.float64).tril(-1)
-    blocks = torch.block_diag(*(scale * torch.eye(2, dtype=torch.float64) for scale in (0.1, 0.9, 1.0)))
+    blocks = torch.block_diag(
+        *(scale * torch.eye(2, dtype=torch.float64) for scale in (0.1, 0.9, 1.0))
+    )
     coupled = blocks + 0.01 * torch.ones(6, 6, dtype=torch.float64).triu(1)
     generator = torch.Generator().manual_seed(5)
     random = torch.rand(6, 6, generator=generator, dtype=torch.float64) - 0.5
@@ -352,7 +366,9 @@ def convolutional_networks(draw):
         kind = draw(st.sampled_from(["none", "max", "average", "adaptive"]))
         if kind == "max":
             pool = getattr(nn, f"MaxPool{spatial}d")
-            layers.append(pool(2, draw(st.integers(1, 2)), padding=1, ceil_mode=draw(st.booleans())))
+            layers.append(
+                pool(2, draw(st.integers(1, 2)), padding=1, ceil_mode=draw(st.booleans()))
+            )
         elif kind == "average":
             pool = getattr(nn, f"AvgPool{spatial}d")
             padded = draw(st.booleans())
@@ -456,7 +472,9 @@ def test_random_recurrent_networks_by_double_derivatives(
         known.squared_path_norm().item(), rel=1e-10
     )
     assert_close(dict(ps.paths.kappa(network)), known.kappa1(), rtol=1e-10, atol=1e-13)
-    assert_close(dict(ps.paths.kappa(network, second_term=True)), known.kappa(), rtol=1e-9, atol=1e-12)
+    assert_close(
+        dict(ps.paths.kappa(network, second_term=True)), known.kappa(), rtol=1e-9, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
@@ -469,7 +487,10 @@ def test_second_term_of_a_long_layer_ends_when_the_rest_is_rounding(scale, dtype
     S = torch.rand(12, 12, dtype=torch.float64)
     S = scale * S / torch.linalg.eigvals(S).abs().max()
     S[0, 3:] = 0
-    before, delta = torch.rand(150, 12, dtype=torch.float64), torch.rand(150, 12, dtype=torch.float64)
+    before, delta = (
+        torch.rand(150, 12, dtype=torch.float64),
+        torch.rand(150, 12, dtype=torch.float64),
+    )
     exact = torch.zeros_like(S)
     for m in range(149):
         exact += torch.matrix_power(S, m).t() * (delta[m + 1 :].t() @ before[: 149 - m])
@@ -500,13 +521,17 @@ class _Loop(nn.Module):
 
 @pytest.mark.parametrize("exponent", [10, 20, 28])
 @pytest.mark.parametrize(
-    "build", [lambda: nn.RNN(2, 6, 2, nonlinearity="relu", batch_first=True), _Loop], ids=["layers", "loop"]
+    "build",
+    [lambda: nn.RNN(2, 6, 2, nonlinearity="relu", batch_first=True), _Loop],
+    ids=["layers", "loop"],
 )
 def test_second_term_does_not_lose_digits_to_the_scales_of_weights(build, exponent):
     torch.manual_seed(0)
     network = ps.trace(build(), torch.zeros(1, 12, 2), output=lambda r: r[0])
     before = ps.paths.kappa(network, second_term=True)
-    factors = 2.0 ** (exponent * torch.tensor([1.0, -1.0]).double()).repeat(network.num_classes // 2)
+    factors = 2.0 ** (exponent * torch.tensor([1.0, -1.0]).double()).repeat(
+        network.num_classes // 2
+    )
     ps.rescaling.rescale_(network, factors)
     for name, after in ps.paths.kappa(network, second_term=True).items():
         undone = after.double() * network.edge_factors(name, factors).square()

@@ -29,7 +29,9 @@ def test_gradient_is_twice_kappa_times_weight(case):
         assert_close(gradient, 2 * p.detach() * kappa1[name], rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["mlp", "stacked bidirectional rnn", "small resnet", "tied characters"])
+@pytest.mark.parametrize(
+    "name", ["mlp", "stacked bidirectional rnn", "small resnet", "tied characters"]
+)
 def test_has_second_derivatives(name):
     case = BY_NAME[name]
     model = case.model(torch.float64)
@@ -74,7 +76,9 @@ def test_follows_the_weights():
 @pytest.mark.parametrize("case", of_each_kind(ZOO), ids=str)
 def test_is_that_of_one_example_whatever_the_batch(case):
     model = case.model(torch.float64)
-    values = {ps.paths.squared_path_norm(trace(case, model, batch=batch)).item() for batch in (1, 5)}
+    values = {
+        ps.paths.squared_path_norm(trace(case, model, batch=batch)).item() for batch in (1, 5)
+    }
     assert max(values) == pytest.approx(min(values), rel=1e-12)
 
 

@@ -12,14 +12,19 @@ from pathspace.optim.base import coordinates
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("refresh_every", [1, 3])
-@pytest.mark.parametrize("build", [lambda: mlp(64, 128, 128, 8), lambda: Convolutions()], ids=["mlp", "cnn"])
+@pytest.mark.parametrize(
+    "build", [lambda: mlp(64, 128, 128, 8), lambda: Convolutions()], ids=["mlp", "cnn"]
+)
 def test_path_sgd_keeps_at_most_two_copies_of_the_parameters(build, refresh_every):
     """One of squares, and one of their gradients."""
     sys.path.insert(0, "benchmarks")
     from step_cost import Case, peak_bytes
 
     case = Case(
-        build, (16, 64) if refresh_every and build().__class__ is nn.Sequential else (16, 3, 8, 8), 8, 1
+        build,
+        (16, 64) if refresh_every and build().__class__ is nn.Sequential else (16, 3, 8, 8),
+        8,
+        1,
     )
     most, parameters = peak_bytes(case, "PathSGD", {"refresh_every": refresh_every}, "cpu")
     least, _ = peak_bytes(case, "PathSGD", {}, "cpu", plain=True)

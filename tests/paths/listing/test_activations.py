@@ -67,7 +67,10 @@ def test_the_weights_are_a_member_of_the_class_with_skeleton_weights_of_one(case
     assert torch.equal(own[used].sign() * flat[used].sign() > 0, (own * flat)[used] > 0)
     differences = (flat[used].abs().log() - own[used].abs().log())[:, None]
     directions = graph.exponents()[used]
-    rest = differences - directions @ torch.linalg.lstsq(directions, differences, driver="gelsd").solution
+    rest = (
+        differences
+        - directions @ torch.linalg.lstsq(directions, differences, driver="gelsd").solution
+    )
     assert rest.abs().max() < 1e-9
 
 
@@ -87,7 +90,10 @@ def by_recursion(values, signs_of, layers, x):
         if number == len(layers) - 1:
             break
         gates += [signs_of[number][j] * z > 0 for j, z in enumerate(Z)]
-        H, V = [z * (signs_of[number][j] * z > 0) for j, z in enumerate(Z)], values[layers[number + 1]][2]
+        H, V = (
+            [z * (signs_of[number][j] * z > 0) for j, z in enumerate(Z)],
+            values[layers[number + 1]][2],
+        )
     return gates, Z
 
 
@@ -146,7 +152,9 @@ def test_a_recurrent_network_against_the_recursion_in_path_space(flip):
         signs = -signs
     unit_of = [edge[1][1] for edge in skeleton.outgoing]
     sign = {unit: int(signs[c]) for c, unit in enumerate(unit_of)}
-    v = {name.rpartition(".")[2] if "rnn" in name else name: t.tolist() for name, t in values.items()}
+    v = {
+        name.rpartition(".")[2] if "rnn" in name else name: t.tolist() for name, t in values.items()
+    }
     V = v["out.weight"][0]
     x = torch.randn(10, 4, 2, dtype=torch.float64)
     found = ps.paths.activity_from_values(network, skeleton, values, signs, x)
@@ -186,7 +194,9 @@ def test_what_is_no_point_of_path_space_is_refused():
         ps.paths.weights_from_values(network, incomplete, values, signs)
 
 
-@pytest.mark.parametrize("function", ["basis_values", "skeleton_signs", "weights_from_values", "activity"])
+@pytest.mark.parametrize(
+    "function", ["basis_values", "skeleton_signs", "weights_from_values", "activity"]
+)
 def test_values_by_name_are_those_of_the_networks_parameters(function):
     """The first value has as many elements as the parameter; the second would be expanded to its shape."""
     network = traced(ZOO[0], torch.float64)[1]

@@ -51,7 +51,9 @@ def check(network, rule, paths=None):
     assert torch.equal(found.exponents @ found.counts, paths.counts)
     weights = paths.reduction.flatten(network.parameters).detach()
     basis = weights.pow(found.counts).prod(1)
-    assert_close(basis, paths.reduction.flatten(ps.paths.basis_values(network, skeleton))[found.edges])
+    assert_close(
+        basis, paths.reduction.flatten(ps.paths.basis_values(network, skeleton))[found.edges]
+    )
     assert_close(found.values(basis), paths.values(network.parameters).detach(), rtol=1e-10, atol=0)
     # independent, so the exponents are the only ones
     assert torch.linalg.matrix_rank(found.counts.double()) == len(found.edges)

@@ -31,12 +31,16 @@ def test_rank_of_the_fixtures(name):
     assert ps.paths.path_rank(jacobian) == net.net["rank"] == ps.paths.degrees_of_freedom(network)
     # each row by autograd, from a graph written down by hand
     weights = torch.tensor(net.net["params"], dtype=torch.float64, requires_grad=True)
-    order = ps.paths.reduction_graph(network).flatten(net.as_tensors(list(range(len(weights))))).long()
+    order = (
+        ps.paths.reduction_graph(network).flatten(net.as_tensors(list(range(len(weights))))).long()
+    )
     rows = []
     for path in oracle_paths(net.graph):
         value = torch.stack([weights[i] for _, _, i in path if i >= 0]).prod()
         rows.append(torch.autograd.grad(value, weights)[0][order])
-    assert_close(torch.tensor(sorted(jacobian.tolist())), torch.tensor(sorted(torch.stack(rows).tolist())))
+    assert_close(
+        torch.tensor(sorted(jacobian.tolist())), torch.tensor(sorted(torch.stack(rows).tolist()))
+    )
 
 
 @pytest.mark.sample(6)
@@ -72,7 +76,9 @@ def test_rank_does_not_depend_on_the_scale_of_units():
     case = BY_NAME["rnn without bias"]
     _, network = traced(case, torch.float64)
     ps.rescaling.random_rescale_(network, 1e-4, 1e4, generator=torch.Generator().manual_seed(1))
-    assert ps.paths.path_rank(ps.paths.path_jacobian(network)) == ps.paths.degrees_of_freedom(network)
+    assert ps.paths.path_rank(ps.paths.path_jacobian(network)) == ps.paths.degrees_of_freedom(
+        network
+    )
 
 
 @pytest.mark.parametrize("name", ["mlp", "rnn without bias"])
@@ -92,7 +98,9 @@ def test_two_biases_that_add_up_are_one_degree_of_freedom():
 
 
 def test_dead_units_lose_their_degrees():
-    model = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)).double()
+    model = nn.Sequential(
+        nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)
+    ).double()
     with torch.no_grad():
         for p in model.parameters():
             p.normal_(generator=torch.Generator().manual_seed(p.numel()))
@@ -104,7 +112,9 @@ def test_dead_units_lose_their_degrees():
     assert dead.tolist() == (~torch.cat(active)).tolist()
     assert dead.sum() == 1
     # the function is that of a network without the unit
-    smaller = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2)).double()
+    smaller = nn.Sequential(
+        nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2)
+    ).double()
     with torch.no_grad():
         smaller[0].weight.copy_(model[0].weight[[0, 2, 3]])
         smaller[0].bias.copy_(model[0].bias[[0, 2, 3]])

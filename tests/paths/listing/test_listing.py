@@ -6,7 +6,17 @@ from torch import nn
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import BY_NAME, ZOO, NormalizedBlocks, RootMeanSquare, call, listed, of_each_kind, trace, traced
+from cases import (
+    BY_NAME,
+    ZOO,
+    NormalizedBlocks,
+    RootMeanSquare,
+    call,
+    listed,
+    of_each_kind,
+    trace,
+    traced,
+)
 from fixture_nets import NETS, load, load_rnn
 from oracles.graph import enumerate_paths as oracle_paths
 
@@ -50,7 +60,10 @@ def test_the_fixtures_outputs_are_sums_over_paths(name):
     paths, flow = ps.paths.enumerate_paths(network), ps.paths.activity(network, net.x)
     output = paths.output(network.parameters, flow).detach()
     assert_close(
-        output, torch.tensor(net.net["f"], dtype=torch.float64).reshape(output.shape), rtol=1e-10, atol=1e-12
+        output,
+        torch.tensor(net.net["f"], dtype=torch.float64).reshape(output.shape),
+        rtol=1e-10,
+        atol=1e-12,
     )
     assert paths.values(network.parameters).square().sum().item() == pytest.approx(
         net.net["path_norm2"], rel=1e-10
@@ -101,7 +114,9 @@ def test_values_do_not_change_under_rescaling():
     _, network = traced(case, torch.float64)
     paths = ps.paths.enumerate_paths(network)
     before = paths.values(network.parameters).detach()
-    ps.rescaling.random_rescale_(network, powers_of_two=True, generator=torch.Generator().manual_seed(0))
+    ps.rescaling.random_rescale_(
+        network, powers_of_two=True, generator=torch.Generator().manual_seed(0)
+    )
     assert_close(paths.values(network.parameters).detach(), before, rtol=1e-13, atol=0)
 
 
@@ -116,7 +131,11 @@ def test_layer_and_loop_have_the_same_paths():
 class Loop(nn.Module):
     def __init__(self, start):
         super().__init__()
-        self.read, self.again, self.out = nn.Linear(2, 3), nn.Linear(3, 3, bias=False), nn.Linear(3, 1)
+        self.read, self.again, self.out = (
+            nn.Linear(2, 3),
+            nn.Linear(3, 3, bias=False),
+            nn.Linear(3, 1),
+        )
         self.start = start
 
     def forward(self, x):
@@ -138,7 +157,8 @@ class Loop(nn.Module):
 def test_no_path_starts_at_an_initial_state_of_zeros(start):
     model = Loop(start).double()
     network = ps.trace(model, torch.zeros(1, 2, 2, dtype=torch.float64))
-    # at each of the two steps 3 ways in from a unit's 2 inputs and bias; 3 weights and the sum lead on
+    # at each of the two steps 3 ways in from a unit's 2 inputs and bias; 3 weights and the sum lead
+    # on
     assert ps.paths.unroll(network).num_paths == 3 * 3 * 4 + 3 * 3 + 1
     rank = ps.paths.path_rank(ps.paths.path_jacobian(network))
     assert rank == ps.paths.degrees_of_freedom(network) == 9 + 9 + 4 - 3
@@ -177,7 +197,9 @@ def test_a_weight_that_stood_in_the_place_of_activations_is_a_weight_still(first
     paths = ps.paths.enumerate_paths(network)
     values = paths.factor * paths.values(network.parameters)
     assert_close(values.square().sum(), ps.paths.squared_path_norm(network))
-    assert_close(paths.output(network.parameters, ps.paths.activity(network, x)), model(x).flatten(1))
+    assert_close(
+        paths.output(network.parameters, ps.paths.activity(network, x)), model(x).flatten(1)
+    )
 
 
 def test_what_enters_a_softmax_is_the_output():
@@ -213,7 +235,9 @@ def test_compiled_parts_are_written_out_as_plain_python():
         compiled.append(graph)
         return graph.forward
 
-    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), torch.compile(nn.Linear(3, 1), backend=backend))
+    model = nn.Sequential(
+        nn.Linear(2, 3), nn.ReLU(), torch.compile(nn.Linear(3, 1), backend=backend)
+    )
     try:
         assert ps.paths.unroll(ps.trace(model, torch.zeros(1, 2))).num_paths == 10
     finally:
@@ -224,7 +248,9 @@ def test_compiled_parts_are_written_out_as_plain_python():
 def test_too_many_paths_are_counted_and_refused():
     case = BY_NAME["small resnet"]
     _, network = traced(case)
-    with pytest.raises(ps.paths.TooManyPathsError, match="6,104,366 paths, more than the limit of 1000"):
+    with pytest.raises(
+        ps.paths.TooManyPathsError, match="6,104,366 paths, more than the limit of 1000"
+    ):
         ps.paths.enumerate_paths(network, 1000)
 
 
@@ -293,7 +319,11 @@ def test_whole_numbers_that_are_added_are_inputs(add):
     class Counted(nn.Module):
         def __init__(self):
             super().__init__()
-            self.read, self.out, self.gain = nn.Linear(2, 3), nn.Linear(3, 1), nn.Parameter(torch.rand(3))
+            self.read, self.out, self.gain = (
+                nn.Linear(2, 3),
+                nn.Linear(3, 1),
+                nn.Parameter(torch.rand(3)),
+            )
 
         def forward(self, x, n):
             return self.out(add(self.read(x).relu(), n, self.gain))
@@ -389,7 +419,8 @@ def test_constants_are_fixed_edges_from_the_bias_node():
     assert_close(paths.output(network.parameters, flow), flow.outputs, **SAME)
     assert bool((paths.weights == -1).all(1).any())  # a path without a weight
     assert_close(
-        (paths.factor * paths.values(network.parameters)).square().sum(), ps.paths.squared_path_norm(network)
+        (paths.factor * paths.values(network.parameters)).square().sum(),
+        ps.paths.squared_path_norm(network),
     )
     assert flow.outputs.std() > 0.1
 
@@ -447,29 +478,41 @@ class Reading(nn.Module):
 
 
 READINGS = {
-    "masked weights": lambda m, x: m.out(nn.functional.linear(x, m.a.weight * m.mask, m.a.bias).relu()),
+    "masked weights": lambda m, x: m.out(
+        nn.functional.linear(x, m.a.weight * m.mask, m.a.bias).relu()
+    ),
     "a triangle of weights": lambda m, x: m.out(nn.functional.linear(x, m.a.weight.tril()).relu()),
     "a gate of the input": lambda m, x: m.out(m.hidden(x) * x.sigmoid()),
     "the centred input": lambda m, x: m.out(m.hidden(x)) + m.b(x - x.mean(1, keepdim=True)),
     "the squared input": lambda m, x: m.out(m.hidden(x)) + m.b(x * x),
-    "the normalized input": lambda m, x: m.out(m.hidden(x)) + m.b(nn.functional.normalize(x, dim=1)),
+    "the normalized input": lambda m, x: (
+        m.out(m.hidden(x)) + m.b(nn.functional.normalize(x, dim=1))
+    ),
     "a module outside": lambda m, x: m.out(m.hidden(x)) + m.b(m.encoder(x)),
     "the input returned": lambda m, x: (m.out(m.hidden(x)), x, x[:, :1]),
     "a row of zeros, filled": lambda m, x: m.filled(x, x.new_zeros),
     "a row of ones, filled": lambda m, x: m.filled(x, x.new_ones),
     "a padded input": lambda m, x: m.wide(nn.functional.pad(x, [0, 1])) + m.b(x)[:, :2],
-    "a constant beside the input": lambda m, x: m.wide(torch.cat([x, x.new_full((len(x), 1), 3.0)], 1)),
-    "a choice with a learned value": lambda m, x: m.out(torch.where(x > 0, m.b(x), m.a.bias).relu()),
+    "a constant beside the input": lambda m, x: m.wide(
+        torch.cat([x, x.new_full((len(x), 1), 3.0)], 1)
+    ),
+    "a choice with a learned value": lambda m, x: m.out(
+        torch.where(x > 0, m.b(x), m.a.bias).relu()
+    ),
     "a learned value masked": lambda m, x: m.out(
         (m.b(x) + m.a.bias.expand(len(x), 3).masked_fill(x > 0, 0.0)).relu()
     ),
     "learned values in an order": lambda m, x: m.out(
         (m.b(x) + m.a.bias.expand(len(x), 3).gather(1, x.argsort(1))).relu()
     ),
-    "learned rows": lambda m, x: m.out((m.b(x) + m.a.weight.index_select(0, (x[:, 0] > 0).long())).relu()),
+    "learned rows": lambda m, x: m.out(
+        (m.b(x) + m.a.weight.index_select(0, (x[:, 0] > 0).long())).relu()
+    ),
     "a gain of zeros, then of units": Reading.gained,
     "a gate of the input times a state of zeros": lambda m, x: m.remembering(x, x.new_zeros(1, 3)),
-    "the same, the other way": lambda m, x: m.remembering(x, x.new_zeros(1, 3), lambda gate, h: h * gate),
+    "the same, the other way": lambda m, x: m.remembering(
+        x, x.new_zeros(1, 3), lambda gate, h: h * gate
+    ),
     "a gate of the input times a buffer of zeros": lambda m, x: m.remembering(x, m.zeros),
     "a gate of the input in place": Reading.gated_in_place,
     "a cut that no output reads": lambda m, x: (m.b(x).sigmoid(), m.out(m.hidden(x)))[1],
@@ -503,7 +546,9 @@ def test_functions_of_inputs_and_masked_weights(reading):
 
 def test_a_cut_that_the_chosen_output_does_not_read_is_passed_over():
     model = Reading(lambda m, x: (m.out(m.hidden(x)), m.b(x).sigmoid())).double()
-    network = ps.trace(model, torch.zeros(2, 3, dtype=torch.float64), output=lambda result: result[0])
+    network = ps.trace(
+        model, torch.zeros(2, 3, dtype=torch.float64), output=lambda result: result[0]
+    )
     assert ps.paths.unroll(network).num_paths == 3 * 3 * 4 + 3
 
 
@@ -531,7 +576,11 @@ def test_a_gated_cell_starts_at_nothing(hidden):
     norm = (paths.factor * paths.values(network.parameters)).square().sum()
     assert_close(norm, ps.paths.squared_path_norm(network), **SAME)
     rank = ps.paths.path_rank(ps.paths.path_jacobian(network, paths))
-    assert rank == ps.paths.degrees_of_freedom(network) == 3 * hidden * (hidden + 3) + 1 + hidden - hidden
+    assert (
+        rank
+        == ps.paths.degrees_of_freedom(network)
+        == 3 * hidden * (hidden + 3) + 1 + hidden - hidden
+    )
     basis = ps.paths.express(network, ps.paths.skeleton(network), paths)
     assert torch.equal(basis.exponents @ basis.counts, paths.counts)
 

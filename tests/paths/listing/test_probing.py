@@ -27,7 +27,9 @@ def test_a_linear_map_is_found(per_row, seed):
 
 
 def test_differences_whose_sum_is_zero_are_found():
-    matrix = torch.tensor([[1.0, -1.0, 0.0], [1.0, -2.0, 1.0], [0.0, 3.0, 0.0]], dtype=torch.float64)
+    matrix = torch.tensor(
+        [[1.0, -1.0, 0.0], [1.0, -2.0, 1.0], [0.0, 3.0, 0.0]], dtype=torch.float64
+    )
     assert_close(dense(reads(lambda h: matrix @ h, 3), 3, 3), matrix)
 
 
@@ -42,7 +44,9 @@ def test_a_bilinear_map_is_found_in_chunks(monkeypatch):
     tensor = torch.zeros(3, 4, 5, dtype=torch.float64)  # [o, i, e]
     tensor[0, 1, 2], tensor[1, 3, 2], tensor[2, 0, 4], tensor[2, 2, 4] = 1.0, -2.0, 0.5, 3.0
     found = reads_of_each(lambda h, w: torch.einsum("oie,i,e->o", tensor, h, w), 4, 5, 3)
-    again = torch.zeros_like(tensor).index_put((found.target, found.source, found.member), found.factor)
+    again = torch.zeros_like(tensor).index_put(
+        (found.target, found.source, found.member), found.factor
+    )
     assert_close(again, tensor)
 
 

@@ -18,9 +18,13 @@ def test_edges_and_classes_are_those_of_the_fixture(name):
     assert (graph.num_edges, graph.num_classes) == (len(net.net["params"]), net.net["n_classes"])
     # classes are numbered differently: an edge is told by which edges share its ends
     number_of = {}  # class of the fixture -> node here
-    weights = net.as_tensors(list(range(graph.num_edges)))  # position in the fixture, by name and index
+    weights = net.as_tensors(
+        list(range(graph.num_edges))
+    )  # position in the fixture, by name and index
     for place, number in enumerate(graph.flatten(weights).tolist()):
-        for end, node in zip(net.net["red"][str(int(number))], (graph.source, graph.target), strict=True):
+        for end, node in zip(
+            net.net["red"][str(int(number))], (graph.source, graph.target), strict=True
+        ):
             here = int(node[place])
             assert (here > 0) == end.startswith("h")
             if here:
@@ -34,7 +38,9 @@ def test_exponents_say_what_a_rescaling_does(case):
     _model, network = traced(case, torch.float64)
     graph = ps.paths.reduction_graph(network)
     before = graph.flatten(network.parameters).detach()
-    factors = ps.rescaling.random_rescale_(network, 0.5, 2.0, generator=torch.Generator().manual_seed(3))
+    factors = ps.rescaling.random_rescale_(
+        network, 0.5, 2.0, generator=torch.Generator().manual_seed(3)
+    )
     after = graph.flatten(network.parameters).detach()
     logs = torch.cat([torch.zeros(1, dtype=torch.float64), factors.log()])
     target, source = (

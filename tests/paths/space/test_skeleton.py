@@ -38,7 +38,7 @@ def choose(network, rule="largest"):
     return ps.paths.skeleton(network, rule, generator=torch.Generator().manual_seed(5))
 
 
-# --- known numbers -------------------------------------------------------------------------------------
+# --- known numbers --------------------------------------------------------------------------------
 
 
 @pytest.mark.sample(3)
@@ -65,7 +65,7 @@ def test_cyclic_rule_is_that_of_the_paper():
     assert skeleton.outgoing == tuple(("out.weight", (j % 2, j)) for j in range(3))
 
 
-# --- what a skeleton is --------------------------------------------------------------------------------
+# --- what a skeleton is ---------------------------------------------------------------------------
 
 
 @pytest.mark.sample(5)
@@ -91,7 +91,9 @@ def test_there_are_as_many_independent_basis_paths_as_dimensions(case, rule):
     graph = skeleton.graph
     assert skeleton.incomplete == ()
     assert len(set(paths)) == len(paths) == ps.paths.degrees_of_freedom(network)
-    if case.name != "bidirectional rnn":  # its backward loop takes one step to the output, and is on no path
+    if (
+        case.name != "bidirectional rnn"
+    ):  # its backward loop takes one step to the output, and is on no path
         assert len(paths) == graph.num_edges - network.num_classes
     counts = torch.zeros(len(paths), graph.num_edges, dtype=torch.float64)
     for row, path in zip(counts, paths, strict=True):
@@ -153,7 +155,9 @@ def test_a_cycle_is_entered_layer_by_layer():
         out_of.append((weights[name] * out_of[-1][:, None]).amax(0))
     number = {(name, index[0]): c.index for c in network.unit_classes for name, index in c.bias}
     products = skeleton.products(network.parameters).abs()
-    for name, A, B in zip(("read", "a", "b"), into[1:], (out_of[0], out_of[2], out_of[1]), strict=True):
+    for name, A, B in zip(
+        ("read", "a", "b"), into[1:], (out_of[0], out_of[2], out_of[1]), strict=True
+    ):
         at = 1 + torch.tensor([number[f"{name}.bias", unit] for unit in range(len(A))])
         assert_close(products[at], A)
         assert_close(products[at + network.num_classes], B)
@@ -215,7 +219,7 @@ def test_values_are_products_along_the_paths():
         assert values[name][index].item() == pytest.approx(product, rel=1e-12)
 
 
-# --- zeros ---------------------------------------------------------------------------------------------
+# --- zeros ----------------------------------------------------------------------------------------
 
 
 def test_zero_weights_are_passed_over_and_dead_classes_named():
@@ -235,7 +239,11 @@ def test_zero_weights_are_passed_over_and_dead_classes_named():
         assert not any(
             ("0.weight", (1, 0)) in path[1:] or ("4.weight", (0, 6)) in path[:-1] for path in paths
         )
-        assert ps.paths.basis_values(network, skeleton)["2.bias"].isnan().tolist() == [False, False, True]
+        assert ps.paths.basis_values(network, skeleton)["2.bias"].isnan().tolist() == [
+            False,
+            False,
+            True,
+        ]
     assert "2 of them incomplete" in repr(skeleton)
 
 
@@ -253,7 +261,7 @@ def test_a_network_of_zeros_has_no_skeleton():
     ]
 
 
-# --- weights on no path --------------------------------------------------------------------------------
+# --- weights on no path ---------------------------------------------------------------------------
 
 
 class OneStep(torch.nn.Module):
@@ -261,7 +269,10 @@ class OneStep(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.second = torch.nn.Conv2d(1, 4, 3, padding=1), torch.nn.Conv2d(2, 3, 3, padding=1)
+        self.first, self.second = (
+            torch.nn.Conv2d(1, 4, 3, padding=1),
+            torch.nn.Conv2d(2, 3, 3, padding=1),
+        )
         self.out = torch.nn.Linear(3, 2)
 
     def forward(self, x):
@@ -286,7 +297,7 @@ def test_weights_on_no_path_have_no_part_in_it(rule):
     assert torch.equal(expression.exponents @ expression.counts, listed.counts)
 
 
-# --- errors --------------------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 
 def test_impossible_requests_are_refused():

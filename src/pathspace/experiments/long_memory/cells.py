@@ -96,7 +96,8 @@ def by_rate(results: Sequence[Result], method: str) -> dict[float, list[Outcome]
 def chosen_rate(results: Sequence[Result], method: str) -> float:
     """Return the rate with the most successful runs.
 
-    Ties go to the fewest steps, a failure counting as all; where no run learned, to the least median error.
+    Ties go to the fewest steps, a failure counting as all; where no run learned, to the least
+    median error.
     """
 
     def order(item: tuple[float, list[Outcome]]) -> tuple[float, ...]:
@@ -149,7 +150,8 @@ class Against:
     Attributes:
         wins: Pairs in which the method is better.
         losses: Pairs in which the reference is.
-        p: Of the exact sign test (for successes McNemar's), adjusted by Holm for all methods of the setting.
+        p: Of the exact sign test (for successes McNemar's), adjusted by Holm for all methods of the
+            setting.
     """
 
     wins: int
@@ -214,18 +216,26 @@ def compared(
     protocol: Protocol, setting: Setting, tuning: Sequence[Result], reported: Sequence[Result]
 ) -> list[Row]:
     """Return the rows of a setting, in the order of the methods."""
-    tuning, reported = ([r for r in results if r.cell.setting == setting] for results in (tuning, reported))
+    tuning, reported = (
+        [r for r in results if r.cell.setting == setting] for results in (tuning, reported)
+    )
     rates = chosen_rates(protocol, tuning)
     rows = {
         method: Row(
-            method, rates[method], by_rate(tuning, method), by_rate(reported, method)[rates[method]], {}
+            method,
+            rates[method],
+            by_rate(tuning, method),
+            by_rate(reported, method)[rates[method]],
+            {},
         )
         for method in protocol.methods
     }
     reference = rows.pop(protocol.reference)
     measures: dict[str, Callable[[Row], Sequence[float]]] = {
         "learned": lambda row: [outcome.steps is not None for outcome in row.reported],
-        "steps": lambda row: [-_steps(outcome) for outcome in row.reported],  # never: minus infinity
+        "steps": lambda row: [
+            -_steps(outcome) for outcome in row.reported
+        ],  # never: minus infinity
         "window": rates_learned,
     }
     against: dict[str, dict[str, Against]] = {method: {} for method in protocol.methods}

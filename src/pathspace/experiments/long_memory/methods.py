@@ -34,12 +34,16 @@ class Method:
 
     Attributes:
         label: What tables call it.
-        rule: A name in `RULES`. With "muon-hidden" Muon has the recurrent matrix alone, as Muon's authors advise.
+        rule: A name in `RULES`. With "muon-hidden" Muon has the recurrent matrix alone, as Muon's
+            authors advise.
         power: How much of kappa is in the metric, as in `ps.metrics.Path`; 0: none.
-        balanced: Whether the start is balanced once; an invariant method does the same from any scaling.
-        of: The parameters whose kappa is used; the others have the metric of the balanced network. Empty: all.
+        balanced: Whether the start is balanced once; an invariant method does the same from any
+            scaling.
+        of: The parameters whose kappa is used; the others have the metric of the balanced network.
+            Empty: all.
         once: kappa of the first step for good.
-        permuted: Units of kappa in a random order, the same in all parameters and at all steps of a run.
+        permuted: Units of kappa in a random order, the same in all parameters and at all steps of a
+            run.
     """
 
     label: str
@@ -78,7 +82,8 @@ class Method:
         Args:
             model: The network to train, with the parameters of `models.ReluRNN`.
             network: Its trace.
-            clip_norm: Largest norm of the gradient in the coordinates of the metric; without one the caller clips.
+            clip_norm: Largest norm of the gradient in the coordinates of the metric; without one
+                the caller clips.
             order: The order of the units in kappa, if it is permuted.
             options: Of the metric: `damping` and `refresh_every`.
         """
@@ -120,7 +125,9 @@ class ChangedKappa(ps.metrics.Metric):
             self.first = {name: value.clone() for name, value in kappa.items()}
         # without any kappa a parameter has the metric of the balanced network
         chosen = self.method.of or names
-        return {name: kappa[name] if name in chosen else torch.zeros_like(kappa[name]) for name in names}
+        return {
+            name: kappa[name] if name in chosen else torch.zeros_like(kappa[name]) for name in names
+        }
 
     def _permuted(self, kappa: Tensor) -> Tensor:
         for dim, size in enumerate(kappa.shape):

@@ -1,7 +1,8 @@
 """What is compared: problems, sizes of network, methods, rates and seeds.
 
-A problem is the sum, product or difference of two marked numbers of a long sequence. Sources: S. Hochreiter and J.
-Schmidhuber (1997), in the form of Q. Le, N. Jaitly and G. Hinton (2015); the product is theirs of 1997, too.
+A problem is the sum, product or difference of two marked numbers of a long sequence. Sources: S.
+Hochreiter and J. Schmidhuber (1997), in the form of Q. Le, N. Jaitly and G. Hinton (2015); the
+product is theirs of 1997, too.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class Protocol:
         methods: Names in `methods.METHODS`.
         reference: The method that all others are tested against.
         learning_rates: The grid.
-        tuning_seeds: Seeds of every rate; the rate of most successes is chosen, of equals that of least steps.
+        tuning_seeds: Seeds of every rate; the rate of most successes is chosen, of equals that of
+            least steps.
         seeds: Reported seeds, which no rate was chosen on.
         steps_per_length: Most steps of a run, for every step of a sequence: 15 T.
         batch_size: B.

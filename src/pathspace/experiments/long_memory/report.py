@@ -12,7 +12,15 @@ from pathspace.experiments.long_memory.cells import Row, Setting, learned, rates
 from pathspace.experiments.long_memory.methods import METHODS
 from pathspace.experiments.long_memory.protocol import Protocol
 from pathspace.experiments.published import Published
-from pathspace.experiments.report.document import NOTHING, Figure, Lines, Report, Section, Table, TableRow
+from pathspace.experiments.report.document import (
+    NOTHING,
+    Figure,
+    Lines,
+    Report,
+    Section,
+    Table,
+    TableRow,
+)
 from pathspace.experiments.report.figures import set_rate_axis
 from pathspace.experiments.storage import finite
 
@@ -79,7 +87,9 @@ def _verdicts(protocol: Protocol, rows: Sequence[Row]) -> list[str]:
     ):
         found = {
             verdict: [
-                METHODS[r.method].label for r in rows if r.against and r.against[name].verdict == verdict
+                METHODS[r.method].label
+                for r in rows
+                if r.against and r.against[name].verdict == verdict
             ]
             for verdict in ("worse", "better", "")
         }
@@ -200,7 +210,11 @@ def _curve(axis: Axes, row: Row, most: int, style: dict[str, Any]) -> None:
     steps = sorted(outcome.steps for outcome in row.reported if outcome.steps is not None)
     shares = [k / len(row.reported) for k in range(len(steps) + 1)]
     axis.step(
-        [0, *steps, most], [*shares, shares[-1]], where="post", label=METHODS[row.method].label, **style
+        [0, *steps, most],
+        [*shares, shares[-1]],
+        where="post",
+        label=METHODS[row.method].label,
+        **style,
     )
 
 
@@ -208,7 +222,11 @@ def _style(protocol: Protocol, name: str) -> dict[str, Any]:
     method = METHODS[name]
     if method.group == "control":
         controls = [other for other in protocol.methods if METHODS[other].group == "control"]
-        return {"color": CONTROLS[controls.index(name)], "linewidth": 1.0, "linestyle": LINES["control"]}
+        return {
+            "color": CONTROLS[controls.index(name)],
+            "linewidth": 1.0,
+            "linestyle": LINES["control"],
+        }
     thick = 2.2 if name == protocol.reference else 1.4
     alpha = 0.5 if 0 < method.power < 1 else 1.0
     return {

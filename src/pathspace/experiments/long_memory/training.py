@@ -1,7 +1,7 @@
 """Trains a network until it has learned its problem, or its steps are over.
 
-Every step draws a fresh batch, so the loss before a step is an error on sequences that were never seen; where its mean
-over the last 20 steps is below the target, the test sequences decide.
+Every step draws a fresh batch, so the loss before a step is an error on sequences that were never
+seen; where its mean over the last 20 steps is below the target, the test sequences decide.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Setup:
         batch_size: B.
         warmup: The part of the steps over which the rate rises.
         clip_norm: Largest norm of the gradient in the method's coordinates; 0 does not clip.
-        refresh_every: Steps between two computations of kappa; the first so many compute it each, as in the library.
+        refresh_every: Steps between two computations of kappa; the first so many compute it each,
+            as in the library.
         damping: Added to kappa, as a fraction of its mean.
         test_size: Sequences that decide whether a run has learned it.
     """

@@ -6,11 +6,11 @@
     [sizes.small]       # settings that make it small enough for a laptop; the first size is the default
     epochs = 3          # why
 
-A key `paper` names the table of the paper that a recipe is after, `distance` says how its runs differ from the paper's
-protocol, and tables `[measured.SIZE]` say what is known of a
-size: `core_hours` of the whole, as measured or as steps times a measured step; `page`, the file in `docs/results` with
-what it printed; `part`, how much was run where that is not the whole. `pathspace reproduce --list` shows them. The size
-of a recipe without sizes is called `default`.
+A key `paper` names the table of the paper that a recipe is after, `distance` says how its runs
+differ from the paper's protocol, and tables `[measured.SIZE]` say what is known of a size:
+`core_hours` of the whole, as measured or as steps times a measured step; `page`, the file in
+`docs/results` with what it printed; `part`, how much was run where that is not the whole.
+`pathspace reproduce --list` shows them. The size of a recipe without sizes is called `default`.
 
 A table `[study]` names what is measured besides the comparison (see `studies`).
 
@@ -19,9 +19,9 @@ A recipe can also be a list of others, run one after the other with one table ea
     title = "What the page is called"
     parts = ["one", "another"]  # why these; sizes are those that all of them have
 
-A key `engine` names who runs a recipe that is no comparison of optimizers (see `ENGINES`).
-Numbers that a paper reports stand in `expected/` under the same name. A new recipe is such a file and nothing
-else.
+A key `engine` names who runs a recipe that is no comparison of optimizers (see `ENGINES`). Numbers
+that a paper reports stand in `expected/` under the same name. A new recipe is such a file and
+nothing else.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ from pathspace.experiments.studies import check_study
 
 DEFAULT = "default"  # what the one size of a recipe without sizes is called
 
-# Engines are named, not imported, so that recipes can be listed without loading what they need; see `tables`.
+# Engines are named, not imported, so that recipes can be listed without loading what they need; see
+# `tables`.
 ENGINES = {
     "long-memory": "pathspace.experiments.long_memory",
     "symbols": "pathspace.experiments.symbols",
@@ -117,7 +118,9 @@ class Recipe:
 def recipe_names() -> list[str]:
     """Return the names of all recipes."""
     folder = files("pathspace.experiments").joinpath("recipes")
-    return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
+    return sorted(
+        item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml")
+    )
 
 
 def load_recipe(name: str) -> Recipe:
@@ -128,7 +131,11 @@ def load_recipe(name: str) -> Recipe:
     """
     if name not in recipe_names():
         raise unknown_name("recipe", name, recipe_names(), "reproduce")
-    text = files("pathspace.experiments").joinpath("recipes", f"{name}.toml").read_text(encoding="utf-8")
+    text = (
+        files("pathspace.experiments")
+        .joinpath("recipes", f"{name}.toml")
+        .read_text(encoding="utf-8")
+    )
     return parse_recipe(name, tomllib.loads(text))
 
 
@@ -144,7 +151,9 @@ def parse_recipe(name: str, content: Mapping[str, Any]) -> Recipe:
         _check_comparison(recipe, where)
     for size in recipe.measured:
         if size not in (recipe.sizes or (DEFAULT,)):
-            raise unknown_name("size", size, recipe.sizes or (DEFAULT,), f"[measured.{size}] in {where}")
+            raise unknown_name(
+                "size", size, recipe.sizes or (DEFAULT,), f"[measured.{size}] in {where}"
+            )
     if ("paper" in content) != ("distance" in content):
         raise ConfigurationError(
             f"The keys 'paper' and 'distance' in {where} go together: give both, or none."
@@ -172,7 +181,9 @@ def _check_engine(recipe: Recipe, content: Mapping[str, Any], where: str) -> Non
         raise unknown_name("engine", recipe.engine, ENGINES, where)
     for key in ("study", "parts"):
         if key in content:
-            raise ConfigurationError(f"The key {key!r} in {where} has no place beside 'engine': remove it.")
+            raise ConfigurationError(
+                f"The key {key!r} in {where} has no place beside 'engine': remove it."
+            )
     for size in recipe.sizes or ("",):
         laid_over(import_module(f"{ENGINES[recipe.engine]}.protocol").Protocol, recipe.layers(size))
 

@@ -1,7 +1,8 @@
 """Who wins: every method against the best baseline, with intervals, as a table and as a figure.
 
-The best baseline of a start is the one of the least mean validation error over the reported seeds: choosing it by test
-errors would favour it. Differences are paired: a seed gives the same first weights and the same batches to all.
+The best baseline of a start is the one of the least mean validation error over the reported seeds:
+choosing it by test errors would favour it. Differences are paired: a seed gives the same first
+weights and the same batches to all.
 """
 
 from __future__ import annotations
@@ -47,8 +48,10 @@ class Standing:
         row: Its runs, at the rate and decay that were chosen from this start.
         choice: How these were chosen.
         error: Mean test error; None where a run failed or none looked at the test split.
-        against: The best baseline of this start; None for that one itself, and where every baseline failed.
-        difference: Test error minus that of `against`, paired by seeds; None where either is missing.
+        against: The best baseline of this start; None for that one itself, and where every baseline
+            failed.
+        difference: Test error minus that of `against`, paired by seeds; None where either is
+            missing.
         milliseconds: The mean over the runs of the median time of a step.
         steps: To the target error, mean over the runs; None unless all runs reached it.
         seconds: The same, in time.
@@ -165,14 +168,18 @@ def claim_table(comparison: Comparison) -> Table:
         for standing in found:
             if standing.row.method == method:
                 rows.append(_row(comparison, standing))
-    return Table(comparison.task_description, tuple(columns), tuple(rows), tuple(_notes(comparison, found)))
+    return Table(
+        comparison.task_description, tuple(columns), tuple(rows), tuple(_notes(comparison, found))
+    )
 
 
 def claim_sentences(comparison: Comparison) -> list[str]:
     """Say for each start which methods are better and worse than the best baseline."""
     found = standings(comparison)
     return [
-        _verdict(start, [one for one in found if one.row.start == start], comparison.settings.baselines)
+        _verdict(
+            start, [one for one in found if one.row.start == start], comparison.settings.baselines
+        )
         for start in comparison.settings.starts
     ]
 
@@ -243,7 +250,9 @@ def _notes(comparison: Comparison, found: Sequence[Standing]) -> list[str]:
             if seeds
             else f"on {settings.seeds} seed{'s' * (settings.seeds > 1)}"
         )
-        notes.append(f"The same training curve from every start, to the last bit ({how}): {', '.join(same)}.")
+        notes.append(
+            f"The same training curve from every start, to the last bit ({how}): {', '.join(same)}."
+        )
     notes.append(
         f"Time: the median step of a run, {settings.threads} thread{'s' * (settings.threads > 1)}"
         + (
@@ -265,7 +274,11 @@ def _verdict(start: str, here: Sequence[Standing], baselines: Sequence[str]) -> 
     if best is None:
         return f"From the {start} start there is one method only, and nothing to compare it with."
     names = {
-        verdict: [METHODS[s.row.method].label for s in here if s.verdict == verdict and s.row.method != best]
+        verdict: [
+            METHODS[s.row.method].label
+            for s in here
+            if s.verdict == verdict and s.row.method != best
+        ]
         for verdict in ("better", "worse", "", "failed")
     }
     told = [
@@ -341,7 +354,9 @@ def _panel(axis: Axes, comparison: Comparison) -> None:
                 continue
             mean, half = standing.error.mean, standing.error.half
             values.append(mean)
-            axis.errorbar(mean, height, xerr=half if math.isfinite(half) else 0.0, markersize=5, **style)
+            axis.errorbar(
+                mean, height, xerr=half if math.isfinite(half) else 0.0, markersize=5, **style
+            )
     if values and min(values) > 0 and max(values) > WIDE * min(values):
         axis.set_xscale("log")
         axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))

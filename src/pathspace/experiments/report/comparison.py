@@ -70,7 +70,9 @@ def comparison_report(
     return Report(title, sections, configuration, results, conclusion(comparison))
 
 
-def parts_report(parts: Mapping[str, Comparison], *, title: str, configuration: Mapping[str, Any]) -> Report:
+def parts_report(
+    parts: Mapping[str, Comparison], *, title: str, configuration: Mapping[str, Any]
+) -> Report:
     """Return the report that brings several comparisons together, with one figure.
 
     Args:
@@ -94,14 +96,16 @@ def claims_something(comparison: Comparison) -> bool:
 def conclusion(comparison: Comparison) -> tuple[str, ...]:
     """Return what was found, in sentences that follow from the table; none for a single run.
 
-    Two questions are kept apart. Same: is the training curve the same from every start, to the last bit? Good: which
-    test errors lie apart from the least one?
+    Two questions are kept apart. Same: is the training curve the same from every start, to the last
+    bit? Good: which test errors lie apart from the least one?
     """
     same = [name for name, difference in comparison.differences.items() if difference == 0.0]
     other = [name for name, difference in comparison.differences.items() if difference != 0.0]
     sentences = []
     if same:
-        sentences.append(f"The same training curve from every start, to the last bit: {_names(same)}.")
+        sentences.append(
+            f"The same training curve from every start, to the last bit: {_names(same)}."
+        )
     if other:
         of = " of the same function" if are_one_function(comparison.settings.starts) else ""
         sentences.append(f"Another curve from another start{of}: {_names(other)}.")
@@ -121,7 +125,9 @@ def _errors(comparison: Comparison, start: str) -> str:
         return f"From the {start} start every method has a run that diverged."
     best = rows[standings.index(BEST)]
     error = error_label(comparison, best)
-    parts = [f"From the {start} start {METHODS[best.method].label} has the least mean test error, {error}"]
+    parts = [
+        f"From the {start} start {METHODS[best.method].label} has the least mean test error, {error}"
+    ]
     for standing, words in STANDINGS.items():
         names = [row.method for row, one in zip(rows, standings, strict=True) if one == standing]
         if names:
@@ -138,7 +144,10 @@ def _names(methods: Sequence[str]) -> str:
 def _numbers(comparison: Comparison) -> dict[str, Lines]:
     """Return the numbers of single runs: `purpose` tells those that chose a rate from those that are reported."""
     final = [run for row in comparison.rows for run in row.runs]
-    purposes = [*((run, "validation") for run in comparison.tuning), *((run, "result") for run in final)]
+    purposes = [
+        *((run, "validation") for run in comparison.tuning),
+        *((run, "result") for run in final),
+    ]
     runs = [
         "purpose", "test_error", "validation_error", "validation_loss", "diverged_at", "steps", "seconds",
         "step_seconds",
@@ -206,7 +215,8 @@ def as_json(
             "at_edge": choice.at_edge,
             "all_diverged": choice.all_diverged,
             "validation_errors": [
-                {"learning_rate": rate, "error": finite(error)} for rate, error in choice.scores.items()
+                {"learning_rate": rate, "error": finite(error)}
+                for rate, error in choice.scores.items()
             ],
             "pairs": [
                 {"learning_rate": rate, "weight_decay": decay, "error": finite(error)}
@@ -229,7 +239,9 @@ def as_json(
         else {
             "source": published.source,
             "setting": published.setting,
-            "results": [{"label": r.label, "value": r.value, "method": r.method} for r in published.results],
+            "results": [
+                {"label": r.label, "value": r.value, "method": r.method} for r in published.results
+            ],
         },
         "configuration": configuration,
     }

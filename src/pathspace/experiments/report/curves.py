@@ -1,8 +1,9 @@
 """The figure of a comparison: loss curves, errors over epochs, and the choices of learning rates.
 
-From a single start all methods share the panels, else each method has a column of its own. Losses are averaged over
-windows. Errors are of three kinds: on the training batches of an epoch, each before its step, and after it on the
-validation and on the test split. Diverging runs do not set the limits of an axis.
+From a single start all methods share the panels, else each method has a column of its own. Losses
+are averaged over windows. Errors are of three kinds: on the training batches of an epoch, each
+before its step, and after it on the validation and on the test split. Diverging runs do not set the
+limits of an axis.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 WINDOWS = 60  # points per curve: single batches are too noisy to read
 KINDS = ("training", "validation", "test")
-# The first start is drawn wide and pale, the others thin and dark on top of it: where two curves are one,
-# both show.
+# The first start is drawn wide and pale, the others thin and dark on top of it: where two curves
+# are one, both show.
 FIRST = {"color": "#8ab6e6", "linewidth": 5.0}
 OTHERS = (
     {"color": "#b3400e", "linewidth": 1.6, "linestyle": (0, (3, 1.5))},
@@ -109,7 +110,10 @@ def _draw_starts(figure: Figure, comparison: Comparison) -> None:
 
 def _style_of_start(comparison: Comparison, label: str) -> dict[str, Any]:
     """Return how a start is drawn, the same in every panel: of some methods only it has a rate of its own."""
-    labels = [*comparison.settings.starts, *(start_label(comparison, row) for row in comparison.rows)]
+    labels = [
+        *comparison.settings.starts,
+        *(start_label(comparison, row) for row in comparison.rows),
+    ]
     number = list(dict.fromkeys(labels)).index(label)
     return FIRST if number == 0 else OTHERS[(number - 1) % len(OTHERS)]
 
@@ -138,11 +142,15 @@ def _draw_rates(axis: Axes, choice: Choice, number: int, **style: Any) -> None:
     lost = [rate for rate, error in zip(rates, errors, strict=True) if not math.isfinite(error)]
     # At the upper edge, the first one above: a rate that diverged has no error to be drawn at.
     height = [0.98 - 0.025 * number] * len(lost)
-    axis.plot(lost, height, "x", markersize=5, color=style["color"], transform=axis.get_xaxis_transform())
+    axis.plot(
+        lost, height, "x", markersize=5, color=style["color"], transform=axis.get_xaxis_transform()
+    )
     if not choice.all_diverged:
         chosen = choice.learning_rate, choice.scores[choice.learning_rate]
         # rings of several starts at one place are seen all
-        axis.plot(*chosen, "o", markersize=7 + 2 * (number % 4), color=style["color"], fillstyle="none")
+        axis.plot(
+            *chosen, "o", markersize=7 + 2 * (number % 4), color=style["color"], fillstyle="none"
+        )
 
 
 def _name_axes(axes: Panels, rates: Sequence[float], *, most: int) -> None:
@@ -170,7 +178,9 @@ def _scale(columns: Sequence[Panels], comparison: Comparison) -> None:
                 set_log_axis(axes[name])
         # Diverging runs pass through enormous values.
         lines = [line.get_ydata() for axes in columns for line in axes[name].lines]
-        begin = max((float(line[0]) for line in map(np.asarray, lines) if len(line) > 1), default=math.inf)
+        begin = max(
+            (float(line[0]) for line in map(np.asarray, lines) if len(line) > 1), default=math.inf
+        )
         if name != "rates" and axis.get_ylim()[1] > 10 * begin:
             axis.set_ylim(top=10 * begin)
 
@@ -183,11 +193,17 @@ def draw_losses(axis: Axes, runs: Sequence[RunResult], **style: Any) -> None:
     axis.plot(steps, middle, **style)
     if len(runs) > 1 and len(steps):
         axis.fill_between(
-            steps, np.nanmin(curves, axis=0), np.nanmax(curves, axis=0), color=style["color"], alpha=0.15
+            steps,
+            np.nanmin(curves, axis=0),
+            np.nanmax(curves, axis=0),
+            color=style["color"],
+            alpha=0.15,
         )
     for run in runs:
         if run.diverged_at is not None and run.losses:
-            axis.plot(run.diverged_at, run.losses[0], "x", color=style["color"], markersize=8, zorder=9)
+            axis.plot(
+                run.diverged_at, run.losses[0], "x", color=style["color"], markersize=8, zorder=9
+            )
 
 
 def kinds_of_error(comparison: Comparison) -> list[str]:
@@ -210,7 +226,9 @@ def errors_of(run: RunResult, kind: str) -> list[tuple[int, float]]:
     return [(step, error) for step, error in entries if error is not None and math.isfinite(error)]
 
 
-def draw_errors(axis: Axes, row: Row, per_epoch: float, kind: str = "validation", **style: Any) -> None:
+def draw_errors(
+    axis: Axes, row: Row, per_epoch: float, kind: str = "validation", **style: Any
+) -> None:
     """Draw the mean error over epochs, its band over seeds, and beside validation the mean test error as a dot.
 
     Args:
@@ -232,14 +250,18 @@ def draw_errors(axis: Axes, row: Row, per_epoch: float, kind: str = "validation"
         least, greatest = list(map(min, errors)), list(map(max, errors))
         axis.fill_between(places, least, greatest, color=style["color"], alpha=0.15)
     if kind == "validation" and row.mean_test_error is not None:
-        axis.plot(max(places), row.mean_test_error, "o", markersize=4, color=style["color"], zorder=9)
+        axis.plot(
+            max(places), row.mean_test_error, "o", markersize=4, color=style["color"], zorder=9
+        )
 
 
 def steps_per_epoch(comparison: Comparison) -> float:
     """Return where the first epoch of a run ended; where none did, the longest run over the epochs asked for."""
     runs = [run for row in comparison.rows for run in row.runs]
     ends = [run.epochs[0].step for run in runs if run.epochs]
-    return max(1.0, ends[0] if ends else max(len(run.losses) for run in runs) / comparison.settings.epochs)
+    return max(
+        1.0, ends[0] if ends else max(len(run.losses) for run in runs) / comparison.settings.epochs
+    )
 
 
 def averaged(runs: Sequence[RunResult]) -> tuple[np.ndarray, np.ndarray]:
@@ -249,8 +271,9 @@ def averaged(runs: Sequence[RunResult]) -> tuple[np.ndarray, np.ndarray]:
         runs: Runs of the same length, except for those that diverged.
 
     Returns:
-        The middle step of each window, shape (W,), and the means, shape (number of runs, W), NaN in windows
-        that a run did not reach. At least one run reaches each window; W is 0 if no run made a step.
+        The middle step of each window, shape (W,), and the means, shape (number of runs, W), NaN in
+        windows that a run did not reach. At least one run reaches each window; W is 0 if no run
+        made a step.
     """
     length = max(len(run.losses) for run in runs)
     width = max(1, math.ceil(length / WINDOWS))

@@ -1,7 +1,8 @@
 """A report of any command: its tables, figures and numbers, and one function for each place where they are shown.
 
-`print_report` shows it on a terminal, `write_report` writes its files: a page that needs nothing else, figures, tables
-as CSV and numbers as JSON. Which files these are follows from the report; `FILES` keeps their names in the folder.
+`print_report` shows it on a terminal, `write_report` writes its files: a page that needs nothing
+else, figures, tables as CSV and numbers as JSON. Which files these are follows from the report;
+`FILES` keeps their names in the folder.
 """
 
 from __future__ import annotations
@@ -49,8 +50,9 @@ class TableRow:
 
     Attributes:
         cells: One for each column.
-        marks: By the number of a cell, what its colour says: `"same"` or `"differs"`, of a curve; `"good"` or `"bad"`,
-            of an error. The two are told apart: a curve that is the same from every start may be a bad one.
+        marks: By the number of a cell, what its colour says: `"same"` or `"differs"`, of a curve;
+            `"good"` or `"bad"`, of an error. The two are told apart: a curve that is the same from
+            every start may be a bad one.
         begins_method: Whether the name of the method is shown.
     """
 
@@ -116,8 +118,10 @@ class Report:
         title: The headline of the page.
         sections: The most important first.
         configuration: The exact configuration, printed at the end of the page.
-        results: The numbers for `results.json` and `--json`; None for a report that only brings others together.
-        notes: The findings in sentences: they stand on top of the page, and below the tables of a terminal.
+        results: The numbers for `results.json` and `--json`; None for a report that only brings
+            others together.
+        notes: The findings in sentences: they stand on top of the page, and below the tables of a
+            terminal.
     """
 
     title: str
@@ -174,7 +178,11 @@ def _page(report: Report, drawings: Sequence[str]) -> str:
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
-    source = files("pathspace.experiments.report").joinpath("page.html.jinja").read_text(encoding="utf-8")
+    source = (
+        files("pathspace.experiments.report")
+        .joinpath("page.html.jinja")
+        .read_text(encoding="utf-8")
+    )
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -250,5 +258,7 @@ def _least_width(table: Table, index: int) -> int:
     """Return the width that a column must have: of its longest word if it wraps, or else of its longest line."""
     title = table.columns[index]
     texts = [title, *(row.cells[index] for row in table.rows)]
-    parts = [p for text in texts for p in (text.split() if _wraps(index, title) else text.splitlines())]
+    parts = [
+        p for text in texts for p in (text.split() if _wraps(index, title) else text.splitlines())
+    ]
     return max([REASON if title == "reason" else 0, *map(cell_len, parts)])

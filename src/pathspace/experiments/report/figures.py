@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Colours that differ to colour-blind eyes too (Okabe and Ito), and as many more as the recipe with most methods needs.
+# Colours that differ to colour-blind eyes too (Okabe and Ito), and as many more as the recipe with
+# most methods needs.
 COLOURS = (
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c6d31", "#7f7f7f", "#5e3c99",
     "#7fbc41", "#a50026", "#01665e", "#b7a7e0", "#d6c600",
@@ -26,7 +27,8 @@ STYLE: dict[Any, Any] = {
 def saved(draw: Callable[[], Figure]) -> tuple[bytes, str]:
     """Draw a figure; returns it as a PNG file, and as an SVG element to stand in a page.
 
-    It is drawn with Matplotlib's defaults and `STYLE`, whatever `matplotlibrc` says: LaTeX may be missing there.
+    It is drawn with Matplotlib's defaults and `STYLE`, whatever `matplotlibrc` says: LaTeX may be
+    missing there.
     """
     import matplotlib as mpl
 
@@ -36,7 +38,8 @@ def saved(draw: Callable[[], Figure]) -> tuple[bytes, str]:
         mpl.rcParams.update(STYLE)
         figure = draw()
         figure.savefig(png, format="png", dpi=160)
-        # Both have the places that the PNG's layout found: to look for them takes as long as to draw.
+        # Both have the places that the PNG's layout found: to look for them takes as long as to
+        # draw.
         figure.set_layout_engine("none")
         figure.savefig(svg, format="svg", metadata={"Date": None})
     text = svg.getvalue()
@@ -68,6 +71,8 @@ def set_log_axis(axis: Axes) -> None:
     axis.set_yscale("log")
     low, high = axis.get_ylim()
     if high < 100 * low:  # by default 2 is written as 2 x 10^0, and there may be one tick or none
-        axis.yaxis.set_major_locator(AutoLocator() if high < 5 * low else LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.yaxis.set_major_locator(
+            AutoLocator() if high < 5 * low else LogLocator(subs=(1.0, 2.0, 5.0))
+        )
         axis.yaxis.set_major_formatter("{x:g}")
         axis.yaxis.set_minor_formatter(NullFormatter())

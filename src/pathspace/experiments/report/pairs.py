@@ -28,7 +28,8 @@ class Pair:
     Attributes:
         first: Ours of the first method.
         second: Ours of the second.
-        difference: Test error of the first minus that of the second, paired by seeds; None where a run failed.
+        difference: Test error of the first minus that of the second, paired by seeds; None where a
+            run failed.
         published: The same of the paper's numbers, with its decimals; None where one is not given.
         verdict: On what the sign of `published` says; None without it.
     """
@@ -55,7 +56,9 @@ def pairs_of(comparison: Comparison, published: Published | None) -> list[Pair]:
         printed = [Decimal(number.words) for number in numbers if number is not None]
         theirs = printed[0] - printed[1] if len(printed) == 2 else None
         ours = paired_difference(rows[first], rows[second])
-        found.append(Pair(rows[first], rows[second], ours, theirs, _verdict(ours, theirs, long=long)))
+        found.append(
+            Pair(rows[first], rows[second], ours, theirs, _verdict(ours, theirs, long=long))
+        )
     return found
 
 
@@ -96,7 +99,9 @@ def pairs_table(comparison: Comparison, pairs: list[Pair]) -> Table:
         "Difference: test error of the first minus that of the second, paired by seeds, ± half of Student's 95 % "
         f"interval. Confirmed or refuted: it excludes 0 after at least {100 * SHARE:g} % of the paper's epochs."
     )
-    return Table("What the paper compares", ("pair", "difference", "published", "verdict"), rows, (note,))
+    return Table(
+        "What the paper compares", ("pair", "difference", "published", "verdict"), rows, (note,)
+    )
 
 
 def as_json(pairs: list[Pair]) -> list[dict[str, Any]]:

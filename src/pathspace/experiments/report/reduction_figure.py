@@ -49,10 +49,13 @@ def reduction_figure(network: Network, skeleton: Skeleton, title: str) -> Figure
         cuts[MOST_CUTS - 1 :] = [f"{len(cuts) - MOST_CUTS + 1} more"]
     tallest = max([3, *(min(len(column), MOST) for column in columns)])
     below = LEGEND + LINE * (len(cuts) + bool(cuts))
-    width, height = max(NARROWEST, 2.6 + 1.6 * len(columns)), min(9.0, 1.65 + 0.42 * tallest + below)
+    width, height = (
+        max(NARROWEST, 2.6 + 1.6 * len(columns)),
+        min(9.0, 1.65 + 0.42 * tallest + below),
+    )
     figure = Figure(figsize=(width, height))
-    # Places of their own for title, graph and legend: a layout that makes room for the widest of them takes it from
-    # the graph.
+    # Places of their own for title, graph and legend: a layout that makes room for the widest of
+    # them takes it from the graph.
     axes = figure.add_axes((0.0, below / height, 1.0, 1.0 - (below + TITLE) / height))
     axes.set_axis_off()
     shown = _shortened(title, int(width * CHARACTERS))
@@ -92,7 +95,9 @@ def _places(columns: list[list[int]], tallest: int) -> dict[int, Place]:
     return places
 
 
-def _draw_edges(axes: Axes, skeleton: Skeleton, places: dict[int, Place], *, last: int, height: int) -> bool:
+def _draw_edges(
+    axes: Axes, skeleton: Skeleton, places: dict[int, Place], *, last: int, height: int
+) -> bool:
     """Draw a line for each two classes between which there are weights; says whether some are drawn as recurrent."""
     from matplotlib.collections import LineCollection
 
@@ -114,12 +119,26 @@ def _draw_edges(axes: Axes, skeleton: Skeleton, places: dict[int, Place], *, las
         if start == stop:
             loops.add(start)
             continue
-        colour = IN if number in into else OUT if number in out_of else LOOP if start[0] >= stop[0] else OTHER
-        if lines.get((start, stop)) not in (IN, OUT):  # many weights between two classes are one line
+        colour = (
+            IN
+            if number in into
+            else OUT
+            if number in out_of
+            else LOOP
+            if start[0] >= stop[0]
+            else OTHER
+        )
+        if lines.get((start, stop)) not in (
+            IN,
+            OUT,
+        ):  # many weights between two classes are one line
             lines[start, stop] = colour
     plain = {line for line, colour in lines.items() if colour == OTHER and line[0][0] != line[1][0]}
-    # thousands of them: one artist draws them in a hundredth of the time; the nodes lie on their ends
-    axes.add_collection(LineCollection(sorted(plain), colors=OTHER, linewidths=0.5, alpha=0.7, zorder=1))
+    # thousands of them: one artist draws them in a hundredth of the time; the nodes lie on their
+    # ends
+    axes.add_collection(
+        LineCollection(sorted(plain), colors=OTHER, linewidths=0.5, alpha=0.7, zorder=1)
+    )
     for (start, stop), colour in lines.items():
         if (start, stop) in plain:
             continue
@@ -138,15 +157,27 @@ def _draw_edges(axes: Axes, skeleton: Skeleton, places: dict[int, Place], *, las
         axes.annotate("", xy=stop, xytext=start, arrowprops=style, zorder=3 if chosen else 1)
     if loops:
         axes.scatter(
-            *zip(*sorted(loops), strict=True), s=190, facecolors="none", edgecolors=LOOP, lw=0.8, zorder=2
+            *zip(*sorted(loops), strict=True),
+            s=190,
+            facecolors="none",
+            edgecolors=LOOP,
+            lw=0.8,
+            zorder=2,
         )
     return bool(loops) or LOOP in lines.values()
 
 
-def _draw_nodes(axes: Axes, columns: list[list[int]], places: dict[int, Place], height: int) -> None:
+def _draw_nodes(
+    axes: Axes, columns: list[list[int]], places: dict[int, Place], height: int
+) -> None:
     if places:
         axes.scatter(
-            *zip(*places.values(), strict=True), s=70, color="white", edgecolors="black", lw=0.9, zorder=4
+            *zip(*places.values(), strict=True),
+            s=70,
+            color="white",
+            edgecolors="black",
+            lw=0.9,
+            zorder=4,
         )
     middle, last = (height - 1) / 2, len(columns) + 1
     for x, y, text in ((0, middle, "inputs"), (0, height - 0.2, "bias"), (last, middle, "outputs")):
@@ -163,7 +194,9 @@ def _draw_nodes(axes: Axes, columns: list[list[int]], places: dict[int, Place], 
 def _draw_cut(axes: Axes, *, last: int, height: int) -> None:
     """What counts as an output at a cut comes back as an input: below the columns, not through them."""
     middle, under = (height - 1) / 2, -0.4
-    axes.plot([last, last, 0, 0], [middle, under, under, middle], color=CUT, lw=1.2, ls="--", zorder=2)
+    axes.plot(
+        [last, last, 0, 0], [middle, under, under, middle], color=CUT, lw=1.2, ls="--", zorder=2
+    )
     axes.plot([0], [under + 0.3], marker="^", ms=6, color=CUT, zorder=2)
 
 

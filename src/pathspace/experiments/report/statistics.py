@@ -53,7 +53,8 @@ def t_interval(values: Sequence[float], level: float = 1 - LEVEL) -> Interval:
         mean -+ q s / sqrt(n),  s^2 = sum (x - mean)^2 / (n - 1)
         q the (1 + level) / 2 quantile of Student's t with n - 1 degrees of freedom
 
-    It supposes that the values are independent and about normal; of five seeds no more can be supposed.
+    It supposes that the values are independent and about normal; of five seeds no more can be
+    supposed.
 
     Args:
         values: One per seed, n at least 1.
@@ -77,8 +78,8 @@ def sign_test(wins: int, losses: int) -> float:
 
         p = min(1, 2 sum over k <= min(wins, losses) of C(n, k) / 2^n),    n = wins + losses
 
-    On pairs of successes and failures it is McNemar's test in its exact form: a win is a pair in which only the first
-    succeeded. `scipy.stats.binomtest` rounds the same number differently.
+    On pairs of successes and failures it is McNemar's test in its exact form: a win is a pair in
+    which only the first succeeded. `scipy.stats.binomtest` rounds the same number differently.
     """
     n = wins + losses
     tail = sum(math.comb(n, k) for k in range(min(wins, losses) + 1))
@@ -105,8 +106,8 @@ def rank(intervals: Sequence[Interval | None]) -> list[str]:
         intervals: Of methods from one start; None where a run diverged.
 
     Returns:
-        For each `BEST` (the least mean), `LEVEL_WITH` it (the intervals overlap), `WORSE` (its interval lies wholly
-        above that of the best), or `DIVERGED`.
+        For each `BEST` (the least mean), `LEVEL_WITH` it (the intervals overlap), `WORSE` (its
+        interval lies wholly above that of the best), or `DIVERGED`.
     """
     there = [interval for interval in intervals if interval is not None]
     least = min(there, key=lambda interval: interval.mean, default=None)

@@ -38,7 +38,15 @@ def build_table(comparison: Comparison, published: Published | None = None) -> T
         published: Numbers to set beside them.
     """
     rate = "rate" if comparison.settings.weight_decays == (0.0,) else "rate, decay"
-    columns = ["optimizer", "start", rate, f"test {comparison.metric}", "seconds", "same curve", "difference"]
+    columns = [
+        "optimizer",
+        "start",
+        rate,
+        f"test {comparison.metric}",
+        "seconds",
+        "same curve",
+        "difference",
+    ]
     lines = [
         [
             METHODS[row.method].label,
@@ -102,7 +110,9 @@ def error_label(comparison: Comparison, row: Row) -> str:
     """Print the mean test error ± its deviation, or how many runs diverged."""
     if row.diverged:
         return (
-            "diverged" if row.diverged == len(row.runs) else f"diverged ({row.diverged} of {len(row.runs)})"
+            "diverged"
+            if row.diverged == len(row.runs)
+            else f"diverged ({row.diverged} of {len(row.runs)})"
         )
     mean, deviation = row.mean_test_error, row.test_error_deviation
     if mean is None:
@@ -191,7 +201,9 @@ def _starts_note(settings: Settings) -> list[str]:
         "rate and seed."
     ]
     if any(METHODS[name].normalizes for name in settings.methods):
-        sentences.append("Normalizing a network makes it another function, from every start another one.")
+        sentences.append(
+            "Normalizing a network makes it another function, from every start another one."
+        )
     if "rescaled" in settings.starts:
         sentences.append(rescaled_by(settings))
     return sentences
@@ -221,9 +233,12 @@ def _choices_note(comparison: Comparison) -> list[str]:
 
 def own_grids(settings: Settings) -> list[str]:
     """Name the grids of the methods that have one of their own."""
-    grids = {name: settings.rates_of(name) for name in settings.methods if name in settings.method_rates}
+    grids = {
+        name: settings.rates_of(name) for name in settings.methods if name in settings.method_rates
+    }
     labels = {
-        rates: [METHODS[name].label for name in grids if grids[name] == rates] for rates in grids.values()
+        rates: [METHODS[name].label for name in grids if grids[name] == rates]
+        for rates in grids.values()
     }
     told = (
         f"{'; '.join(names)}: {', '.join(f'{r:g}' for r in sorted(rates))}."
@@ -256,7 +271,9 @@ def _weights_note(comparison: Comparison) -> list[str]:
     if not methods:
         return []
     most = max(methods, key=lambda count: len(methods[count]))
-    others = [f"{', '.join(labels)}: {count:,}." for count, labels in methods.items() if count != most]
+    others = [
+        f"{', '.join(labels)}: {count:,}." for count, labels in methods.items() if count != most
+    ]
     return [" ".join([f"Weights: {most:,}.", *others])]
 
 

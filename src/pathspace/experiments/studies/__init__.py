@@ -1,7 +1,7 @@
 """Studies: what a recipe measures besides its comparison.
 
-A study is a module with a function `study(comparison, *, data_dir, **options)` that returns sections for the report
-of the comparison. A recipe names it in its table `[study]`:
+A study is a module with a function `study(comparison, *, data_dir, **options)` that returns
+sections for the report of the comparison. A recipe names it in its table `[study]`:
 
     [study]
     name = "second-term"

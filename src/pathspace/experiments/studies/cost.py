@@ -1,9 +1,9 @@
 """What an epoch costs by each method, as a ratio to the first one, SGD.
 
-All methods train copies of one network in one process and take turns of a few steps; in each round the time of a turn
-is divided by that of the first method's turn in the same round, and the figure is the median of these ratios. So what
-else the machine does falls on all of them alike. With one thread the time is the thread's own, from which other
-programs take less.
+All methods train copies of one network in one process and take turns of a few steps; in each round
+the time of a turn is divided by that of the first method's turn in the same round, and the figure
+is the median of these ratios. So what else the machine does falls on all of them alike. With one
+thread the time is the thread's own, from which other programs take less.
 
 Source: Path Space for Recurrent Neural Networks with ReLU Activations (2019), time per epoch.
 """

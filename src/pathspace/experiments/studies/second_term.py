@@ -2,11 +2,12 @@
 
     ratio = |kappa2(W_rec)| / |kappa1(W_rec)|      Frobenius norms, W_rec the recurrent matrix of the (first) layer
 
-before and after training, from PyTorch's initialisation and from the identity start. kappa depends on T and on the
-weights, not on data, so that weights trained at one length give a ratio at every length.
+before and after training, from PyTorch's initialisation and from the identity start. kappa depends
+on T and on the weights, not on data, so that weights trained at one length give a ratio at every
+length.
 
-Source: B. Neyshabur, Y. Wu, R. Salakhutdinov and N. Srebro (2016), Section 5.1, who leave the second term out for its
-size.
+Source: B. Neyshabur, Y. Wu, R. Salakhutdinov and N. Srebro (2016), Section 5.1, who leave the
+second term out for its size.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class Ratio:
         start: `"default"` or `"identity"`.
         hidden: H.
         length: T.
-        before: The ratio at the start; the mean over the seeds. None where a term is not finite even in float64, as
-            where a network grows from step to step.
+        before: The ratio at the start; the mean over the seeds. None where a term is not finite
+            even in float64, as where a network grows from step to step.
         after: The ratio after training, first seed; None where training diverged, too.
     """
 
@@ -67,8 +68,9 @@ def study(
     """Measure the ratios, training every network as Path-SGD was trained in the comparison.
 
     Args:
-        comparison: Of a task and a budget, whose learning rates of `path-sgd-short` and `irnn-path-sgd-short` are
-            taken; a start whose method is not among its methods is left out.
+        comparison: Of a task and a budget, whose learning rates of `path-sgd-short` and
+            `irnn-path-sgd-short` are taken; a start whose method is not among its methods is left
+            out.
         lengths: T, each at least 2.
         hidden: H.
         data_dir: Where the task looks for its data.
@@ -77,7 +79,9 @@ def study(
     if not starts:
         needed = f"It was not measured: it needs one of the methods {', '.join(METHODS.values())}."
         return [Section("Second term", Table("The ratio of the terms", (), (), (needed,)))]
-    rows = [row for start in starts for row in measure(comparison, start, lengths, hidden, data_dir)]
+    rows = [
+        row for start in starts for row in measure(comparison, start, lengths, hidden, data_dir)
+    ]
     values = [asdict(row) for row in rows]
     numbers = {
         "second-term.csv": Lines(tuple(values[0]), [tuple(one.values()) for one in values]),
@@ -90,7 +94,11 @@ def study(
 
 
 def measure(
-    comparison: Comparison, start: str, lengths: Sequence[int], hidden: Sequence[int], data_dir: Path | None
+    comparison: Comparison,
+    start: str,
+    lengths: Sequence[int],
+    hidden: Sequence[int],
+    data_dir: Path | None,
 ) -> list[Ratio]:
     """Return the ratios of a start at every H and T."""
     settings, method = comparison.settings, METHODS[start]
@@ -169,7 +177,9 @@ def _table(start: str, rows: Sequence[Ratio]) -> Table:
 
 
 def _cell(row: Ratio) -> str:
-    return " > ".join("not finite" if value is None else f"{value:.2g}" for value in (row.before, row.after))
+    return " > ".join(
+        "not finite" if value is None else f"{value:.2g}" for value in (row.before, row.after)
+    )
 
 
 def _draw(rows: Sequence[Ratio]) -> Drawing:

@@ -1,11 +1,12 @@
 """A comparison as the table of D16: what measures a node, times what the measure is used for.
 
-Each measure R of a node's incoming weights can normalize the node (SGD on w~, w = w~ / gamma~) or give the metric of
-steepest descent. For both uses: the test error from the first start and, at a rate of its own, from the others;
-whether the training curves from all starts are the same; the time of a step.
+Each measure R of a node's incoming weights can normalize the node (SGD on w~, w = w~ / gamma~) or
+give the metric of steepest descent. For both uses: the test error from the first start and, at a
+rate of its own, from the others; whether the training curves from all starts are the same; the time
+of a step.
 
-Source: B. Neyshabur, R. Tomioka, R. Salakhutdinov and N. Srebro (2016), Data-Dependent Path Normalization in Neural
-Networks, Table 1.
+Source: B. Neyshabur, R. Tomioka, R. Salakhutdinov and N. Srebro (2016), Data-Dependent Path
+Normalization in Neural Networks, Table 1.
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ class Entry:
         method: A name in `methods.METHODS`.
         errors: By start, the mean test error at the rate chosen from it; None where a run diverged.
         labels: The same in words, with the deviation.
-        same_curve: Whether two training curves from different starts at one rate are the same to the last bit; None
-            where none were compared.
-        difference: The largest difference of two such curves; None if one of them diverged and the other did not, or
-            none were compared.
+        same_curve: Whether two training curves from different starts at one rate are the same to
+            the last bit; None where none were compared.
+        difference: The largest difference of two such curves; None if one of them diverged and the
+            other did not, or none were compared.
         milliseconds: The median time of a step.
     """
 
@@ -85,11 +86,20 @@ def study(comparison: Comparison, *, data_dir: Path | None = None) -> list[Secti
         return [Section(heading, Table("No table by measure and use", (), (), (why,)))]
     starts = comparison.settings.starts
     lines = [
-        (e.measure, e.use, e.method, *(e.errors[start] for start in starts), e.difference, e.milliseconds)
+        (
+            e.measure,
+            e.use,
+            e.method,
+            *(e.errors[start] for start in starts),
+            e.difference,
+            e.milliseconds,
+        )
         for e in found
     ]
     numbers = {
-        "unification.csv": Lines(("measure", "use", "method", *starts, "difference", "milliseconds"), lines),
+        "unification.csv": Lines(
+            ("measure", "use", "method", *starts, "difference", "milliseconds"), lines
+        ),
         "unification.json": {"metric": comparison.metric, "cells": [asdict(e) for e in found]},
     }
     figure = Figure("unification.png", partial(_draw, comparison, found))
@@ -104,9 +114,13 @@ def entries(comparison: Comparison) -> list[Entry]:
             if method not in comparison.settings.methods:
                 continue
             rows = [row for row in comparison.rows if row.method == method]
-            best = {start: comparison.own_row(method, start) for start in comparison.settings.starts}
+            best = {
+                start: comparison.own_row(method, start) for start in comparison.settings.starts
+            }
             largest = comparison.differences.get(method)
-            steps = [run.step_seconds for row in rows for run in row.runs if run.step_seconds is not None]
+            steps = [
+                run.step_seconds for row in rows for run in row.runs if run.step_seconds is not None
+            ]
             found.append(
                 Entry(
                     measure,
@@ -158,8 +172,13 @@ def _draw(comparison: Comparison, found: Sequence[Entry]) -> Drawing:
         for number, start in enumerate(comparison.settings.starts):
             errors = [cells[m].errors[start] if m in cells else None for m in measures]
             values = [math.nan if error is None else error for error in errors]
-            style: dict[str, Any] = {"marker": "o" if number == 0 else "x", "markersize": 11 - 3 * number}
-            axis.plot(range(len(measures)), values, linestyle="", color=f"C{number}", label=start, **style)
+            style: dict[str, Any] = {
+                "marker": "o" if number == 0 else "x",
+                "markersize": 11 - 3 * number,
+            }
+            axis.plot(
+                range(len(measures)), values, linestyle="", color=f"C{number}", label=start, **style
+            )
         axis.set_xticks(range(len(measures)), names)
         axis.set(title=use, xlabel="measure", xlim=(-0.6, len(measures) - 0.4))
         axis.grid(alpha=0.25, which="both")

@@ -34,7 +34,9 @@ def run_sweep(
     """Do what `pathspace sweep` was asked for; see there."""
     recipe, title, settings = _settings(name, size, options)
     plan = plan_from(settings, search, sampler or "grid", trials, prune or "none")
-    asked = Configuration("sweep", title, settings, recipe=recipe, size=size, sweep=plain_values(plan))
+    asked = Configuration(
+        "sweep", title, settings, recipe=recipe, size=size, sweep=plain_values(plan)
+    )
     given = bool(name or options[1] or search or sampler or trials or prune)
     with begun(asked, context, given=given) as (configuration, output):
         with Shown(Console(stderr=True), quiet=context.quiet) as monitor:
@@ -50,7 +52,9 @@ def _settings(name: str, size: str, options: Layer) -> tuple[str, str, Settings]
     """Return the recipe's name, if it is one, the title of the page, and the settings."""
     where, chosen = options
     refuse_unused(
-        OF_A_TABLE, chosen, "A sweep has no setting {!r}: leave it out; --seeds is the runs of each point."
+        OF_A_TABLE,
+        chosen,
+        "A sweep has no setting {!r}: leave it out; --seeds is the runs of each point.",
     )
     if "epochs" in chosen and "tuning_epochs" not in chosen:  # a sweep has runs of one length alone
         options = where, {**chosen, "tuning_epochs": 0}
@@ -69,9 +73,13 @@ def _settings(name: str, size: str, options: Layer) -> tuple[str, str, Settings]
             options = where, {**options[1], "baselines": []}  # a sweep compares nothing
         return name, f"Sweep: {recipe.title}", settings_from(*recipe.layers(size), options)
     if name and name not in TASKS:
-        raise unknown_name("recipe or task", name, dict.fromkeys([*recipe_names(), *TASKS]), "sweep")
+        raise unknown_name(
+            "recipe or task", name, dict.fromkeys([*recipe_names(), *TASKS]), "sweep"
+        )
     if size:
-        raise ConfigurationError(f"--size {size} is of a recipe: name one, such as `pathspace sweep adding`.")
+        raise ConfigurationError(
+            f"--size {size} is of a recipe: name one, such as `pathspace sweep adding`."
+        )
     layers = [("sweep", {"task": name}), options] if name else [options]
     settings = settings_from(*layers)
     return "", f"Sweep of the task {settings.task}", settings

@@ -25,7 +25,10 @@ from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings, settings
 SAMPLERS = ("grid", "random", "tpe")
 PRUNERS = ("none", "median")
 RATE, DECAY = "learning_rate", "weight_decay"
-GRIDS = {RATE: "learning_rates", DECAY: "weight_decays"}  # the settings that list them for a comparison
+GRIDS = {
+    RATE: "learning_rates",
+    DECAY: "weight_decays",
+}  # the settings that list them for a comparison
 TABLES = ("task_options", "model_options")
 GRID_POINTS = 5  # of a range that does not say how many
 TRIALS = 20  # points for each optimizer where they are drawn
@@ -95,10 +98,11 @@ class Plan:
 
     Attributes:
         search: What is searched; the learning rate is always among it.
-        sampler: A name in `SAMPLERS`: every combination, or points drawn at random, or drawn where earlier ones were
-            good (Optuna's tree-structured Parzen estimator).
+        sampler: A name in `SAMPLERS`: every combination, or points drawn at random, or drawn where
+            earlier ones were good (Optuna's tree-structured Parzen estimator).
         trials: Points for each method and start; of the grid, all.
-        prune: A name in `PRUNERS`: whether runs that are worse than most at the same step are ended.
+        prune: A name in `PRUNERS`: whether runs that are worse than most at the same step are
+            ended.
     """
 
     search: tuple[Dimension, ...]
@@ -194,9 +198,15 @@ def parse_search(text: str) -> Dimension:
     name, equals, rest = text.partition("=")
     if not equals or not rest:
         raise ConfigurationError(f"--search {text!r} says nothing to search: write {EXAMPLE}.")
-    known = [RATE, DECAY, *(item.name for item in fields(Settings) if item.name not in NOT_OF_A_RUN)]
+    known = [
+        RATE,
+        DECAY,
+        *(item.name for item in fields(Settings) if item.name not in NOT_OF_A_RUN),
+    ]
     if name.partition(".")[0] not in TABLES and name not in known:
-        raise unknown_name("setting", name, [*known, *(f"{table}.NAME" for table in TABLES)], "--search")
+        raise unknown_name(
+            "setting", name, [*known, *(f"{table}.NAME" for table in TABLES)], "--search"
+        )
     if ":" in rest:
         return _range(name, rest.split(":"), text)
     values = read_value(rest) if rest.startswith("[") else rest.split(",")
@@ -207,7 +217,9 @@ def parse_search(text: str) -> Dimension:
     if not (read and finite) or not all(
         isinstance(one, bool | int | float | str) and one != "" for one in read
     ):
-        raise ConfigurationError(f"--search {text!r} needs numbers, names, true or false: write {EXAMPLE}.")
+        raise ConfigurationError(
+            f"--search {text!r} needs numbers, names, true or false: write {EXAMPLE}."
+        )
     if name in (RATE, DECAY) and not all(_is_number(one) for one in read):
         raise ConfigurationError(f"--search {text!r} needs numbers: write {EXAMPLE}.")
     return Dimension(name, tuple(dict.fromkeys(read)))
@@ -257,7 +269,9 @@ def _check_corners(settings: Settings, plan: Plan) -> None:
     raise errors[0]
 
 
-def config_of(settings: Settings, study: tuple[str, str], point: Mapping[str, Any], seed: int) -> RunConfig:
+def config_of(
+    settings: Settings, study: tuple[str, str], point: Mapping[str, Any], seed: int
+) -> RunConfig:
     """Return the run at a point: one that looks at the validation split alone.
 
     Args:

@@ -9,7 +9,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pathspace.experiments.methods import METHODS
-from pathspace.experiments.report.document import NOTHING, Figure, Lines, Report, Section, Table, TableRow
+from pathspace.experiments.report.document import (
+    NOTHING,
+    Figure,
+    Lines,
+    Report,
+    Section,
+    Table,
+    TableRow,
+)
 from pathspace.experiments.report.figures import COLOURS
 from pathspace.experiments.report.table import count, digits_of
 from pathspace.experiments.sweep.plan import DECAY, RATE, Plan
@@ -54,7 +62,9 @@ def points_table(found: Sweep) -> Table:
     points = points_of(found)
     runs = sum(len(point.runs) for point in found.points)
     return Table(
-        f"{count(len(points), 'point')}, {count(runs, 'run')}", _columns(found), _rows(found, points)
+        f"{count(len(points), 'point')}, {count(runs, 'run')}",
+        _columns(found),
+        _rows(found, points),
     )
 
 
@@ -67,7 +77,14 @@ def failures_table(found: Sweep) -> Table | None:
     rows = []
     for point, run in lost[:FAILURES_SHOWN]:
         values = _values(found.plan, point.point)
-        cells = (METHODS[point.method].label, point.start, *values, str(run.seed), run.state, run.reason)
+        cells = (
+            METHODS[point.method].label,
+            point.start,
+            *values,
+            str(run.seed),
+            run.state,
+            run.reason,
+        )
         rows.append(TableRow(cells))
     more = len(lost) - len(rows)
     notes = (f"And {more} more, in trials.csv.",) if more else ()
@@ -136,7 +153,9 @@ def _at_edge(plan: Plan, point: Point) -> bool:
 def _notes(found: Sweep, best: Sequence[Point]) -> tuple[str, ...]:
     plan, settings = found.plan, found.settings
     searched = any(dimension.name == "epochs" for dimension in plan.search)
-    length = "" if searched else f" after {count(settings.tuning_epochs or settings.epochs, 'epoch')}"
+    length = (
+        "" if searched else f" after {count(settings.tuning_epochs or settings.epochs, 'epoch')}"
+    )
     notes = [
         f"The best of {count(plan.trials, 'point')} for every optimizer and start ({HOW[plan.sampler]}), by the mean "
         f"validation {found.metric} over {count(settings.seeds, 'seed')}{length}. "
@@ -242,13 +261,17 @@ def _varied(found: Sweep) -> str:
 def _panel(axis: Axes, found: Sweep, points: Sequence[Point], name: str, what: str) -> None:
     """Draw error or loss over what varies."""
     for number, method in enumerate(found.settings.methods):
-        for start, line in zip(found.settings.starts, LINES * len(found.settings.starts), strict=False):
+        for start, line in zip(
+            found.settings.starts, LINES * len(found.settings.starts), strict=False
+        ):
             own = [point for point in points if (point.method, point.start) == (method, start)]
             colour = COLOURS[number % len(COLOURS)]
             label = METHODS[method].label + (f", {start}" if len(found.settings.starts) > 1 else "")
             _draw_runs(axis, own, name, what, colour=colour)
             best = _best_means(own, name, what)
-            axis.plot(sorted(best), [best[x] for x in sorted(best)], line, label=label, color=colour)
+            axis.plot(
+                sorted(best), [best[x] for x in sorted(best)], line, label=label, color=colour
+            )
             # at the upper edge, first method above: what failed has no error to be drawn at
             _draw_lost(axis, own, name, height=0.98 - 0.025 * number, colour=colour)
     _label_axes(axis, found, points, name, what)
@@ -272,7 +295,9 @@ def _best_means(points: Sequence[Point], name: str, what: str) -> dict[Any, floa
     return best
 
 
-def _draw_lost(axis: Axes, points: Sequence[Point], name: str, *, height: float, colour: str) -> None:
+def _draw_lost(
+    axis: Axes, points: Sequence[Point], name: str, *, height: float, colour: str
+) -> None:
     """Mark the points that failed or were pruned."""
     edge = axis.get_xaxis_transform()
     for state, mark in (("failed", "x"), ("pruned", "v")):

@@ -1,7 +1,8 @@
 """The trials of a sweep: Optuna draws points and keeps them in its journal; a job does the runs of one point.
 
-Every method and start has a study, so that all of them get the same number of points, however good they are. A trial
-of a study is a point, its value the mean validation error over seeds. How its runs ended is an attribute of the trial.
+Every method and start has a study, so that all of them get the same number of points, however good
+they are. A trial of a study is a point, its value the mean validation error over seeds. How its
+runs ended is an attribute of the trial.
 """
 
 from __future__ import annotations
@@ -164,7 +165,8 @@ class PointJob:
     Attributes:
         label: What messages call it.
         runs: One for each seed.
-        trial: Told the validation errors of the first run, and asked whether to prune; None where none is pruned.
+        trial: Told the validation errors of the first run, and asked whether to prune; None where
+            none is pruned.
     """
 
     label: str
@@ -246,7 +248,8 @@ class _Points:
         self._monitor = runs.monitor
         names = [(method, start) for method in settings.methods for start in settings.starts]
         self._studies = _studies(runs.output / JOURNAL, plan, names)
-        # Points that are the same runs, as where a method ignores what is searched: by the key of the first run.
+        # Points that are the same runs, as where a method ignores what is searched: by the key of
+        # the first run.
         self._running: dict[str, list[tuple[Named, optuna.Trial]]] = {}
         self._done: dict[str, list[Run]] = {}
         self._ended: dict[tuple[int, int], Point] = {}
@@ -254,7 +257,9 @@ class _Points:
             for trial in study.get_trials(deepcopy=False):
                 if ENDED in trial.user_attrs:
                     self._keep(name, trial, [Run(**run) for run in trial.user_attrs[ENDED]])
-        runs.monitor.stage("Sweeping on the validation split", plan.trials * len(names), len(self._ended))
+        runs.monitor.stage(
+            "Sweeping on the validation split", plan.trials * len(names), len(self._ended)
+        )
 
     def ended(self) -> tuple[Point, ...]:
         """Return the points that are over."""
@@ -294,7 +299,9 @@ class _Points:
         job, error = ended.job, ended.error
         if isinstance(error, StorageError):
             raise error
-        runs = ended.result if error is None else [_failed(run.config.seed, error) for run in job.runs]
+        runs = (
+            ended.result if error is None else [_failed(run.config.seed, error) for run in job.runs]
+        )
         for name, trial in self._running.pop(job.key):
             if isinstance(error, WorkerDiedError):  # it is done when the sweep is resumed
                 self._keep(name, trial, runs)
@@ -318,7 +325,9 @@ class _Points:
 
     def _keep(self, name: Named, trial: optuna.Trial | FrozenTrial, runs: Sequence[Run]) -> None:
         place = trial.user_attrs.get(PLACE, trial.number)
-        self._ended[list(self._studies).index(name), place] = Point(*name, trial.params, tuple(runs))
+        self._ended[list(self._studies).index(name), place] = Point(
+            *name, trial.params, tuple(runs)
+        )
 
 
 def _label(name: Named, trial: optuna.Trial) -> str:
@@ -337,7 +346,8 @@ def _studies(file: Path, plan: Plan, names: Sequence[Named]) -> dict[Named, optu
         StorageError: It cannot be written to, now or later.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    # A killed command may have left its lock, and a full disk half a line. This one is alone in the folder.
+    # A killed command may have left its lock, and a full disk half a line. This one is alone in the
+    # folder.
     for left in file.parent.glob(f"{file.name}.lock*"):
         left.unlink()
     if file.exists():

@@ -1,7 +1,8 @@
 """One cell of the table: a model of one size, trained on one text, scored on two others.
 
-All three texts are drawn from the same generator. The validation text stops the training and chooses among sizes; the
-test text is scored once. Scores are regrets: bits beyond the code length under the generator.
+All three texts are drawn from the same generator. The validation text stops the training and
+chooses among sizes; the test text is scored once. Scores are regrets: bits beyond the code length
+under the generator.
 """
 
 from __future__ import annotations
@@ -54,10 +55,11 @@ class Score:
         test: Regret on the test text, in bits.
         seconds: Processor time of training and scoring.
         passes: Passes over the training text, or 0 for a baseline.
-        broke_off: Whether a training ended because its gradient was not finite; its best parameters until then count.
-            Of merged networks, whether one of theirs did.
+        broke_off: Whether a training ended because its gradient was not finite; its best parameters
+            until then count. Of merged networks, whether one of theirs did.
         tries: Passes with those that were undone; 0 for a baseline.
-        curve: Of the network that was chosen: (pass, processor seconds, regret on the validation text) at its looks.
+        curve: Of the network that was chosen: (pass, processor seconds, regret on the validation
+            text) at its looks.
         sample: What the network writes, runs of a symbol shortened.
     """
 
@@ -103,7 +105,9 @@ def cells(protocol: Protocol) -> list[Cell]:
         for draw in range(protocol.seeds)
         for text in protocol.texts
         for row in protocol.rows
-        for size in ((protocol.merged[text]["units"],) if row == MERGED else sizes.get(row, protocol.units))
+        for size in (
+            (protocol.merged[text]["units"],) if row == MERGED else sizes.get(row, protocol.units)
+        )
     ]
     slow = ("anbn", "music", "alphabet", "alphabet-9")
     return sorted(
@@ -139,7 +143,8 @@ def texts(name: str, protocol: Protocol) -> tuple[str, str, str]:
 
     length = {LENGTHS[name]: protocol.lengths[name]} if name in protocol.lengths else {}
     text, held, test = (
-        TASKS[name].generate(np.random.default_rng([protocol.data_seed, k]), **length) for k in (1, 2, 3)
+        TASKS[name].generate(np.random.default_rng([protocol.data_seed, k]), **length)
+        for k in (1, 2, 3)
     )
     return text, held, test
 
@@ -184,12 +189,18 @@ def _baseline(cell: Cell, protocol: Protocol, text: str, held: str, test: str) -
     from pathspace.sequences.text import Alphabet
 
     if cell.row == "bzip2":
-        parts = (baselines.compressed_bits("bzip2", part.encode(), text.encode()) for part in (held, test))
+        parts = (
+            baselines.compressed_bits("bzip2", part.encode(), text.encode())
+            for part in (held, test)
+        )
     else:
         alphabet = Alphabet.of([text, held, test])
         before, *encoded = (alphabet.encode(part) for part in (text, held, test))
         if cell.row == "CTW":
-            parts = (baselines.context_tree_bits(part, len(alphabet), cell.size, before) for part in encoded)
+            parts = (
+                baselines.context_tree_bits(part, len(alphabet), cell.size, before)
+                for part in encoded
+            )
         else:
             if cell.row == "HMM":
                 hidden = baselines.SparseHiddenMarkov(
@@ -234,7 +245,9 @@ def _network(cell: Cell, protocol: Protocol, text: str, held: str, test: str) ->
             fit.model.set_params(passes=passes)
             fit(text, held, test, resume=True)
         model = fit.model
-        found.append(_Trained(model.bits(held), model.bits(test), model, fit.broke_off, fit.thinned()))
+        found.append(
+            _Trained(model.bits(held), model.bits(test), model, fit.broke_off, fit.thinned())
+        )
     return min(found, key=lambda one: (one.held, one.test))
 
 
@@ -244,7 +257,10 @@ def _merged(cell: Cell, protocol: Protocol, text: str, held: str, test: str) -> 
     from pathspace.sequences.tasks import TASKS
 
     model = PCNN(
-        connectivity=protocol.connectivity, folds=2, seed=protocol.seed, **protocol.merged[cell.text]
+        connectivity=protocol.connectivity,
+        folds=2,
+        seed=protocol.seed,
+        **protocol.merged[cell.text],
     )
     with _broken_off_quietly():
         model.fit([text, held], alphabet=test)
@@ -286,7 +302,9 @@ class _Fit:
             )  # after the first pass: nothing is compiled then
             latest[0], self._spent = training, before + time.process_time() - began
             if training.passes % self.model.validate_every == 0:
-                self._curve.append((training.passes, round(self._spent, 3), training.validation_bits))
+                self._curve.append(
+                    (training.passes, round(self._spent, 3), training.validation_bits)
+                )
             if self._budget is not None and self._spent > self._budget:
                 raise _SpentError
 

@@ -24,7 +24,8 @@ from pathspace.experiments.layers import (
 )
 
 TEXTS = ("alphabet", "music", "anbn")
-# Not in the paper: the alphabet without capitals after the last digit, as its true code length suggests.
+# Not in the paper: the alphabet without capitals after the last digit, as its true code length
+# suggests.
 KNOWN_TEXTS = (*TEXTS, "alphabet-9")
 # What a text's length counts.
 LENGTHS = {"alphabet": "lines", "alphabet-9": "lines", "music": "bars", "anbn": "blocks"}
@@ -39,9 +40,11 @@ BASELINES = (
     "dense HMM",
 )  # the last one not in the paper: hmmlearn's, from its own start
 ROWS = (*BASELINES, *(f"{network}, {rule}" for network in NETWORKS for rule in RULES))
-# Not in the paper: several networks made one, which have learned the training and the validation text in turn.
+# Not in the paper: several networks made one, which have learned the training and the validation
+# text in turn.
 MERGED = "PCNN, merged"
-# What the paper says has fewer bits than what: invariant steps than backpropagation, its network than others.
+# What the paper says has fewer bits than what: invariant steps than backpropagation, its network
+# than others.
 COMPARED = (
     *((f"{network}, {rule}", f"{network}, DH+FB") for network in NETWORKS for rule in INVARIANT),
     *((f"PCNN, {rule}", f"{network}, {rule}") for network in NETWORKS[:2] for rule in INVARIANT),
@@ -86,11 +89,12 @@ class Protocol:
         texts: Columns, names in `KNOWN_TEXTS`.
         rows: Rows, names in `ROWS`, or `MERGED`.
         lengths: Lines, bars or blocks of a text; one that is missing has the paper's length.
-        units: Sizes of network to choose from, on the validation text; of hidden Markov model, too, as in the paper.
+        units: Sizes of network to choose from, on the validation text; of hidden Markov model, too,
+            as in the paper.
         connectivity: Edges that leave each unit, its loop included.
         passes: Passes over the training text, for each text.
-        seconds: Processor time of one start of a network of one size, for each text, from its first pass on; passes
-            that were undone count. No bound where a text is missing.
+        seconds: Processor time of one start of a network of one size, for each text, from its first
+            pass on; passes that were undone count. No bound where a text is missing.
         patience: Passes without a better validation text after which a training ends.
         restarts: Networks of each size to choose from, for each text; 1 where a text is missing.
         heat: Passes after which the better quarter of the restarts goes on alone; 0 lets all go on.
@@ -100,8 +104,9 @@ class Protocol:
         merged: For each text, what the row `MERGED` takes instead of the above: see `Merged`.
         data_seed: Decides the texts.
         seed: Decides graphs and start values of the networks.
-        seeds: How often everything is drawn anew, texts, graphs and start values: `data_seed` and the ones after it,
-            with `seed` and the thousands after it. The table has means over them.
+        seeds: How often everything is drawn anew, texts, graphs and start values: `data_seed` and
+            the ones after it, with `seed` and the thousands after it. The table has means over
+            them.
     """
 
     texts: Several[Text] = TEXTS
@@ -132,12 +137,19 @@ class Protocol:
             if options["ensemble"] > options["restarts"]:
                 most = f"at most the {options['restarts']} of its restarts"
                 raise wrong(f"merged.{text}.ensemble", options["ensemble"], most)
-        wanted = {"passes": [*self.passes], **({"merged": [*self.merged]} if MERGED in self.rows else {})}
+        wanted = {
+            "passes": [*self.passes],
+            **({"merged": [*self.merged]} if MERGED in self.rows else {}),
+        }
         for name, given in wanted.items():
             missing = [text for text in self.texts if text not in given]
             if missing:
-                raise ConfigurationError(f"The setting {name!r} lacks {missing[0]!r}: say what it takes.")
+                raise ConfigurationError(
+                    f"The setting {name!r} lacks {missing[0]!r}: say what it takes."
+                )
 
     def drawn(self, draw: int) -> Protocol:
         """Return the protocol of one draw alone, the first of which is 0."""
-        return replace(self, data_seed=self.data_seed + draw, seed=self.seed + SEEDS_APART * draw, seeds=1)
+        return replace(
+            self, data_seed=self.data_seed + draw, seed=self.seed + SEEDS_APART * draw, seeds=1
+        )

@@ -29,15 +29,17 @@ def build_table(protocol: Protocol, scores: Sequence[Score], published: Publishe
     Args:
         protocol: How they were made.
         scores: Of all sizes.
-        published: The numbers of the paper for each text, under the text's name: the best, and those of one row, named
-            as the method.
+        published: The numbers of the paper for each text, under the text's name: the best, and
+            those of one row, named as the method.
     """
     chosen = best(scores)
     rows: list[TableRow] = []
     before = ""
     for row in protocol.rows:
         group, variant = ("baseline", row) if row in BASELINES else row.split(", ")
-        found = [[chosen[row, text, draw] for draw in range(protocol.seeds)] for text in protocol.texts]
+        found = [
+            [chosen[row, text, draw] for draw in range(protocol.seeds)] for text in protocol.texts
+        ]
         regrets = [_regret(draws) for draws in found]
         sizes = "/".join(
             ",".join(str(size or NOTHING) for size in sorted({score.cell.size for score in draws}))
@@ -45,7 +47,9 @@ def build_table(protocol: Protocol, scores: Sequence[Score], published: Publishe
         )
         seconds = sum(score.seconds for score in scores if score.cell.row == row)
         shown = "" if group == before else group
-        rows.append(TableRow((shown, variant, *regrets, sizes, f"{seconds:.0f}"), begins_method=bool(shown)))
+        rows.append(
+            TableRow((shown, variant, *regrets, sizes, f"{seconds:.0f}"), begins_method=bool(shown))
+        )
         before = group
     broken = any(BROKEN in cell for row in rows for cell in row.cells)
     if published is not None:
@@ -58,7 +62,8 @@ def build_table(protocol: Protocol, scores: Sequence[Score], published: Publishe
             cells = (values.get(text, NOTHING) for text in protocol.texts)
             rows.append(
                 TableRow(
-                    ("" if name else "published", name or "the best", *cells, "", ""), begins_method=not name
+                    ("" if name else "published", name or "the best", *cells, "", ""),
+                    begins_method=not name,
                 )
             )
     title = "Regret on a fresh text: bits beyond the true code length"
@@ -73,7 +78,9 @@ def _regret(draws: Sequence[Score]) -> str:
     return f"{mean(bits):,.1f} ± {stdev(bits):,.1f}{broken}"
 
 
-def notes(protocol: Protocol, published: Published | None, *, broken: bool = False) -> tuple[str, ...]:
+def notes(
+    protocol: Protocol, published: Published | None, *, broken: bool = False
+) -> tuple[str, ...]:
     """Say what a reader has to know in order to trust the table."""
     passes = ", ".join(f"{text} {protocol.passes[text]}" for text in protocol.texts)
     units, states, depths = (
@@ -125,7 +132,11 @@ def _starts(protocol: Protocol) -> str:
     if max(starts) == 1:
         return "1 start of each size"
     told = ", ".join(f"{text} {count}" for text, count in zip(protocol.texts, starts, strict=True))
-    heat = f", of which the better quarter went on after {protocol.heat} passes" if protocol.heat else ""
+    heat = (
+        f", of which the better quarter went on after {protocol.heat} passes"
+        if protocol.heat
+        else ""
+    )
     return f"starts of each size: {told}{heat}"
 
 
@@ -175,7 +186,10 @@ def samples(protocol: Protocol, scores: Sequence[Score]) -> tuple[tuple[str, str
 
 
 def as_json(
-    protocol: Protocol, scores: Sequence[Score], configuration: dict[str, Any], published: Published | None
+    protocol: Protocol,
+    scores: Sequence[Score],
+    configuration: dict[str, Any],
+    published: Published | None,
 ) -> dict[str, Any]:
     """Return all numbers as plain values."""
     chosen = best(scores)
@@ -200,7 +214,9 @@ def as_json(
         if published is None
         else {
             "source": published.source,
-            "results": [{"text": r.label, "row": r.method, "value": r.value} for r in published.results],
+            "results": [
+                {"text": r.label, "row": r.method, "value": r.value} for r in published.results
+            ],
         },
         "configuration": configuration,
     }
@@ -224,8 +240,12 @@ def report(
     over_time = None
     if any(score.curve for score in scores):
         over_time = Figure("validation.png", partial(draw_over_time, protocol, scores))
-    sections.append(Section("All sizes", sizes_table(protocol, scores), figure=over_time, printed=False))
-    return Report(title, sections, configuration, as_json(protocol, scores, configuration, published))
+    sections.append(
+        Section("All sizes", sizes_table(protocol, scores), figure=over_time, printed=False)
+    )
+    return Report(
+        title, sections, configuration, as_json(protocol, scores, configuration, published)
+    )
 
 
 LEAST_SECONDS = 1e-3  # as curves are rounded
@@ -238,16 +258,28 @@ def draw(protocol: Protocol, scores: Sequence[Score], published: Published | Non
 
     chosen = best(scores)
     draws = range(protocol.seeds)
-    colours = {"DH+FB": "#b3400e", "QDH+RUTSD": "#8ab6e6", "QDH+RBP": "#1f5f9e", "merged": "#55752f"}
+    colours = {
+        "DH+FB": "#b3400e",
+        "QDH+RUTSD": "#8ab6e6",
+        "QDH+RBP": "#1f5f9e",
+        "merged": "#55752f",
+    }
     colours |= dict.fromkeys(BASELINES, "#9aa5b1")
     size = (1.6 + 3.2 * len(protocol.texts), 0.9 + 0.28 * len(protocol.rows))
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(1, len(protocol.texts), sharey=True, squeeze=False)[0]
     places = range(len(protocol.rows))[::-1]
     for axis, text in zip(axes, protocol.texts, strict=True):
-        regrets = [[max(chosen[row, text, draw].test, 1.0) for draw in draws] for row in protocol.rows]
+        regrets = [
+            [max(chosen[row, text, draw].test, 1.0) for draw in draws] for row in protocol.rows
+        ]
         values = [fmean(bits) for bits in regrets]
-        axis.barh(places, values, color=[colours[row.split(", ")[-1]] for row in protocol.rows], height=0.7)
+        axis.barh(
+            places,
+            values,
+            color=[colours[row.split(", ")[-1]] for row in protocol.rows],
+            height=0.7,
+        )
         if len(draws) > 1:  # each draw, as few of them are hardly normal
             for place, bits in zip(places, regrets, strict=True):
                 axis.plot(bits, len(bits) * [place], "o", color="black", alpha=0.6, markersize=2.5)
@@ -278,11 +310,15 @@ def draw_over_time(protocol: Protocol, scores: Sequence[Score]) -> Drawing:
     curves = [score for score in scores if score.curve]
     rows = [row for row in protocol.rows if any(score.cell.row == row for score in curves)]
     sizes = sorted({score.cell.size for score in curves})
-    shades = mpl.colormaps["viridis"]([0.9 * place / max(1, len(sizes) - 1) for place in range(len(sizes))])
+    shades = mpl.colormaps["viridis"](
+        [0.9 * place / max(1, len(sizes) - 1) for place in range(len(sizes))]
+    )
     colours = dict(zip(sizes, shades, strict=True))
     size = (1.4 + 3.2 * len(protocol.texts), 0.6 + 1.7 * len(rows))
     figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(len(rows), len(protocol.texts), sharex="col", sharey="col", squeeze=False)
+    axes = figure.subplots(
+        len(rows), len(protocol.texts), sharex="col", sharey="col", squeeze=False
+    )
     for axis in axes.flat:
         axis.set(xscale="log", yscale="log")
         axis.grid(alpha=0.25)
@@ -293,13 +329,17 @@ def draw_over_time(protocol: Protocol, scores: Sequence[Score]) -> Drawing:
         at = [max(second, LEAST_SECONDS) for second in seconds]
         floored = [max(regret, 1.0) for regret in regrets]
         axis = axes[rows.index(score.cell.row), protocol.texts.index(score.cell.text)]
-        (lines[score.cell.size],) = axis.plot(at, floored, color=colours[score.cell.size], linewidth=1)
+        (lines[score.cell.size],) = axis.plot(
+            at, floored, color=colours[score.cell.size], linewidth=1
+        )
     for row, axis in zip(rows, axes[:, 0], strict=True):
         axis.set_ylabel(row, fontsize=8)
     for text, top, bottom in zip(protocol.texts, axes[0], axes[-1], strict=True):
         top.set_title(text)
         bottom.set_xlabel("processor seconds")
-    figure.legend([lines[size] for size in sizes], map(str, sizes), loc="outside right upper", title="units")
+    figure.legend(
+        [lines[size] for size in sizes], map(str, sizes), loc="outside right upper", title="units"
+    )
     figure.supylabel("bits beyond the truth, validation text")
     return figure
 

@@ -1,7 +1,8 @@
 """The registry of tasks.
 
-A task is a module with a function `build(*, data_dir, **options) -> Task` and a dictionary `PRESET`: the
-settings that `pathspace compare --task NAME` starts from. A new task is such a file and one line in `TASKS`.
+A task is a module with a function `build(*, data_dir, **options) -> Task` and a dictionary
+`PRESET`: the settings that `pathspace compare --task NAME` starts from. A new task is such a file
+and one line in `TASKS`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from pathspace.experiments.tasks.task import Task
 
 OWN = "own"  # of a file of the user's, which `pathspace compare FILE.py` names
-# Modules are named, not imported, so that the command line can list the tasks without loading PyTorch.
+# Modules are named, not imported, so that the command line can list the tasks without loading
+# PyTorch.
 TASKS = {
     "digits": "pathspace.experiments.tasks.digits",
     "mnist": "pathspace.experiments.tasks.mnist",
@@ -33,7 +35,9 @@ OF_IMAGES = ("images",)
 OF_SYMBOLS = ("characters", "words")
 
 
-def build_task(name: str, options: Mapping[str, Any] | None = None, *, data_dir: Path | None = None) -> Task:
+def build_task(
+    name: str, options: Mapping[str, Any] | None = None, *, data_dir: Path | None = None
+) -> Task:
     """Load or generate the data of a task.
 
     Args:
@@ -42,7 +46,8 @@ def build_task(name: str, options: Mapping[str, Any] | None = None, *, data_dir:
         data_dir: The folder with the data sets; see each task for what it looks for.
 
     Raises:
-        ConfigurationError: The name or an option is unknown, a value is impossible, or the data is not there.
+        ConfigurationError: The name or an option is unknown, a value is impossible, or the data is
+            not there.
     """
     check_task(name, options or {})
     return _module(name).build(data_dir=data_dir, **(options or {}))
@@ -63,8 +68,8 @@ def check_options(function: Any, options: Mapping[str, Any], owner: str, where: 
     """Raise a `ConfigurationError` for the first option that `function` does not take, or whose value is impossible.
 
     Args:
-        function: A function or class; its keyword-only parameters but `data_dir` are the options, and their types say
-            what values may be.
+        function: A function or class; its keyword-only parameters but `data_dir` are the options,
+            and their types say what values may be.
         options: What somebody wants to pass.
         owner: Whose options these are, for the error.
         where: Where the options stand, for the error.

@@ -1,10 +1,11 @@
 """The addition problem: add the two numbers that are marked in a long sequence.
 
-Each of the T steps brings a number from U(0, 1) and a mark that is 1 at two steps, one in each half, and 0
-elsewhere. The target is the sum of the two marked numbers; always answering 1 has a mean squared error of
-1/6.
+Each of the T steps brings a number from U(0, 1) and a mark that is 1 at two steps, one in each
+half, and 0 elsewhere. The target is the sum of the two marked numbers; always answering 1 has a
+mean squared error of 1/6.
 
-Source: S. Hochreiter and J. Schmidhuber (1997), in the form of Q. Le, N. Jaitly and G. Hinton (2015).
+Source: S. Hochreiter and J. Schmidhuber (1997), in the form of Q. Le, N. Jaitly and G. Hinton
+(2015).
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from pathspace.experiments.layers import Count
 from pathspace.experiments.tasks.task import Split, Task, regression
 
 PRESET: dict[str, Any] = {
-    # A few minutes on two cores. From PyTorch's initialisation, which forgets fast, 50 steps would take far longer.
+    # A few minutes on two cores. From PyTorch's initialisation, which forgets fast, 50 steps would
+    # take far longer.
     "task_options": {"length": 20, "train_size": 10_000},
     "epochs": 10,
     "batch_size": 64,

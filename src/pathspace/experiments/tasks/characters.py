@@ -1,10 +1,12 @@
 """Predicting the next character: Penn Treebank, text8 or its beginning, and the bytes of enwik8.
 
-A training sequence is a window of the text, read from a zero state; windows do not overlap and come in random
-order. Validation and test windows are preceded by a context that is read and does not count.
+A training sequence is a window of the text, read from a zero state; windows do not overlap and come
+in random order. Validation and test windows are preceded by a context that is read and does not
+count.
 
-text8 and enwik8 are cut as usual: 90, 5 and 5 million. The first 6.8 million characters of text8, cut in the same
-proportion, are a data set of their own; results on them cannot be compared with those on all of it.
+text8 and enwik8 are cut as usual: 90, 5 and 5 million. The first 6.8 million characters of text8,
+cut in the same proportion, are a data set of their own; results on them cannot be compared with
+those on all of it.
 """
 
 from __future__ import annotations
@@ -52,8 +54,8 @@ def build(
         train_size: Characters from the beginning of the training part; 0 takes all.
         validation_size: The same of the validation part.
         test_size: The same of the test part.
-        stream: Whether windows are read in the order of the text, each from the state that the one before it left;
-            then there is no context.
+        stream: Whether windows are read in the order of the text, each from the state that the one
+            before it left; then there is no context.
         data_dir: The folder that holds the files, or the data set's folder with them.
 
     Raises:

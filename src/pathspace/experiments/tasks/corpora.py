@@ -1,13 +1,14 @@
 """Texts for language models: where the files lie, what they must hold, and how they are read.
 
 A file is looked for in `DIR/NAME` and in `DIR`, where NAME is the folder of its data set and DIR is
-`--data-dir` or else the environment variable `PATHSPACE_DATA`; it may be packed, with `.gz` or `.zip` after its
-name. Its SHA-256 must be the known one, so that a number in a report always means the same text.
+`--data-dir` or else the environment variable `PATHSPACE_DATA`; it may be packed, with `.gz` or
+`.zip` after its name. Its SHA-256 must be the known one, so that a number in a report always means
+the same text.
 
-Sources:
-    Penn Treebank: M. Marcus, B. Santorini and M. Marcinkiewicz (1993), as prepared by T. Mikolov (2010).
-    WikiText-2: S. Merity, C. Xiong, J. Bradbury and R. Socher (2016).
-    text8, enwik8: M. Mahoney, 10^8 bytes of the English Wikipedia of 3 March 2006, cleaned and as they are.
+Sources: Penn Treebank: M. Marcus, B. Santorini and M. Marcinkiewicz (1993), as prepared by T.
+    Mikolov (2010). WikiText-2: S. Merity, C. Xiong, J. Bradbury and R. Socher (2016). text8,
+    enwik8: M. Mahoney, 10^8 bytes of the English Wikipedia of 3 March 2006, cleaned and as they
+    are.
 """
 
 from __future__ import annotations
@@ -34,12 +35,14 @@ class Corpus:
     Attributes:
         title: What reports call it.
         folder: Its folder below the data folder.
-        files: The file names of training, validation and test part, or one file that holds all of them.
+        files: The file names of training, validation and test part, or one file that holds all of
+            them.
         digests: The SHA-256 of each file, unpacked.
         missing: What to do when there is no such file.
         cuts: Where one file is cut, in bytes: the ends of the parts.
         encoding: What the bytes mean; "latin-1" makes every byte a symbol.
-        download: (dataset, configuration, column, revision) of the word files at Hugging Face, or empty.
+        download: (dataset, configuration, column, revision) of the word files at Hugging Face, or
+            empty.
     """
 
     title: str
@@ -109,7 +112,12 @@ WORDS = {
             "dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0",
         ),
         PTB_MISSING,
-        download=("ptb-text-only/ptb_text_only", "penn_treebank", "sentence", "refs/convert/parquet"),
+        download=(
+            "ptb-text-only/ptb_text_only",
+            "penn_treebank",
+            "sentence",
+            "refs/convert/parquet",
+        ),
     ),
     "wikitext-2": Corpus(
         "WikiText-2",
@@ -134,7 +142,8 @@ def read_corpus(corpus: Corpus, data_dir: Path | None) -> tuple[str, str, str]:
         data_dir: Where to look; None stands for the folder in `PATHSPACE_DATA`, if that is set.
 
     Raises:
-        ConfigurationError: A file is missing, broken or another text: it says which one and what to do.
+        ConfigurationError: A file is missing, broken or another text: it says which one and what to
+            do.
     """
     folder = data_folder(data_dir)
     if folder is None and corpus.download:
@@ -172,7 +181,9 @@ def data_folder(data_dir: Path | None) -> Path | None:
 def _read(corpus: Corpus, name: str, folder: Path | None) -> bytes:
     path = None if folder is None else _find(name, (folder / corpus.folder, folder))
     if path is None:
-        looked = "no data folder was given" if folder is None else f"{str(folder)!r} holds no {name}"
+        looked = (
+            "no data folder was given" if folder is None else f"{str(folder)!r} holds no {name}"
+        )
         raise _no_data(corpus, looked)
     try:
         if path.suffix == ".zip":
@@ -182,7 +193,9 @@ def _read(corpus: Corpus, name: str, folder: Path | None) -> bytes:
         content = path.read_bytes()
         return gunzip(content) if path.suffix == ".gz" else content
     except (*UNREADABLE, KeyError) as error:
-        raise ConfigurationError(f"Cannot read {str(path)!r} ({error}): download the file again.") from error
+        raise ConfigurationError(
+            f"Cannot read {str(path)!r} ({error}): download the file again."
+        ) from error
 
 
 def _find(name: str, folders: Sequence[Path]) -> Path | None:
@@ -199,16 +212,20 @@ def _download(corpus: Corpus) -> list[bytes]:
     dataset, configuration, column, revision = corpus.download
     try:
         parts = [
-            load_dataset(dataset, configuration, split=part, revision=revision)[column] for part in PARTS
+            load_dataset(dataset, configuration, split=part, revision=revision)[column]
+            for part in PARTS
         ]
     except Exception as error:  # the package passes on what its many transports raise
         first_line = (str(error).splitlines() or [""])[0]
-        raise _no_data(corpus, f"the download failed ({type(error).__name__}: {first_line})") from error
+        raise _no_data(
+            corpus, f"the download failed ({type(error).__name__}: {first_line})"
+        ) from error
     return [_as_file(lines) for lines in parts]
 
 
 def _as_file(lines: Sequence[str]) -> bytes:
-    # One dataset strips its lines and the other does not; in the files spaces surround the words of a line.
+    # One dataset strips its lines and the other does not; in the files spaces surround the words of
+    # a line.
     return "".join(f" {line.strip()} \n" if line.strip() else " \n" for line in lines).encode()
 
 

@@ -1,7 +1,7 @@
 """The 1797 handwritten digits of scikit-learn, read as sequences; nothing to download.
 
-Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI (1998), the copy in
-    scikit-learn.
+Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI (1998), the copy
+    in scikit-learn.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import torch
 
 from pathspace.experiments.tasks.task import Split, Task, classification
 
-# recurrent networks need clipping: without it one tuning seed can choose a rate at which another diverges
-# 300 images alone do not choose between neighbouring rates, nor do three seeds always: of equals the least is safe
+# recurrent networks need clipping: without it one tuning seed can choose a rate at which another
+# diverges 300 images alone do not choose between neighbouring rates, nor do three seeds always: of
+# equals the least is safe
 PRESET: dict[str, Any] = {
     "epochs": 20,
     "batch_size": 32,
@@ -49,7 +50,8 @@ def build(*, read: Literal["rows", "pixels"] = "rows", data_dir: Path | None = N
     targets = torch.as_tensor(classes, dtype=torch.int64)
     order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(SPLIT_SEED))
     train, validation, test = (
-        Split(inputs[part], targets[part]) for part in order.tensor_split((TRAIN, TRAIN + VALIDATION))
+        Split(inputs[part], targets[part])
+        for part in order.tensor_split((TRAIN, TRAIN + VALIDATION))
     )
     return classification(
         "digits",

@@ -30,7 +30,8 @@ class DataSet:
     Attributes:
         title: What errors call it.
         folder: A folder within the data folder, for the NumPy archives.
-        archives: Patterns of archives with `images` (N, 3, 32, 32) and `labels` (N,), by part; the first one found.
+        archives: Patterns of archives with `images` (N, 3, 32, 32) and `labels` (N,), by part; the
+            first one found.
         binary: A folder within the data folder, for the original files.
         records: The original files, by part.
         labels: Bytes in front of each image; the last one is its class.
@@ -90,7 +91,9 @@ def load(name: str, part: str, data_dir: Path | None) -> tuple[Tensor, Tensor]:
         records = [folder / known.binary / file for file in known.records[part]]
         if all(path.exists() for path in records):
             parts = [_records(path, known) for path in records]
-            return torch.cat([images for images, _ in parts]), torch.cat([labels for _, labels in parts])
+            return torch.cat([images for images, _ in parts]), torch.cat(
+                [labels for _, labels in parts]
+            )
     looked = "no data folder was given" if folder is None else f"{str(folder)!r} holds none of it"
     raise ConfigurationError(
         f"{known.title} was not found: {looked}. Put {known.archives[part]} (arrays 'images' and 'labels') into a "
@@ -113,14 +116,20 @@ def _archive(path: Path, known: DataSet) -> tuple[Tensor, Tensor]:
             f"{str(path)!r} holds images of shape {images.shape} and type {images.dtype} and labels of type "
             f"{labels.dtype}, not {known.title}."
         )
-    return _checked(torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64)), path, known)
+    return _checked(
+        torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64)), path, known
+    )
 
 
 def _array(content: bytes) -> np.ndarray:
     """Return the array in an .npy file, after its shape was compared to the bytes that there are."""
     file = io.BytesIO(content)
     version = np.lib.format.read_magic(file)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    read = (
+        np.lib.format.read_array_header_1_0
+        if version == (1, 0)
+        else np.lib.format.read_array_header_2_0
+    )
     shape, _, dtype = read(file)
     if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(content) - file.tell():
         raise ValueError(f"its header promises {shape} of {dtype}")

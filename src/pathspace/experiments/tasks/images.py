@@ -46,8 +46,8 @@ def build(
         data: `"mnist"`, `"cifar10"` or `"cifar100"`.
         pool: Each square of so many pixels a side is averaged into one: 2 halves height and width.
         train_size: How many of the training images are trained on.
-        validation_size: How many other training images are the validation split: the same ones for every
-            `train_size`.
+        validation_size: How many other training images are the validation split: the same ones for
+            every `train_size`.
         test_size: How many test images, the first ones of a fixed mixed order.
         data_dir: The folder with the data sets.
 

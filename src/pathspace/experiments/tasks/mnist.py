@@ -1,7 +1,8 @@
 """MNIST read as sequences: rows, groups of pixels, single pixels or averages of pixels; in order or permuted.
 
 The four idx files are looked for in `DIR/mnist` and in `DIR`, where DIR is `--data-dir` or else the
-environment variable `PATHSPACE_DATA`. Without either the images are downloaded through Hugging Face datasets.
+environment variable `PATHSPACE_DATA`. Without either the images are downloaded through Hugging Face
+datasets.
 
 Source: Y. LeCun, C. Cortes and C. Burges, the MNIST database of handwritten digits.
 """
@@ -58,19 +59,21 @@ def build(
     """Return MNIST as a task.
 
     Args:
-        steps: T, a divisor of 784: 28 reads rows, 98 reads eight pixels a step, 784 reads single pixels.
+        steps: T, a divisor of 784: 28 reads rows, 98 reads eight pixels a step, 784 reads single
+            pixels.
         permuted: Whether the pixels are brought into one fixed random order first.
-        pool: How many consecutive pixels are averaged into one number: 98 steps and a pool of 8 give one number a
-            step, a short relative of the 784 single pixels.
-        standardize: Whether pixels get the mean 0 and the deviation 1 over the training set of 60,000.
+        pool: How many consecutive pixels are averaged into one number: 98 steps and a pool of 8
+            give one number a step, a short relative of the 784 single pixels.
+        standardize: Whether pixels get the mean 0 and the deviation 1 over the training set of
+            60,000.
         train_size: How many of the 60,000 training images are trained on.
-        validation_size: How many other training images are the validation split: the same ones for every
-            `train_size`.
+        validation_size: How many other training images are the validation split: the same ones for
+            every `train_size`.
         data_dir: The folder that holds the files or a folder `mnist` with them.
 
     Raises:
-        ConfigurationError: `steps` times `pool` does not divide 784, the sizes exceed the training set, or there
-            is no data.
+        ConfigurationError: `steps` times `pool` does not divide 784, the sizes exceed the training
+            set, or there is no data.
     """
     if PIXELS % steps:
         raise ConfigurationError(
@@ -111,7 +114,9 @@ def as_sequences(images: Tensor, steps: int, permuted: bool, pool: int = 1) -> T
     """Turn uint8 images (N, 28, 28) into float32 sequences (N, steps, 784 / steps / pool), values in [0, 1]."""
     pixels = images.reshape(len(images), PIXELS)
     if permuted:
-        pixels = pixels[:, torch.randperm(PIXELS, generator=torch.Generator().manual_seed(PERMUTATION_SEED))]
+        pixels = pixels[
+            :, torch.randperm(PIXELS, generator=torch.Generator().manual_seed(PERMUTATION_SEED))
+        ]
     if pool > 1:
         averages = pixels.reshape(len(images), -1, pool).to(torch.float32).mean(dim=-1)
         return averages.reshape(len(images), steps, -1).div_(255.0)
@@ -154,12 +159,16 @@ def _download(part: str) -> tuple[Tensor, Tensor]:
     try:
         from datasets import load_dataset  # pyright: ignore[reportMissingImports] -- an extra
     except ImportError as error:
-        raise _no_data("neither is the package 'datasets' installed nor a data folder given") from error
+        raise _no_data(
+            "neither is the package 'datasets' installed nor a data folder given"
+        ) from error
     try:
         rows = load_dataset("ylecun/mnist", split=part).with_format("torch")
         images, labels = rows[:]["image"], rows[:]["label"]
     except Exception as error:  # the package passes on what its many transports raise
-        raise _no_data(f"the download failed ({type(error).__name__}: {_first_line(error)})") from error
+        raise _no_data(
+            f"the download failed ({type(error).__name__}: {_first_line(error)})"
+        ) from error
     return images.reshape(-1, 28, 28).to(torch.uint8), labels.to(torch.int64)
 
 
@@ -194,20 +203,27 @@ def read_idx(path: Path) -> Tensor:
     try:
         content = gunzip(path.read_bytes())
     except UNREADABLE as error:
-        raise ConfigurationError(f"Cannot read {str(path)!r} ({error}): download the file again.") from error
+        raise ConfigurationError(
+            f"Cannot read {str(path)!r} ({error}): download the file again."
+        ) from error
     return _parse(content, path)
 
 
 def _parse(content: bytes, path: Path) -> Tensor:
     def broken(reason: str) -> ConfigurationError:
-        return ConfigurationError(f"{str(path)!r} is no idx file ({reason}): download the file again.")
+        return ConfigurationError(
+            f"{str(path)!r} is no idx file ({reason}): download the file again."
+        )
 
-    # Header: two zero bytes, the type, the number of dimensions, then one unsigned 32-bit size per dimension.
+    # Header: two zero bytes, the type, the number of dimensions, then one unsigned 32-bit size per
+    # dimension.
     if len(content) < 4 or content[:2] != b"\0\0":
         raise broken("it does not begin with two zero bytes")
     kind, dimensions = content[2], content[3]
     if kind != UNSIGNED_BYTE:
-        raise broken(f"numbers of type 0x{kind:02x} instead of 0x{UNSIGNED_BYTE:02x}, unsigned bytes")
+        raise broken(
+            f"numbers of type 0x{kind:02x} instead of 0x{UNSIGNED_BYTE:02x}, unsigned bytes"
+        )
     if dimensions > MOST_DIMENSIONS:
         raise broken(f"{dimensions} dimensions")
     start = 4 + 4 * dimensions
@@ -215,6 +231,8 @@ def _parse(content: bytes, path: Path) -> Tensor:
         raise broken("its header is cut off")
     sizes = struct.unpack(f">{dimensions}I", content[4:start])
     if len(content) - start != math.prod(sizes):
-        raise broken(f"{len(content) - start} bytes of data where its header promises {math.prod(sizes)}")
+        raise broken(
+            f"{len(content) - start} bytes of data where its header promises {math.prod(sizes)}"
+        )
     # bytearray: torch wants memory that it may write to.
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)[start:].reshape(sizes)

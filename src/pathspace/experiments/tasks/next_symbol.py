@@ -18,10 +18,12 @@ class Cutting:
 
     Attributes:
         length: T, predictions per window.
-        context: Steps that validation and test windows read before those that count; none in a stream.
-        stream: Whether windows are read in the order of the text, each from the state that the one before it left.
-        sizes: Symbols from the beginning of the training, the validation and the test part, by the names of the
-            options; 0 takes all.
+        context: Steps that validation and test windows read before those that count; none in a
+            stream.
+        stream: Whether windows are read in the order of the text, each from the state that the one
+            before it left.
+        sizes: Symbols from the beginning of the training, the validation and the test part, by the
+            names of the options; 0 takes all.
     """
 
     length: int

@@ -64,10 +64,14 @@ def _shape(inputs: Tensor) -> str:
     return " x ".join(map(str, inputs.shape[1:])) or "1 number"
 
 
-def _task(loss: Any, described: str, train: Split, validation: Split, test: Split, targets: Tensor) -> Task:
+def _task(
+    loss: Any, described: str, train: Split, validation: Split, test: Split, targets: Tensor
+) -> Task:
     if loss is None and not targets.is_floating_point():
         if targets.dim() == 1 and not targets.is_complex():
-            return classification(OWN, described, train, validation, test, classes=int(targets.max()) + 1)
+            return classification(
+                OWN, described, train, validation, test, classes=int(targets.max()) + 1
+            )
         raise ConfigurationError(
             f"The targets of the file are {targets.dtype} of shape {tuple(targets.shape)}: define loss(outputs, "
             "targets) there, or give a class number (N,) or real numbers."
@@ -100,6 +104,8 @@ def _squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - targets).double().square().reshape(len(targets), -1).mean(1)
 
 
-def _mean_of_all(loss: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, targets: Tensor) -> Tensor:
+def _mean_of_all(
+    loss: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, targets: Tensor
+) -> Tensor:
     """The mean loss of a batch as the error of each of its examples."""
     return loss(outputs, targets).double().expand(len(targets))

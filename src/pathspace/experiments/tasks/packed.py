@@ -1,6 +1,7 @@
 """Reading packed files without believing what they claim: no more bytes than a data set can have.
 
-A byte of a deflated file can stand for 1,032 bytes, so that a file of one megabyte can fill a gigabyte.
+A byte of a deflated file can stand for 1,032 bytes, so that a file of one megabyte can fill a
+gigabyte.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from pathlib import Path
 MOST = 1 << 28  # bytes; the largest data set that the tasks know, CIFAR-10 or -100, has 154 million
 _BLOCK = 1 << 17
 
-# What the standard library raises at files that are cut off, damaged or packed in ways it does not know.
+# What the standard library raises at files that are cut off, damaged or packed in ways it does not
+# know.
 UNREADABLE = (
     OSError,
     EOFError,

@@ -25,8 +25,8 @@ class Split:
 
     Attributes:
         inputs: Shape (N, T, D), float32; or (N, T), int64, the numbers of symbols.
-        targets: Shape (N,) with class numbers, (N, K) with real values, or (N, T) with the number of the symbol
-            that follows each step, `NOT_COUNTED` where it does not count.
+        targets: Shape (N,) with class numbers, (N, K) with real values, or (N, T) with the number
+            of the symbol that follows each step, `NOT_COUNTED` where it does not count.
     """
 
     inputs: Tensor
@@ -49,13 +49,14 @@ class Task:
         input_size: D, or how many symbols there are.
         output_size: K.
         loss: (outputs (B, K), targets (B, ...)) -> the mean loss of the batch, a 0-dim tensor.
-        errors: (outputs (B, K), targets (B, ...)) -> the error of each sequence, shape (B,); its mean is the
-            metric.
+        errors: (outputs (B, K), targets (B, ...)) -> the error of each sequence, shape (B,); its
+            mean is the metric.
         metric: What the mean of `errors` is called, with its unit.
         reported: What becomes of that mean in reports; perplexity is the exponential of a mean.
-        error_of_loss: The mean of `errors` over a batch by its mean loss; None where errors have to be counted.
-        stream: Whether the sequences of a split follow one another, so that a model's state is carried from one to
-            the next; see `streams`.
+        error_of_loss: The mean of `errors` over a batch by its mean loss; None where errors have to
+            be counted.
+        stream: Whether the sequences of a split follow one another, so that a model's state is
+            carried from one to the next; see `streams`.
     """
 
     name: str
@@ -141,7 +142,9 @@ def _prediction_loss(outputs: Tensor, targets: Tensor) -> Tensor:
             "The task predicts at every step, but the model reads only the last one: set "
             "model_options.output to 'every'."
         )
-    return functional.cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=NOT_COUNTED)
+    return functional.cross_entropy(
+        outputs.flatten(0, 1), targets.flatten(), ignore_index=NOT_COUNTED
+    )
 
 
 def _nats(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Predicting the next word: Penn Treebank and WikiText-2, with one end of sentence for every line.
 
-A training sequence is a window of the text, read from a zero state; windows do not overlap and come in random
-order. Validation and test windows are preceded by a context that is read and does not count.
+A training sequence is a window of the text, read from a zero state; windows do not overlap and come
+in random order. Validation and test windows are preceded by a context that is read and does not
+count.
 """
 
 from __future__ import annotations
@@ -48,16 +49,17 @@ def build(
 
     Args:
         dataset: A name in `corpora.WORDS`.
-        vocabulary: How many types there are: the most frequent ones, `<unk>` and the end of a sentence among them;
-            all others are read as `<unk>`. 0 keeps all. Perplexities of different vocabularies cannot be compared.
+        vocabulary: How many types there are: the most frequent ones, `<unk>` and the end of a
+            sentence among them; all others are read as `<unk>`. 0 keeps all. Perplexities of
+            different vocabularies cannot be compared.
         length: T, predictions per window.
         context: Steps that validation and test windows read before those that count.
-        train_size: Words from the beginning of the training part; 0 takes all. The vocabulary is that of the whole
-            training part in any case.
+        train_size: Words from the beginning of the training part; 0 takes all. The vocabulary is
+            that of the whole training part in any case.
         validation_size: The same of the validation part.
         test_size: The same of the test part.
-        stream: Whether windows are read in the order of the text, each from the state that the one before it left;
-            then there is no context.
+        stream: Whether windows are read in the order of the text, each from the state that the one
+            before it left; then there is no context.
         data_dir: The folder that holds the files, or the data set's folder with them.
 
     Raises:

@@ -1,8 +1,9 @@
 """One network on the XOR text: trained until it has learned it or its passes are spent, and looked at on the way.
 
-Three texts are drawn from the same generator: one to train on, one to look at, which ends the training, and one that
-decides nothing and is scored at the end. What a stopped command had trained is in two files: the looks, and behind
-them the network, from which the training goes on as if it had not been stopped.
+Three texts are drawn from the same generator: one to train on, one to look at, which ends the
+training, and one that decides nothing and is scored at the end. What a stopped command had trained
+is in two files: the looks, and behind them the network, from which the training goes on as if it
+had not been stopped.
 """
 
 from __future__ import annotations
@@ -127,7 +128,9 @@ def texts(cell: Cell, protocol: Protocol) -> tuple[str, str, str]:
     return training, watched, test
 
 
-def _kept(cell: Cell, protocol: Protocol, network: Path, looks_file: Path) -> tuple[PCNN, list[Look]]:
+def _kept(
+    cell: Cell, protocol: Protocol, network: Path, looks_file: Path
+) -> tuple[PCNN, list[Look]]:
     """Return what an earlier command left, or a new network."""
     from pathspace.sequences import PCNN, load
 

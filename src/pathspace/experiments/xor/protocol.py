@@ -35,8 +35,8 @@ class Protocol:
 
     Attributes:
         steps: Rows, names in `STEPS`.
-        seeds: Of graphs and start values; all of them are trained by all steps. A number stands for the first ones of
-            the default.
+        seeds: Of graphs and start values; all of them are trained by all steps. A number stands for
+            the first ones of the default.
         lines: Of each of the three texts.
         length: T; a line has from T to 1.1 T bits.
         units: Of every network, each joined to all.
@@ -44,11 +44,14 @@ class Protocol:
         every: Passes between two looks at the validation text.
         passed: Share of wrong lines there below which a network has learned it.
         data_seed: Decides the texts.
-        own_texts: Whether each seed has texts of its own, as the paper's runs have, or all share theirs.
+        own_texts: Whether each seed has texts of its own, as the paper's runs have, or all share
+            theirs.
     """
 
     steps: Several[Annotated[str, known(STEPS)]] = tuple(STEPS)
-    seeds: Annotated[Several[Natural], BeforeValidator(_spelled)] = tuple(range(FIRST_SEED, FIRST_SEED + 8))
+    seeds: Annotated[Several[Natural], BeforeValidator(_spelled)] = tuple(
+        range(FIRST_SEED, FIRST_SEED + 8)
+    )
     lines: Count = 10_000
     length: Annotated[int, Field(ge=10)] = 100
     units: Count = 10

@@ -48,7 +48,9 @@ def build_table(protocol: Protocol, results: Sequence[Result]) -> Table:
         learned = sum(result.learned(protocol) for result in found)
         seconds = f"{sum(result.seconds for result in found):.0f}"
         rows.append(
-            TableRow((steps, "all", f"{learned} of {len(found)}", "", "", seconds), begins_method=False)
+            TableRow(
+                (steps, "all", f"{learned} of {len(found)}", "", "", seconds), begins_method=False
+            )
         )
     title = f"Distant XOR, T = {protocol.length}: learned within {protocol.passes:,} passes"
     return Table(title, COLUMNS, tuple(rows), notes(protocol))
@@ -80,7 +82,10 @@ def draw(protocol: Protocol, results: Sequence[Result]) -> Drawing:
         for result in results:
             if result.cell.steps == steps:
                 passes = [0, *(look.passes for look in result.looks)]
-                wrong = [50.0, *(100 * look.wrong for look in result.looks)]  # a start knows nothing
+                wrong = [
+                    50.0,
+                    *(100 * look.wrong for look in result.looks),
+                ]  # a start knows nothing
                 axis.plot(passes, wrong, linewidth=1.2, label=str(result.cell.seed))
         axis.axhline(100 * protocol.passed, color="black", linewidth=1, linestyle=(0, (3, 2)))
         axis.set(title=f"{steps} steps", xlabel="pass", ylim=(0, 55), xlim=(0, protocol.passes))
@@ -90,7 +95,9 @@ def draw(protocol: Protocol, results: Sequence[Result]) -> Drawing:
     return figure
 
 
-def as_json(protocol: Protocol, results: Sequence[Result], configuration: dict[str, Any]) -> dict[str, Any]:
+def as_json(
+    protocol: Protocol, results: Sequence[Result], configuration: dict[str, Any]
+) -> dict[str, Any]:
     """Return all numbers as plain values."""
     return {
         "learned": {
@@ -118,7 +125,9 @@ def report(
     ]
     numbers = {"looks.csv": Lines(("steps", "seed", "passes", "wrong", "nats_a_line"), looks)}
     figure = Figure("xor.png", partial(draw, protocol, results))
-    sections = [Section("Results", build_table(protocol, results), "table.csv", figure, numbers=numbers)]
+    sections = [
+        Section("Results", build_table(protocol, results), "table.csv", figure, numbers=numbers)
+    ]
     if published is not None:
         sections.append(published_section(published))
     return Report(title, sections, configuration, as_json(protocol, results, configuration))

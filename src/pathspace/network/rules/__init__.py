@@ -1,9 +1,10 @@
 """One rule for every operation that tracing knows.
 
-A rule is a function ``rule(recorder, *args, **kwargs)`` with the arguments of the torch function it stands for, which
-the recorder knows as ``name`` and ``func`` while the rule runs. It says three things: what the operation does to the
-scales of units, what it does in the squared network, and which tensor comes out. ``RULES`` maps the operation's name to
-its rule; at what is not in it the network is cut (see ``boundary``).
+A rule is a function ``rule(recorder, *args, **kwargs)`` with the arguments of the torch function it
+stands for, which the recorder knows as ``name`` and ``func`` while the rule runs. It says three
+things: what the operation does to the scales of units, what it does in the squared network, and
+which tensor comes out. ``RULES`` maps the operation's name to its rule; at what is not in it the
+network is cut (see ``boundary``).
 """
 
 from __future__ import annotations
@@ -36,7 +37,17 @@ from pathspace.network.rules import (
 from pathspace.network.written_out import WRITTEN_OUT
 
 _MODULES = (
-    *(accumulation, attention, choice, contraction, convolution, elementwise, embedding, fixed_edges, linear),
+    *(
+        accumulation,
+        attention,
+        choice,
+        contraction,
+        convolution,
+        elementwise,
+        embedding,
+        fixed_edges,
+        linear,
+    ),
     *(
         movement,
         normalization,
@@ -51,7 +62,9 @@ _MODULES = (
     ),
     weight_norm,
 )
-RULES: dict[str, Callable[..., Any]] = {n: rule for module in _MODULES for n, rule in module.RULES.items()}
+RULES: dict[str, Callable[..., Any]] = {
+    n: rule for module in _MODULES for n, rule in module.RULES.items()
+}
 
 RULED = frozenset([*RULES, *WRITTEN_OUT])
 """Operations whose arguments tracing knows."""

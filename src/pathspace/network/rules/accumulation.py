@@ -1,7 +1,8 @@
 """Sums of which every element has its own members: cumulative sums, ``index_add``, ``fold``; maxima likewise.
 
-They are linear with fixed edges of weight one, so the squared network is the same function. An element of the result
-and all that was added to it share one scale. Where the places are inputs, any element may be added to any place.
+They are linear with fixed edges of weight one, so the squared network is the same function. An
+element of the result and all that was added to it share one scale. Where the places are inputs, any
+element may be added to any place.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from pathspace.network.trace.scales import WILD
 from pathspace.network.trace.values import Value
 
 
-def cumulative_sum(recorder: Recorder, input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+def cumulative_sum(
+    recorder: Recorder, input: Tensor, dim: int, dtype: torch.dtype | None = None
+) -> Tensor:
     """Trace ``cumsum``: all elements along the dimension share one scale."""
     x = recorder.as_units(input)
     dim %= x.labels.dim()
@@ -31,7 +34,9 @@ def cumulative_sum(recorder: Recorder, input: Tensor, dim: int, dtype: torch.dty
     def squared(t: Tensor) -> Tensor:
         return t.cumsum(dim)
 
-    out = recorder.emit(squared, [x], labels, dtype=dtype or input.dtype, batch=x.batch, kind=x.kind)
+    out = recorder.emit(
+        squared, [x], labels, dtype=dtype or input.dtype, batch=x.batch, kind=x.kind
+    )
     return recorder.note_linear(out)
 
 
@@ -95,7 +100,9 @@ def _anywhere(
     added = recorder.scales.unify_along(more.labels[part], (dim,))
     size = tuple(n if d != dim else 1 for d, n in enumerate(added.shape))
     if any(n != m for d, (n, m) in enumerate(zip(size, base.shape, strict=True)) if d != dim):
-        recorder.no_rule("it adds to a part of a tensor at places that are inputs", "Cut that part out first")
+        recorder.no_rule(
+            "it adds to a part of a tensor at places that are inputs", "Cut that part out first"
+        )
     labels = recorder.scales.unify(base.labels, added)
 
     def squared(b: Tensor, s: Tensor, power: float = 2.0) -> Tensor:
@@ -123,7 +130,9 @@ def fold(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> Tensor
         recorder.wrong_batch()
     func = recorder.func
     shape = func(torch.empty(x.shape, device="meta"), *args, **kwargs).shape
-    named = dict(zip(("output_size", "kernel_size", "dilation", "padding", "stride"), args, strict=False))
+    named = dict(
+        zip(("output_size", "kernel_size", "dilation", "padding", "stride"), args, strict=False)
+    )
     options = {k: v for k, v in {**named, **kwargs}.items() if k != "output_size"}
     # the place of every element of a patch, counted from one: zero is padding
     numbers = torch.arange(1.0, shape.numel() + 1, dtype=torch.float64).reshape(shape)

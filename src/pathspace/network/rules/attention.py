@@ -1,8 +1,8 @@
 """Attention in one call: ``scaled_dot_product_attention``, taken apart as it is written out by hand.
 
-Scores are products of queries and keys, whose scales are inverse to each other by the dimension of a head. At their
-softmax the network is cut, and what comes out of it weighs the values as an input does: their scales go on by the
-dimension of a head into the output projection.
+Scores are products of queries and keys, whose scales are inverse to each other by the dimension of
+a head. At their softmax the network is cut, and what comes out of it weighs the values as an input
+does: their scales go on by the dimension of a head into the output projection.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def attention(
     if enable_gqa:
         groups = query.shape[-3] // key.shape[-3]
         repeat = torch.Tensor.repeat_interleave
-        key, value = (recorder.apply("repeat_interleave", repeat, t, groups, -3) for t in (key, value))
+        key, value = (
+            recorder.apply("repeat_interleave", repeat, t, groups, -3) for t in (key, value)
+        )
     turned = recorder.apply("transpose", torch.Tensor.transpose, key, -2, -1)
     products = recorder.apply("matmul", torch.matmul, query, turned)
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale

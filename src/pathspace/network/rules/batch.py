@@ -16,7 +16,16 @@ from pathspace.network.trace.values import Value
 _RESHAPED = frozenset(["view", "reshape", "flatten", "unflatten"])
 _TURNED = frozenset(
     [
-        *("transpose", "swapaxes", "swapdims", "t", "T.__get__", "mT.__get__", "movedim", "moveaxis"),
+        *(
+            "transpose",
+            "swapaxes",
+            "swapdims",
+            "t",
+            "T.__get__",
+            "mT.__get__",
+            "movedim",
+            "moveaxis",
+        ),
         *("permute", "unsqueeze"),
     ]
 )
@@ -28,7 +37,9 @@ _IN_PLACE = frozenset(
     ]
 )
 """Movements that leave the batch in its dimension."""
-_ALONG_ONE = frozenset(["unbind", "select", "split", "chunk", "tensor_split", "narrow", "index_select"])
+_ALONG_ONE = frozenset(
+    ["unbind", "select", "split", "chunk", "tensor_split", "narrow", "index_select"]
+)
 """Movements along one dimension, which must not be that of the batch."""
 _REORDERED = _RESHAPED | {"flip", "roll", "rot90"}
 """Movements after which it takes a look at the examples to know where they are."""
@@ -66,7 +77,11 @@ def examples_after(
     dim, pattern = result
     # the dimension in which they lie now has to be the one that grows with the batch
     single = examples.single()
-    if single is not None and len(single) == len(after) and after[dim] != examples.count * single[dim]:
+    if (
+        single is not None
+        and len(single) == len(after)
+        and after[dim] != examples.count * single[dim]
+    ):
         return recorder.mixes()
     return dim, examples.pattern(pattern)
 
@@ -138,7 +153,9 @@ def batch_after(
         marked = torch.empty([1 + (d == batch) for d in range(n)], device="meta")
         return list(move(marked).shape).index(2)
     if name == "squeeze":
-        return _batch_after_squeeze(value.shape, batch, kwargs["dim"] if "dim" in kwargs else args[0])
+        return _batch_after_squeeze(
+            value.shape, batch, kwargs["dim"] if "dim" in kwargs else args[0]
+        )
     if name in _ALONG_ONE:
         return _batch_after_one(recorder, batch, n, args, kwargs)
     if name == "rot90":

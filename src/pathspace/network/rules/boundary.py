@@ -1,15 +1,16 @@
 """Where a network is cut: an operation without a rule, between outputs and inputs of the network.
 
-What enters it counts as an output and keeps the scale 1, so the operation does in every member of a rescaling class
-what it did before; what leaves it counts as an input. That is right for any function of tensors, whatever it does to
-scales (softmax, GELU, a product of activations, a division by one), and loses no more than symmetry. Parameters that it
-takes are left to the plain rule.
+What enters it counts as an output and keeps the scale 1, so the operation does in every member of a
+rescaling class what it did before; what leaves it counts as an input. That is right for any
+function of tensors, whatever it does to scales (softmax, GELU, a product of activations, a division
+by one), and loses no more than symmetry. Parameters that it takes are left to the plain rule.
 
-It is no way past what makes a trace wrong: a function that writes where tracing does not see it, hands values to
-Python, or returns shapes that depend on them is refused as before.
+It is no way past what makes a trace wrong: a function that writes where tracing does not see it,
+hands values to Python, or returns shapes that depend on them is refused as before.
 
-A strict trace makes of such a result a *tail*, a function of outputs: it may be returned, and used by functions without
-parameters. So does a second pass of one that has its examples in places unknown.
+A strict trace makes of such a result a *tail*, a function of outputs: it may be returned, and used
+by functions without parameters. So does a second pass of one that has its examples in places
+unknown.
 """
 
 from __future__ import annotations
@@ -23,18 +24,28 @@ from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import MixedExamples, UntraceableError
 from pathspace.network.program import Cut, Operation
-from pathspace.network.trace.functions import READS, UNSEEN, on_values, on_zeros, says_meta, with_sizes
+from pathspace.network.trace.functions import (
+    READS,
+    UNSEEN,
+    on_values,
+    on_zeros,
+    says_meta,
+    with_sizes,
+)
 from pathspace.network.trace.recorder import NEW, Recorder
 from pathspace.network.trace.scales import FIXED
 from pathspace.network.trace.values import Origin, Value
 from pathspace.squared.tape import Leaf
 
 
-def cut(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any], refusal: UntraceableError) -> Any:
+def cut(
+    recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any], refusal: UntraceableError
+) -> Any:
     """Cut the network at a function of tensors that has no rule, and return the function's result.
 
     Raises:
-        UntraceableError: the function does, or may do, more than to return tensors; most often ``refusal``.
+        UntraceableError: the function does, or may do, more than to return tensors; most often
+            ``refusal``.
     """
     leaves = pytree.tree_leaves((args, kwargs))
     if recorder.name in READS | UNSEEN or any(map(callable, leaves)):
@@ -49,7 +60,9 @@ def cut(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any], refus
     origin = _origin(recorder, traced, refusal)
 
     def bind(tensor: Tensor) -> Tensor:
-        if not changed and any(tensor is t for t in tensors):  # nothing was done: a tensor of its own
+        if not changed and any(
+            tensor is t for t in tensors
+        ):  # nothing was done: a tensor of its own
             tensor = torch.empty_like(tensor)
         value = _value(recorder, traced, tensor.shape, refusal, tensor.is_floating_point())
         if not changed:
@@ -74,19 +87,27 @@ def _here(recorder: Recorder, entering: tuple[bool, ...]) -> Cut:
     return Cut(recorder.name, recorder.path, recorder.calls[recorder.name] - 1, entering)
 
 
-def _run(recorder: Recorder, args: Any, kwargs: Any, refusal: UntraceableError) -> tuple[Any, list[Tensor]]:
+def _run(
+    recorder: Recorder, args: Any, kwargs: Any, refusal: UntraceableError
+) -> tuple[Any, list[Tensor]]:
     """Run a function without values; return its result, and the arguments that it wrote into."""
     args, kwargs = with_sizes(args, kwargs)
     kwargs = {key: value for key, value in kwargs.items() if not isinstance(value, torch.Generator)}
     one = {id(t): t for t in _tensors_of((args, kwargs))}
     # the batch sizes of packed sequences say what shape comes out
-    empty = {key: t if t.is_meta or key in recorder.packed else t.to("meta") for key, t in one.items()}
+    empty = {
+        key: t if t.is_meta or key in recorder.packed else t.to("meta") for key, t in one.items()
+    }
     before = {key: t._version for key, t in empty.items()}
     args, kwargs = pytree.tree_map_only(Tensor, lambda t: empty[id(t)], (args, kwargs))
     try:
         result = recorder.func(*args, **kwargs)
     except (NotImplementedError, RuntimeError, TypeError, ZeroDivisionError) as error:
-        if recorder.name in ("to", "cpu", "cuda"):  # nothing can be copied from where there is no data
+        if recorder.name in (
+            "to",
+            "cpu",
+            "cuda",
+        ):  # nothing can be copied from where there is no data
             return torch.empty_like(args[0]), []
         result = _form_after(error, recorder, args, kwargs, refusal)
     created = _tensors_of(result)
@@ -123,9 +144,13 @@ def _check_write(
     if value is not None and value.kind == "parameter":
         recorder.check_write(target)
     if len(changed) > 1 or changed[0] is not target or result is not target or value is None:
-        recorder.refuse("it writes into a tensor that it is given, and tracing has no rule for how", NEW)
+        recorder.refuse(
+            "it writes into a tensor that it is given, and tracing has no rule for how", NEW
+        )
     elif value.kind == "buffer":
-        recorder.refuse("it changes a buffer of the model in a way that tracing has no rule for", NEW)
+        recorder.refuse(
+            "it changes a buffer of the model in a way that tracing has no rule for", NEW
+        )
     elif value.memory.members > 1:
         recorder.refuse(
             "it writes what is no activation of the network any more into a tensor that shares memory with another one",
@@ -133,7 +158,9 @@ def _check_write(
         )
 
 
-def _origin(recorder: Recorder, traced: Sequence[Value | None], refusal: UntraceableError) -> Origin:
+def _origin(
+    recorder: Recorder, traced: Sequence[Value | None], refusal: UntraceableError
+) -> Origin:
     """Return the origin of a cut's result; note the cut as an operation, by which later passes are compared."""
     entering: list[bool] = []
     hidden: list[Value] = []
@@ -187,7 +214,14 @@ def _value(
     kind = "tail" if real and of_units else "indices"
     why: Exception = refusal if recorder.strict else MixedExamples(recorder.name, recorder.path)
     return Value(
-        slot, labels, kind, refusal.operation, batch, module=refusal.module, refusal=why, examples=examples
+        slot,
+        labels,
+        kind,
+        refusal.operation,
+        batch,
+        module=refusal.module,
+        refusal=why,
+        examples=examples,
     )
 
 
@@ -196,8 +230,8 @@ def _examples(
 ) -> tuple[int | None, Tensor | None, bool]:
     """Return the batch dimension of a result, the pattern of the examples in it, and whether both are certain.
 
-    A function that is not known may do anything with the examples: what it does is seen by the shapes that it returns
-    for one and for two of them.
+    A function that is not known may do anything with the examples: what it does is seen by the
+    shapes that it returns for one and for two of them.
     """
     examples = recorder.examples
     examples.moved.append(("cut", recorder.path, shape))

@@ -1,7 +1,7 @@
 """Operations that choose among values: maxima, minima, ``where`` and masks.
 
-A path may leave through any of the values, so the squared network adds them, as it reads a ReLU as the identity. Where
-the choice is a constant, the others have no path at all.
+A path may leave through any of the values, so the squared network adds them, as it reads a ReLU as
+the identity. Where the choice is a constant, the others have no path at all.
 """
 
 from __future__ import annotations
@@ -39,14 +39,18 @@ def indices(recorder: Recorder, of: Value, shape: torch.Size, batch: int | None)
     created = torch.empty(shape, dtype=torch.long, device="meta")
     if recorder.strict:
         labels = torch.tensor(FIXED).expand(shape)
-        value = Value(recorder.new_slot(), labels, "indices", recorder.name, batch, module=recorder.path)
+        value = Value(
+            recorder.new_slot(), labels, "indices", recorder.name, batch, module=recorder.path
+        )
         return recorder.bind(created, value)
     created = recorder.add_leaf(created, "input", batch=batch, examples=of.examples)
     recorder.origins[recorder.value(created).slot] = Origin((of.slot,))
     return created
 
 
-def position(recorder: Recorder, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+def position(
+    recorder: Recorder, x: Tensor, dim: int | None = None, keepdim: bool = False
+) -> Tensor:
     """Trace ``argmax`` and ``argmin``: the compared elements have one scale."""
     largest = recorder.value(recorder.apply("amax", torch.amax, x, dim, keepdim))
     return indices(recorder, largest, largest.shape, largest.batch)
@@ -55,14 +59,17 @@ def position(recorder: Recorder, x: Tensor, dim: int | None = None, keepdim: boo
 def larger(recorder: Recorder, x: Tensor, y: Tensor) -> Tensor:
     """Trace the larger or smaller of two tensors: a path can pass through either, so the squared network adds them.
 
-    A parameter is a bound, which scales with the units that it bounds: its elements are edges from the bias node.
+    A parameter is a bound, which scales with the units that it bounds: its elements are edges from
+    the bias node.
     """
     a, b = (recorder.value(as_counted(recorder, t)) for t in (x, y))
     if a.kind == b.kind == "parameter":
         recorder.no_rule("it compares two parameters, so its result is no parameter")
     if "parameter" in (a.kind, b.kind):
         bound, other = (a, b) if a.kind == "parameter" else (b, a)
-        labels = add_bias(recorder, bound, other.labels.expand(torch.broadcast_shapes(a.shape, b.shape)))
+        labels = add_bias(
+            recorder, bound, other.labels.expand(torch.broadcast_shapes(a.shape, b.shape))
+        )
     else:
         labels = recorder.scales.unify(a.labels, b.labels)
     return recorder.note_unit(finish(recorder, torch.add, (x, y), (a, b), labels))
@@ -85,7 +92,9 @@ def where(recorder: Recorder, condition: Tensor, *branches: Any, **named: Any) -
     if gate is not None or another_may_come:
         labels = recorder.scales.unify(a.labels, b.labels).expand(shape)
     else:
-        labels = torch.where(mask, recorder.scales.resolve(a.labels), recorder.scales.resolve(b.labels))
+        labels = torch.where(
+            mask, recorder.scales.resolve(a.labels), recorder.scales.resolve(b.labels)
+        )
 
     def chosen(u: Tensor, v: Tensor) -> Tensor:
         return torch.where(mask.to(u.device), u, v)
@@ -124,7 +133,9 @@ def masked_fill(recorder: Recorder, input: Tensor, mask: Tensor, value: Any) -> 
     return where(recorder, mask, value, input)
 
 
-def pool_with_indices(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+def pool_with_indices(
+    recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any
+) -> tuple[Tensor, Tensor]:
     """Trace max-pooling that also returns the positions of the maxima."""
     plain = recorder.name.removesuffix("_with_indices")
     kwargs = {key: value for key, value in kwargs.items() if key != "return_indices"}
@@ -145,7 +156,9 @@ RULES: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(["argmax", "argmin"], position),
     "where": where,
     **{
-        f"{kind}max_pool{n}d_with_indices": pool_with_indices for n in (1, 2, 3) for kind in ("", "adaptive_")
+        f"{kind}max_pool{n}d_with_indices": pool_with_indices
+        for n in (1, 2, 3)
+        for kind in ("", "adaptive_")
     },
     **dict.fromkeys(["masked_fill", "masked_fill_"], masked_fill),
 }

@@ -1,11 +1,13 @@
 """Products with a sum over common indices: ``einsum``, and ``matmul`` in all its forms.
 
-A parameter in such a product is a weight between units, whatever its number of dimensions. A constant, a buffer or an
-input is a set of fixed edges between them: every unit of the result has the scale of all the units that it reads, so
-those share one. The squared network reads the squares of constants and buffers, and ones for an input, which is a
-factor like any input node. Two activations have scales inverse to each other.
+A parameter in such a product is a weight between units, whatever its number of dimensions. A
+constant, a buffer or an input is a set of fixed edges between them: every unit of the result has
+the scale of all the units that it reads, so those share one. The squared network reads the squares
+of constants and buffers, and ones for an input, which is a factor like any input node. Two
+activations have scales inverse to each other.
 
-Letters: those of the einsum. A letter of both operands is *summed* where the result lacks it, else it runs along.
+Letters: those of the einsum. A letter of both operands is *summed* where the result lacks it, else
+it runs along.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ def matmul_form(x: Sequence[int], y: Sequence[int]) -> Form:
     batch = list(range(3, 3 + max(len(x), len(y), 2) - 2))
     first = [*batch[len(batch) - max(0, len(x) - 2) :], row, inner] if len(x) > 1 else [inner]
     second = [*batch[len(batch) - max(0, len(y) - 2) :], inner, column] if len(y) > 1 else [inner]
-    return Form(first, second, [*batch, *([row] if len(x) > 1 else []), *([column] if len(y) > 1 else [])])
+    return Form(
+        first, second, [*batch, *([row] if len(x) > 1 else []), *([column] if len(y) > 1 else [])]
+    )
 
 
 def tensordot_form(x: Sequence[int], y: Sequence[int], dims: Any = 2) -> Form:
@@ -71,7 +75,9 @@ def einsum_form(equation: str, x: Sequence[int], y: Sequence[int]) -> Form:
     """Return the form of ``torch.einsum`` of an equation with two operands of these shapes."""
     left, arrow, result = equation.replace(" ", "").partition("->")
     sides = left.split(",")
-    dots = [len(shape) - len(side.replace("...", "")) for side, shape in zip(sides, (x, y), strict=True)]
+    dots = [
+        len(shape) - len(side.replace("...", "")) for side, shape in zip(sides, (x, y), strict=True)
+    ]
     hidden = max(dots)
 
     def numbers(side: str, count: int) -> Letters:
@@ -92,9 +98,15 @@ def _apart(form: Form, x: Sequence[int], y: Sequence[int]) -> Form:
     """Give each broadcast dimension of size one an index of its own, which is summed over."""
     fresh = count(max([*form.first, *form.second], default=0) + 1)
     size = dict(zip(form.second, y, strict=True))
-    first = [n if size.get(n, s) == s or s > 1 else next(fresh) for n, s in zip(form.first, x, strict=True)]
+    first = [
+        n if size.get(n, s) == s or s > 1 else next(fresh)
+        for n, s in zip(form.first, x, strict=True)
+    ]
     size = dict(zip(first, x, strict=True))
-    second = [n if size.get(n, s) == s or s > 1 else next(fresh) for n, s in zip(form.second, y, strict=True)]
+    second = [
+        n if size.get(n, s) == s or s > 1 else next(fresh)
+        for n, s in zip(form.second, y, strict=True)
+    ]
     return Form(first, second, form.out)
 
 
@@ -155,7 +167,9 @@ def _by_weights(recorder: Recorder, x: Value, w: Value, form: Form, dtype: torch
         _laid_out(source, common, form.second),
         target_dim=new[0] if len(new) == 1 else None,
     )
-    labels = _laid_out(recorder.scales.resolve(target), created, form.out).expand([size[n] for n in form.out])
+    labels = _laid_out(recorder.scales.resolve(target), created, form.out).expand(
+        [size[n] for n in form.out]
+    )
     out = recorder.emit(form, [x, w], labels, dtype=dtype, batch=batch)
     return recorder.note_linear(out)
 
@@ -171,7 +185,9 @@ def _without_broadcasts(form: Form, x: Value, w: Value) -> Form:
     return Form(form.first, second, form.out)
 
 
-def _by_fixed_edges(recorder: Recorder, x: Value, factor: Tensor, form: Form, dtype: torch.dtype) -> Tensor:
+def _by_fixed_edges(
+    recorder: Recorder, x: Value, factor: Tensor, form: Form, dtype: torch.dtype
+) -> Tensor:
     """Trace a product with a constant, buffer or input: all units that one unit of the result reads share its scale."""
     of_factor = recorder.lookup(factor)
     batch = _batch(recorder, x, form.first, form)
@@ -194,11 +210,13 @@ def _by_fixed_edges(recorder: Recorder, x: Value, factor: Tensor, form: Form, dt
     return recorder.note_linear(out)
 
 
-def _by_activations(recorder: Recorder, x: Value, y: Value, form: Form, dtype: torch.dtype) -> Tensor:
+def _by_activations(
+    recorder: Recorder, x: Value, y: Value, form: Form, dtype: torch.dtype
+) -> Tensor:
     """Trace a sum of products of activations: all products have one scale, so scales of the two factors are inverse.
 
-    Of scores, which enter a softmax, it is 1: queries and keys are inverse to each other by the dimension of a head. In
-    the squared network it is what it is: masses multiply.
+    Of scores, which enter a softmax, it is 1: queries and keys are inverse to each other by the
+    dimension of a head. In the squared network it is what it is: masses multiply.
     """
     pairs = ((x, form.first), (y, form.second))
     batches = {letters[v.batch] for v, letters in pairs if v.batch is not None}
@@ -218,7 +236,9 @@ def _by_activations(recorder: Recorder, x: Value, y: Value, form: Form, dtype: t
     return recorder.note_linear(product)
 
 
-def _of_common(recorder: Recorder, value: Value, letters: Letters, form: Form, order: Letters) -> Tensor:
+def _of_common(
+    recorder: Recorder, value: Value, letters: Letters, form: Form, order: Letters
+) -> Tensor:
     """Return one label for each element along the indices that both factors have, in the given order."""
     common = [n for n in form.first if n in form.second]
     keep = tuple(letters.index(n) for n in common)

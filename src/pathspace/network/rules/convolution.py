@@ -15,11 +15,17 @@ from pathspace.network.trace.values import Value
 
 
 def convolution(
-    recorder: Recorder, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
+    recorder: Recorder,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *args: Any,
+    **kwargs: Any,
 ) -> Tensor:
     """Trace a convolution or its transpose; all positions of a channel share one scale.
 
-    A kernel that is a constant or a buffer is a set of fixed edges: channels that one of the result reads share one.
+    A kernel that is a constant or a buffer is a set of fixed edges: channels that one of the result
+    reads share one.
     """
     function = recorder.func
     transposed = "transpose" in recorder.name
@@ -45,7 +51,11 @@ def convolution(
         target = _targets(recorder, source, count, w, transposed, groups)
 
     meta = function(
-        torch.empty(x.shape, device="meta"), torch.empty(w.shape, device="meta"), None, *args, **kwargs
+        torch.empty(x.shape, device="meta"),
+        torch.empty(w.shape, device="meta"),
+        None,
+        *args,
+        **kwargs,
     )  # for its shape alone
     labels = target
     values = [x, w]
@@ -71,12 +81,18 @@ def _targets(
     if transposed:  # weight [C_in, C_out / groups, ...]
         per_group = _for_each(target, groups, w.shape[0])
         recorder.uses.add(
-            w, per_group.reshape(*per_group.shape, *ones), source.reshape(-1, 1, *ones), target_dim=1
+            w,
+            per_group.reshape(*per_group.shape, *ones),
+            source.reshape(-1, 1, *ones),
+            target_dim=1,
         )
     else:  # weight [C_out, C_in / groups, ...]
         per_group = _for_each(source, groups, count)
         recorder.uses.add(
-            w, target.reshape(-1, 1, *ones), per_group.reshape(*per_group.shape, *ones), target_dim=0
+            w,
+            target.reshape(-1, 1, *ones),
+            per_group.reshape(*per_group.shape, *ones),
+            target_dim=0,
         )
     return recorder.scales.resolve(target)
 

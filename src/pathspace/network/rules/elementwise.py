@@ -1,8 +1,8 @@
 """Operations on single elements: ReLUs, sums and differences.
 
-Every ReLU is read as the identity in the squared network: gamma^2 counts all paths, active or not. A difference is a
-sum with a fixed edge of weight -1, whose square is that of +1: like a negative weight it changes the sign of a path's
-value, never its square, and scales alike.
+Every ReLU is read as the identity in the squared network: gamma^2 counts all paths, active or not.
+A difference is a sum with a fixed edge of weight -1, whose square is that of +1: like a negative
+weight it changes the sign of a path's value, never its square, and scales alike.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def counted(constant: Tensor) -> Tensor:
 
     A number as large as an infinity counts as a mask.
 
-    An infinity itself fits every scale and starts no path, as a zero does: a maximum may pass it over.
+    An infinity itself fits every scale and starts no path, as a zero does: a maximum may pass it
+    over.
     """
     large = (constant >= _LARGE) | (constant <= -_LARGE)
     return constant.masked_fill(large, 1.0).masked_fill(constant.isinf(), 0.0)
@@ -84,7 +85,11 @@ def clamp(recorder: Recorder, x: Tensor, min: Any = None, max: Any = None) -> Te
     Other bounds are constants that do not scale.
     """
     bounds = [number(b) if isinstance(b, (int, float)) else b for b in (min, max) if b is not None]
-    if len(bounds) == 1 and recorder.lookup(bounds[0]) is None and bool(recorder.zeros(bounds[0]).all()):
+    if (
+        len(bounds) == 1
+        and recorder.lookup(bounds[0]) is None
+        and bool(recorder.zeros(bounds[0]).all())
+    ):
         return homogeneous(recorder, x)
     return recorder.no_rule(BOUNDED)
 
@@ -101,7 +106,8 @@ def threshold(
 def prelu(recorder: Recorder, input: Tensor, weight: Tensor) -> Tensor:
     """Trace PReLU.
 
-    Its slope is no edge: rescaling changes neither the slope nor its gradient, so it takes the plain rule.
+    Its slope is no edge: rescaling changes neither the slope nor its gradient, so it takes the
+    plain rule.
     """
     slope = recorder.lookup(weight)
     if slope is not None and slope.kind == "hidden":
@@ -122,7 +128,9 @@ def add(recorder: Recorder, x: Any, y: Any, *, alpha: float = 1) -> Tensor:
         recorder.no_rule(_COMBINED, _APART)
     if "parameter" in (a.kind, b.kind):
         bias, other = (a, b) if a.kind == "parameter" else (b, a)
-        labels = add_bias(recorder, bias, other.labels.expand(torch.broadcast_shapes(a.shape, b.shape)))
+        labels = add_bias(
+            recorder, bias, other.labels.expand(torch.broadcast_shapes(a.shape, b.shape))
+        )
     else:
         labels = recorder.scales.unify(a.labels, b.labels)
     reverse = recorder.name == "rsub"  # rsub(x, y) = y - alpha x
@@ -131,7 +139,10 @@ def add(recorder: Recorder, x: Any, y: Any, *, alpha: float = 1) -> Tensor:
     def squared(u: Tensor, v: Tensor, power: float = 2.0) -> Tensor:
         weight = abs(float(alpha)) ** power
         large = _LARGE**power
-        u, v = (t.masked_fill(t >= large, 1.0) if of else t for t, of in zip((u, v), constant, strict=True))
+        u, v = (
+            t.masked_fill(t >= large, 1.0) if of else t
+            for t, of in zip((u, v), constant, strict=True)
+        )
         return torch.add(v, u, alpha=weight) if reverse else torch.add(u, v, alpha=weight)
 
     return finish(recorder, squared, (x, y), (a, b), labels, fixed=True)
@@ -193,13 +204,17 @@ def finish(
     return recorder.write(operands[0], out) if changes(recorder.name) else out
 
 
-_LARGE = 1e4  # with -1e4, -1e9 or torch.finfo(dtype).min people hide elements from a maximum or a softmax
-_COMBINED = "it combines two parameters into weights that are no parameter, so no edges of their own"
+# with -1e4, -1e9 or torch.finfo(dtype).min people hide elements from a maximum or a softmax
+_LARGE = 1e4
+_COMBINED = (
+    "it combines two parameters into weights that are no parameter, so no edges of their own"
+)
 _APART = "Apply each of them to the activations and combine the results"
 
 RULES: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(
-        ["relu", "relu_", "leaky_relu", "leaky_relu_", "rrelu", "rrelu_", "abs", "abs_"], homogeneous
+        ["relu", "relu_", "leaky_relu", "leaky_relu_", "rrelu", "rrelu_", "abs", "abs_"],
+        homogeneous,
     ),
     **dict.fromkeys(sorted(CLAMPS), clamp),
     **dict.fromkeys(

@@ -26,8 +26,12 @@ def embedding(
     """Trace a lookup in a table ``[V, d]``: gamma^2 of output k is the sum of E[v, k]^2 over v, at every position."""
     del padding_idx
     if max_norm is not None:
-        recorder.refuse("max_norm rescales the rows that are looked up, which changes the parameters")
-    if recorder.lookup(input) is None:  # fixed rows, such as positions: the table's elements are biases
+        recorder.refuse(
+            "max_norm rescales the rows that are looked up, which changes the parameters"
+        )
+    if (
+        recorder.lookup(input) is None
+    ):  # fixed rows, such as positions: the table's elements are biases
         return recorder.apply("__getitem__", torch.Tensor.__getitem__, weight, input)
     tokens = recorder.value(input)
     table = require_parameter(recorder, weight)
@@ -35,7 +39,9 @@ def embedding(
         recorder.no_rule("the rows it looks up depend on activations")
     rows, width = table.shape
     turned = replace(table, labels=table.labels.t())
-    labels = map_units(recorder, turned, width, torch.full((rows,), FIXED)).expand(*tokens.shape, width)
+    labels = map_units(recorder, turned, width, torch.full((rows,), FIXED)).expand(
+        *tokens.shape, width
+    )
 
     def squared(_: Tensor, q: Tensor) -> Tensor:
         return q.sum(0).expand(labels.shape)
@@ -66,7 +72,9 @@ def embedding_bag(
             "Give the indices as one row for each example, padded with padding_idx",
         )
     if per_sample_weights is not None:
-        recorder.no_rule("weights of single rows are not known", "Weigh the rows of an nn.Embedding instead")
+        recorder.no_rule(
+            "weights of single rows are not known", "Weigh the rows of an nn.Embedding instead"
+        )
     if padding_idx is not None and mode != "sum":
         recorder.no_rule(f"a {mode} without the padding depends on the data", "Use mode='sum'")
     rows = embedding(recorder, input, weight, max_norm=max_norm)

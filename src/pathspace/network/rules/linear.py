@@ -27,7 +27,8 @@ def require_parameter(recorder: Recorder, weight: Tensor) -> Value:
         )
     if value.kind != "parameter":
         recorder.no_rule(
-            "its weight is no parameter of the model", "Register it as an nn.Parameter (requires_grad=False)"
+            "its weight is no parameter of the model",
+            "Register it as an nn.Parameter (requires_grad=False)",
         )
     if not weight.numel():
         recorder.refuse(
@@ -51,7 +52,9 @@ def linear(recorder: Recorder, input: Tensor, weight: Tensor, bias: Tensor | Non
         )
     if x.batch is not None and x.batch == x.labels.dim() - 1:
         recorder.wrong_batch()
-    wide = w.labels if w.labels.dim() == 2 else w.labels.reshape(1, -1)  # a vector weight has one output
+    wide = (
+        w.labels if w.labels.dim() == 2 else w.labels.reshape(1, -1)
+    )  # a vector weight has one output
     source = recorder.scales.unify_over(x.labels, (-1,))
     if normed:
         labels = by_normed(recorder, w, source)
@@ -74,7 +77,9 @@ def linear(recorder: Recorder, input: Tensor, weight: Tensor, bias: Tensor | Non
 def _fixed(recorder: Recorder, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Trace a linear map whose weight is a constant, a buffer or an input."""
     n = input.dim()
-    form = Form([*range(n)], [n, n - 1][-weight.dim() :], [*range(n - 1), n][: n - 2 + weight.dim()])
+    form = Form(
+        [*range(n)], [n, n - 1][-weight.dim() :], [*range(n - 1), n][: n - 2 + weight.dim()]
+    )
     y = contract(recorder, (input, weight), input, weight, form)
     return y if bias is None else add(recorder, y, bias)
 
@@ -108,13 +113,17 @@ def by_normed(
         transposed: of a transposed convolution.
     """
     scales, first, second = recorder.scales, *w.shape[:2]
-    labels = scales.unify_along(w.labels, range(2, w.labels.dim())).reshape(first, second, -1)[..., 0]
+    labels = scales.unify_along(w.labels, range(2, w.labels.dim())).reshape(first, second, -1)[
+        ..., 0
+    ]
     labels = scales.distinct(labels)
     labels = labels.expand(first if labels.shape[0] > 1 else groups, labels.shape[1])
     labels = labels.reshape(groups, -1, labels.shape[1])  # [groups, first / groups, second]
     labels = labels.transpose(1, 2) if transposed else labels  # [groups, out, in]
     units = source.reshape(groups, 1, -1)
-    if labels.shape[1] > 1:  # the sums of all rows have one scale each: so have the units that they read
+    if (
+        labels.shape[1] > 1
+    ):  # the sums of all rows have one scale each: so have the units that they read
         units = scales.unify_along(units, (2,))[..., :1]
     product = scales.product(scales.resolve(labels), units, recorder.where())
     target = scales.unify_along(product, (2,))[..., 0]
@@ -133,7 +142,9 @@ def matmul(recorder: Recorder, x: Tensor, y: Tensor) -> Tensor:
         if y.dim() == 1:
             return linear(recorder, y, x)
         moved = recorder.apply("transpose", torch.Tensor.transpose, y, -1, -2)
-        return recorder.apply("transpose", torch.Tensor.transpose, linear(recorder, moved, x), -1, -2)
+        return recorder.apply(
+            "transpose", torch.Tensor.transpose, linear(recorder, moved, x), -1, -2
+        )
     return contract(recorder, (x, y), x, y, matmul_form(x.shape, y.shape))
 
 

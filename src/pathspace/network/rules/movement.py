@@ -1,7 +1,8 @@
 """Operations that only move values: views, slices, joins, padding.
 
-They act on scale labels, on parameter indices and in the squared network exactly as on values, so each rule
-applies the same torch function everywhere. Only the position of the batch dimension needs thought.
+They act on scale labels, on parameter indices and in the squared network exactly as on values, so
+each rule applies the same torch function everywhere. Only the position of the batch dimension needs
+thought.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from pathspace.network.trace.values import Value, apart, common_kind
 
 
 def _reads_traced(recorder: Recorder, rest: Any) -> bool:
-    return any(recorder.lookup(x) is not None for x in pytree.tree_leaves(rest) if isinstance(x, Tensor))
+    return any(
+        recorder.lookup(x) is not None for x in pytree.tree_leaves(rest) if isinstance(x, Tensor)
+    )
 
 
 def _on_labels(function: Callable[[Tensor], Any], labels: Tensor) -> Any:
@@ -49,7 +52,9 @@ def move_one(recorder: Recorder, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     name = recorder.name
     func = recorder.func
     if _reads_traced(recorder, (args, kwargs)):
-        recorder.no_rule("its indices or sizes depend on the data, so the network has no single graph")
+        recorder.no_rule(
+            "its indices or sizes depend on the data, so the network has no single graph"
+        )
     if name == "view":
         func = torch.Tensor.reshape  # labels are not laid out in memory as the values are
         args = _size_of_view(recorder, args, kwargs)
@@ -71,7 +76,10 @@ def move_one(recorder: Recorder, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     def move_to_tuple(t: Tensor) -> tuple[Tensor, ...]:
         return tuple(move(t))
 
-    results = [_moved(recorder, value, move, part, labels, args, kwargs) for part, labels in enumerate(moved)]
+    results = [
+        _moved(recorder, value, move, part, labels, args, kwargs)
+        for part, labels in enumerate(moved)
+    ]
     out = recorder.emit_many(move_to_tuple, [value], results, dtype=x.dtype, form="movement")
     return list(out) if isinstance(moved, list) else out
 
@@ -86,7 +94,9 @@ def _on_padded(recorder: Recorder, move: Callable[[Tensor], Tensor], labels: Ten
     return _on_labels(move, recorder.scales.resolve(labels) - WILD) + WILD
 
 
-def _size_of_view(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+def _size_of_view(
+    recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, ...]:
     """Return the arguments of ``view`` by position, and refuse a view as another type."""
     if any(isinstance(a, torch.dtype) for a in (*args, *kwargs.values())):
         recorder.no_rule("it reads the bits of a number as another type")
@@ -118,8 +128,8 @@ def _moved(
 def _as_mixed(recorder: Recorder, value: Value, move: Callable[[Tensor], Tensor]) -> Tensor:
     """Return the labels of what is reshaped, and remember if units come to places that the sizes of dimensions decide.
 
-    ``[positions, channels]`` read as ``[channels, height, width]`` is one. If the trace ties such units, all units in
-    the dimensions that are mixed share one scale, and so do zeros among them.
+    ``[positions, channels]`` read as ``[channels, height, width]`` is one. If the trace ties such
+    units, all units in the dimensions that are mixed share one scale, and so do zeros among them.
     """
     result = value.labels
     labels = without_repeats(recorder.scales.resolve(result))
@@ -150,7 +160,8 @@ def groups(before: torch.Size, after: torch.Size) -> list[tuple[list[int], int]]
     """Split a reshape into the smallest reshapes side by side.
 
     Returns:
-        Of each, its dimensions before, and how many dimensions there are after; dimensions of size 1 do not count.
+        Of each, its dimensions before, and how many dimensions there are after; dimensions of size
+        1 do not count.
     """
     result: list[tuple[list[int], int]] = []
     old = [(d, n) for d, n in enumerate(before) if n != 1]
@@ -180,10 +191,14 @@ def _has_runs(labels: Tensor, dim: int) -> bool:
     return bool((repeats.any(-1) & ~repeats.all(-1)).any())
 
 
-def _shown(value: Value, of: Value, name: str, move: Any, number: int | None, args: tuple[Any, ...]) -> Value:
+def _shown(
+    value: Value, of: Value, name: str, move: Any, number: int | None, args: tuple[Any, ...]
+) -> Value:
     """Return the result of a movement, as a view of the moved value where torch returns a view."""
     index = args[0] if name == "__getitem__" else ()
-    chosen = any(isinstance(i, (Tensor, list)) for i in (index if isinstance(index, tuple) else (index,)))
+    chosen = any(
+        isinstance(i, (Tensor, list)) for i in (index if isinstance(index, tuple) else (index,))
+    )
     if chosen or name in (*_COPIES.split(), "interpolate", "upsample"):
         return value
     before = of.view
@@ -229,7 +244,12 @@ def _batch_after_join(recorder: Recorder, batch: int, dim: int, dims: int) -> in
     return batch
 
 
-_TYPES = {"float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16}
+_TYPES = {
+    "float": torch.float32,
+    "double": torch.float64,
+    "half": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
 _TYPES |= {"long": torch.int64, "int": torch.int32}
 
 
@@ -247,7 +267,13 @@ def cast(recorder: Recorder, x: Tensor, *args: Any, **kwargs: Any) -> Tensor | s
         args = ()
         kwargs = {}
     for item in (*args, *kwargs.values()):
-        dtype = item if isinstance(item, torch.dtype) else item.dtype if isinstance(item, Tensor) else dtype
+        dtype = (
+            item
+            if isinstance(item, torch.dtype)
+            else item.dtype
+            if isinstance(item, Tensor)
+            else dtype
+        )
     if value.kind != "input" and not dtype.is_floating_point:
         recorder.no_rule(ROUNDED)
     if name == "clone" or dtype != x.dtype:
@@ -270,10 +296,13 @@ def pad(
 ) -> Tensor:
     """Trace padding.
 
-    Zeros fit every scale, as do infinities that a maximum passes over; copied values keep their scale.
+    Zeros fit every scale, as do infinities that a maximum passes over; copied values keep their
+    scale.
     """
     if value and not math.isinf(value):
-        recorder.no_rule(f"it pads with the constant {value}, which does not scale with the units beside it")
+        recorder.no_rule(
+            f"it pads with the constant {value}, which does not scale with the units beside it"
+        )
     padded = recorder.as_units(input)
 
     fill = mode == "constant"
@@ -284,7 +313,9 @@ def pad(
     labels = F.pad(padded.labels, pad, mode, WILD) if fill else _on_labels(move, padded.labels)
     if padded.batch is not None and padded.batch >= padded.labels.dim() - len(pad) // 2:
         recorder.wrong_batch()
-    return recorder.emit(move, [padded], labels, dtype=input.dtype, batch=padded.batch, kind=padded.kind)
+    return recorder.emit(
+        move, [padded], labels, dtype=input.dtype, batch=padded.batch, kind=padded.kind
+    )
 
 
 def write(recorder: Recorder, x: Tensor, index: Any, item: Any) -> None:
@@ -296,7 +327,9 @@ def write(recorder: Recorder, x: Tensor, index: Any, item: Any) -> None:
     index = as_now(index)
     # a parameter that is written among activations is made of edges from the bias node
     source = (
-        recorder.as_units(item) if isinstance(item, Tensor) else recorder.value(torch.tensor(float(item)))
+        recorder.as_units(item)
+        if isinstance(item, Tensor)
+        else recorder.value(torch.tensor(float(item)))
     )
     recorder.check_type(x, source)
     if base.memory.members > 1:
@@ -341,9 +374,7 @@ _VIEWS = (
     "view permute transpose t swapaxes swapdims movedim moveaxis squeeze unsqueeze unflatten expand broadcast_to "
     "narrow select __getitem__ split chunk unbind tensor_split T.__get__ mT.__get__ diagonal"
 )  # they share memory for certain; reshape and its kin may
-_COPIES = (
-    "flip rot90 roll repeat repeat_interleave tile index_select pixel_shuffle pixel_unshuffle channel_shuffle"
-)
+_COPIES = "flip rot90 roll repeat repeat_interleave tile index_select pixel_shuffle pixel_unshuffle channel_shuffle"
 _SAME = "contiguous clone detach to type type_as float double half bfloat16 long int cpu cuda data.__get__"
 
 CASTS = frozenset(_SAME.split())

@@ -1,16 +1,17 @@
 """Normalization layers: y_c = g_c (x_c - mean) / sigma + b_c, with statistics of what enters or with fixed ones.
 
-*With statistics over a set S of what enters* (BatchNorm in training: the batch and all positions of a channel;
-LayerNorm and RMSNorm: the features of a token; GroupNorm and InstanceNorm: theirs) the layer forgets the scale of the
-weights before it, and so does the squared network: path mass leaves as g_c^2 z_c / m + b_c^2, with m the mean over S of
-the mass z that enters (see ``squared.normalization``).
+*With statistics over a set S of what enters* (BatchNorm in training: the batch and all positions of
+a channel; LayerNorm and RMSNorm: the features of a token; GroupNorm and InstanceNorm: theirs) the
+layer forgets the scale of the weights before it, and so does the squared network: path mass leaves
+as g_c^2 z_c / m + b_c^2, with m the mean over S of the mass z that enters (see
+``squared.normalization``).
 
-*With running statistics*, BatchNorm in its evaluation form, it is fixed edges 1/sigma from x and mean/sigma from the
-bias node to the normalized unit, then the edge g_c; b_c is a bias.
+*With running statistics*, BatchNorm in its evaluation form, it is fixed edges 1/sigma from x and
+mean/sigma from the bias node to the normalized unit, then the edge g_c; b_c is a bias.
 
-In both forms the units *before* it have the fixed scale 1: the eps in sigma breaks their symmetry in the one, the
-running mean, a constant, in the other. The scale of the units after it is free and sits in gain and bias: rescaling it
-preserves the function and touches no buffer.
+In both forms the units *before* it have the fixed scale 1: the eps in sigma breaks their symmetry
+in the one, the running mean, a constant, in the other. The scale of the units after it is free and
+sits in gain and bias: rescaling it preserves the function and touches no buffer.
 """
 
 from __future__ import annotations
@@ -117,7 +118,9 @@ def instance_norm(
     x, _, place = _channels(recorder, input)
     if not use_input_stats:
         return _fixed(recorder, input, x, place, running_mean, running_var, weight, bias, eps)
-    return normalized(recorder, input, x, x.shape, tuple(range(2, x.labels.dim())), place, weight, bias)
+    return normalized(
+        recorder, input, x, x.shape, tuple(range(2, x.labels.dim())), place, weight, bias
+    )
 
 
 def _channels(recorder: Recorder, input: Tensor) -> tuple[Value, int, tuple[int, ...]]:
@@ -140,7 +143,8 @@ def normalized(
 ) -> Tensor:
     """Trace a division by a statistic of the input, followed by a gain and a bias.
 
-    ``x`` is the value of what enters; for ``shape``, ``over`` and ``place`` see :class:`Normalization`.
+    ``x`` is the value of what enters; for ``shape``, ``over`` and ``place`` see
+    :class:`Normalization`.
     """
     inputs, labels = _affine(recorder, x, place, weight, bias)
     layer = Normalization(tuple(shape), over, place, weight is not None, bias is not None)
@@ -190,7 +194,11 @@ def _fixed(
 ) -> Tensor:
     """Trace normalization with running statistics."""
     affine, labels = _affine(recorder, x, place, weight, bias)
-    inputs = [x, *affine, *(recorder.value(t) for t in (running_mean, running_var) if t is not None)]
+    inputs = [
+        x,
+        *affine,
+        *(recorder.value(t) for t in (running_mean, running_var) if t is not None),
+    ]
     present = [t is not None for t in (weight, bias, running_mean, running_var)]
 
     def inverse(*slots: Tensor) -> Tensor:
@@ -199,7 +207,9 @@ def _fixed(
 
     def squared(h: Tensor, *slots: Tensor, held: Tensor | None = None) -> Tensor:
         given = iter(slots)
-        gamma, beta, mean, var = (next(given).reshape(place) if there else None for there in present)
+        gamma, beta, mean, var = (
+            next(given).reshape(place) if there else None for there in present
+        )
         if mean is not None:
             h = h + mean
         if var is not None:
@@ -209,7 +219,9 @@ def _fixed(
         return h if beta is None else h + beta
 
     statistic = None if running_var is None else inverse
-    out = recorder.emit(squared, inputs, labels, dtype=input.dtype, batch=x.batch, statistic=statistic)
+    out = recorder.emit(
+        squared, inputs, labels, dtype=input.dtype, batch=x.batch, statistic=statistic
+    )
     return recorder.note_linear(out)
 
 

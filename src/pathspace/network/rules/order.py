@@ -1,7 +1,7 @@
 """Operations that put values in order: ``sort``, ``topk``, ``median``, running maxima.
 
-Each value of the result is one of the values along a dimension, whichever it is: like a maximum it has a path from any
-of them, and they share one scale. Where they were is the same at every scale.
+Each value of the result is one of the values along a dimension, whichever it is: like a maximum it
+has a path from any of them, and they share one scale. Where they were is the same at every scale.
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ from torch import Tensor
 from pathspace.network.rules.choice import indices
 from pathspace.network.trace.recorder import Recorder
 
-_DIMENSION = {"topk": 1, "kthvalue": 1, "sort": 0, "median": 0, "nanmedian": 0, "cummax": 0, "cummin": 0}
+_DIMENSION = {
+    "topk": 1,
+    "kthvalue": 1,
+    "sort": 0,
+    "median": 0,
+    "nanmedian": 0,
+    "cummax": 0,
+    "cummin": 0,
+}
 _DIMENSION |= {"argsort": 0}
 """Where the dimension stands among the arguments after the tensor."""
 
@@ -54,7 +62,9 @@ def ordered(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> Any
         return indices(recorder, x, shape, batch)
     values = recorder.emit(squared, [x], labels, dtype=input.dtype, batch=batch, kind=x.kind)
     recorder.note_unit(values)
-    return values if name == "msort" else type(created)((values, indices(recorder, x, shape, batch)))
+    return (
+        values if name == "msort" else type(created)((values, indices(recorder, x, shape, batch)))
+    )
 
 
 def dimension(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:

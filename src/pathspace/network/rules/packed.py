@@ -1,12 +1,12 @@
 """Packed sequences: ``pack_padded_sequence``, ``nn.RNN`` on what it returns, ``pad_packed_sequence``.
 
-Rows of a packed sequence are the steps of all examples, one step after the other: ``[T * B, ...]``. Lengths that are
-inputs open and close steps as a mask does, so all T steps count: the states of a recurrent layer are those of the
-padded sequence, and its last forward state may be that of any step. Lengths that are constants, alike for all examples,
-are the number of steps.
+Rows of a packed sequence are the steps of all examples, one step after the other: ``[T * B, ...]``.
+Lengths that are inputs open and close steps as a mask does, so all T steps count: the states of a
+recurrent layer are those of the padded sequence, and its last forward state may be that of any
+step. Lengths that are constants, alike for all examples, are the number of steps.
 
-Sequences that are not sorted by their lengths are put in order and back. All examples are alike in the squared network,
-so a permutation of them changes nothing.
+Sequences that are not sorted by their lengths are put in order and back. All examples are alike in
+the squared network, so a permutation of them changes nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class Packed:
         return rows.reshape(-1, self.examples, *rows.shape[1:])
 
 
-def pack(recorder: Recorder, input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
+def pack(
+    recorder: Recorder, input: Tensor, lengths: Tensor, batch_first: bool
+) -> tuple[Tensor, Tensor]:
     """Trace ``pack_padded_sequence``, without its sorting."""
     x = recorder.as_units(input)
     of_lengths = recorder.lookup(lengths)
@@ -56,7 +58,9 @@ def pack(recorder: Recorder, input: Tensor, lengths: Tensor, batch_first: bool) 
     if of_lengths is None:
         counts = lengths.tolist()
         if len(counts) != examples:
-            raise RuntimeError(f"{recorder.where()}: {len(counts)} lengths for {examples} sequences")
+            raise RuntimeError(
+                f"{recorder.where()}: {len(counts)} lengths for {examples} sequences"
+            )
         if len(set(counts)) > 1:
             recorder.refuse(
                 "its lengths stand in the code, one for each example of a batch",
@@ -134,7 +138,8 @@ def in_order(recorder: Recorder, x: Tensor, dim: int, index: Tensor) -> Tensor |
         whole = bool((x == x.narrow(dim, 0, 1)).all())
         return x.clone() if whole else None
     else:
-        # what left a cut does not say where it has its one example; a learned start is repeated for all examples
+        # what left a cut does not say where it has its one example; a learned start is repeated for
+        # all examples
         alike = x.shape[dim] == recorder.examples.count == 1 or (
             value.kind == "parameter" and repeats(value.labels, dim)
         )
@@ -144,12 +149,16 @@ def in_order(recorder: Recorder, x: Tensor, dim: int, index: Tensor) -> Tensor |
     return recorder.bind(torch.empty(value.shape, dtype=x.dtype, device="meta"), apart(value))
 
 
-def inverse_order(recorder: Recorder, x: Tensor, dim: int, index: Tensor, *rest: Any, **named: Any) -> Tensor:
+def inverse_order(
+    recorder: Recorder, x: Tensor, dim: int, index: Tensor, *rest: Any, **named: Any
+) -> Tensor:
     """Trace ``scatter_`` as ``torch.nn.utils.rnn`` uses it: to invert a permutation of the examples."""
     del dim, rest, named
     of_index = recorder.lookup(index)
     if of_index is None or not of_index.order or recorder.lookup(x) is not None or x.dim() != 1:
-        recorder.refuse("it writes to places that tracing does not follow", "Use scatter_add or index_add")
+        recorder.refuse(
+            "it writes to places that tracing does not follow", "Use scatter_add or index_add"
+        )
     return recorder.bind(
         x, Value(recorder.new_slot(), of_index.labels, "input", batch=of_index.batch, order=True)
     )

@@ -1,7 +1,7 @@
 """Pooling and reductions.
 
-Max-pooling: a path may leave through any input of the window, so the squared network *sums* the window.
-Average pooling: every input of a window of n has the fixed weight 1/n, squared 1/n^2.
+Max-pooling: a path may leave through any input of the window, so the squared network *sums* the
+window. Average pooling: every input of a window of n has the fixed weight 1/n, squared 1/n^2.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ def window_sum(
 ) -> Tensor:
     """Sum over the windows of a pooling, as a convolution with ones; shape ``[..., *space]``."""
     n = len(kernel)
-    # padding, and what the last window reaches beyond the right edge (ceil_mode), last dimension first
+    # padding, and what the last window reaches beyond the right edge (ceil_mode), last dimension
+    # first
     edges: list[int] = []
     for d in reversed(range(n)):
         reach = (out_size[d] - 1) * stride[d] + dilation[d] * (kernel[d] - 1) + 1
@@ -110,7 +111,14 @@ def window_sum(
 def avg_pool(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Trace average pooling, with every way of counting the padding."""
     x, n = _entering(recorder, input)
-    names = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
+    names = (
+        "kernel_size",
+        "stride",
+        "padding",
+        "ceil_mode",
+        "count_include_pad",
+        "divisor_override",
+    )
     options = {**dict(zip(names, args, strict=False)), **kwargs}
     kernel = _tuple(options["kernel_size"], n)
     padding = _tuple(options.get("padding", 0), n)
@@ -144,7 +152,9 @@ def _averaged(
         # sum over the window of h / n^p
         return average(t) * raised(weight, power - 1).to(dtype=t.dtype, device=t.device)
 
-    out = recorder.emit(squared, [x], labels, dtype=input.dtype, batch=x.batch, kind=x.kind, fixed=True)
+    out = recorder.emit(
+        squared, [x], labels, dtype=input.dtype, batch=x.batch, kind=x.kind, fixed=True
+    )
     return recorder.note_linear(out)
 
 
@@ -168,7 +178,9 @@ def adaptive_pool(
     for d in range(n):
         weight = weight[..., None] * _adaptive_weight(x.shape[d - n], size[d])
     if "avg" in recorder.name:
-        return _averaged(recorder, input, x, labels, lambda t: _ADAPTIVE_AVERAGE[n](t, size), weight)
+        return _averaged(
+            recorder, input, x, labels, lambda t: _ADAPTIVE_AVERAGE[n](t, size), weight
+        )
 
     def squared(t: Tensor) -> Tensor:
         return _ADAPTIVE_AVERAGE[n](t, size) / weight.to(dtype=t.dtype, device=t.device)
@@ -205,7 +217,9 @@ def reduce(
     out = recorder.emit(
         squared, [x], labels, dtype=dtype or input.dtype, batch=batch, kind=x.kind, fixed=True
     )
-    return recorder.note_unit(out) if recorder.name in ("amax", "amin") else recorder.note_linear(out)
+    return (
+        recorder.note_unit(out) if recorder.name in ("amax", "amin") else recorder.note_linear(out)
+    )
 
 
 RULES: dict[str, Callable[..., Any]] = {

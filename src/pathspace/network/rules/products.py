@@ -1,12 +1,13 @@
 """Products of single elements: with a constant, an input or a parameter, and of two activations.
 
-The scale of a product of activations is the product of their scales, s_y = s_a s_b, and so is its path mass,
-gamma_y^2 = gamma_a^2 gamma_b^2: a path of the product is a path of each factor, and its value the product of theirs.
-Powers are products of a value with itself. Where neither factor has a scale, as in a loss written out, nothing would be
-won: the network is cut.
+The scale of a product of activations is the product of their scales, s_y = s_a s_b, and so is its
+path mass, gamma_y^2 = gamma_a^2 gamma_b^2: a path of the product is a path of each factor, and its
+value the product of theirs. Powers are products of a value with itself. Where neither factor has a
+scale, as in a loss written out, nothing would be won: the network is cut.
 
-kappa = dG/dp^2 stays equivariant. With y = a b, whose mass transforms by s_a^2 s_b^2, the derivative of G in gamma_y^2
-transforms by 1 / (s_a s_b)^2, and that in gamma_a^2, which is gamma_b^2 times as large, by 1 / s_a^2, as for any unit.
+kappa = dG/dp^2 stays equivariant. With y = a b, whose mass transforms by s_a^2 s_b^2, the
+derivative of G in gamma_y^2 transforms by 1 / (s_a s_b)^2, and that in gamma_a^2, which is
+gamma_b^2 times as large, by 1 / s_a^2, as for any unit.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def multiply(recorder: Recorder, x: Any, y: Any, *, rounding_mode: str | None = 
     return _by_value(recorder, (x, y), a, b)
 
 
-def _divide(recorder: Recorder, operands: tuple[Any, Any], a: Value | None, b: Value | None) -> Tensor:
+def _divide(
+    recorder: Recorder, operands: tuple[Any, Any], a: Value | None, b: Value | None
+) -> Tensor:
     """Trace a division by a constant or an input."""
     x, y = operands
     if b is None:
@@ -54,10 +57,14 @@ def _divide(recorder: Recorder, operands: tuple[Any, Any], a: Value | None, b: V
     if a is not None and b.kind == "input":
         return _by_input(recorder, operands, a, b)
     advice = "Multiply by a parameter" if b.kind == "parameter" else None
-    return recorder.no_rule("it divides by a traced tensor, which is not positively homogeneous", advice)
+    return recorder.no_rule(
+        "it divides by a traced tensor, which is not positively homogeneous", advice
+    )
 
 
-def _by_constant(recorder: Recorder, operands: tuple[Any, Any], traced: Tensor, constant: Any) -> Tensor:
+def _by_constant(
+    recorder: Recorder, operands: tuple[Any, Any], traced: Tensor, constant: Any
+) -> Tensor:
     """Trace a product of a traced tensor with a constant."""
     constant = constant if isinstance(constant, Tensor) else number(constant)
     weighs = recorder.value(traced).kind == "parameter" and not changes(recorder.name)
@@ -113,7 +120,9 @@ def power(recorder: Recorder, input: Tensor, exponent: Any = 2) -> Tensor:
     def squared(h: Tensor) -> Tensor:
         return math.prod([h] * (count - 1), start=h)
 
-    return finish(recorder, squared, (input,), (value,), labels, form="product" if count > 1 else None)
+    return finish(
+        recorder, squared, (input,), (value,), labels, form="product" if count > 1 else None
+    )
 
 
 def glu(recorder: Recorder, input: Tensor, dim: int = -1) -> Tensor:
@@ -177,7 +186,19 @@ RULES: dict[str, Callable[..., Any]] = {
     "glu": glu,
     **dict.fromkeys(["pow", "pow_", "__pow__", "__ipow__", "square", "square_"], power),
     **dict.fromkeys(
-        [*("mul", "mul_", "__mul__", "__rmul__", "__imul__", "div", "div_", "__truediv__", "__itruediv__")],
+        [
+            *(
+                "mul",
+                "mul_",
+                "__mul__",
+                "__rmul__",
+                "__imul__",
+                "div",
+                "div_",
+                "__truediv__",
+                "__itruediv__",
+            )
+        ],
         multiply,
     ),
 }

@@ -1,9 +1,9 @@
 """Recurrent layers: ``nn.RNN(nonlinearity="relu")`` and ``nn.RNNCell`` as whole layers.
 
-Units are tied over time. The start h_0 counts as zero (P16 lists it among the inputs; as ones it would destroy the
-invariance). An initial state that is an input of the model is a state carried over from earlier data: it scales
-with the units, so it may be anything and is zero here. An initial state that is a parameter is a bias edge into
-the first step.
+Units are tied over time. The start h_0 counts as zero (P16 lists it among the inputs; as ones it
+would destroy the invariance). An initial state that is an input of the model is a state carried
+over from earlier data: it scales with the units, so it may be anything and is zero here. An initial
+state that is a parameter is a bias edge into the first step.
 """
 
 from __future__ import annotations
@@ -64,10 +64,17 @@ def rnn(
     last_labels = in_squared.batch_of(torch.stack(labelled.last), 1)
     results = [
         Value(recorder.new_slot(), labels, batch=x.batch),
-        Value(recorder.new_slot(), last_labels, batch=1 if x.batch is not None else None, state=True),
+        Value(
+            recorder.new_slot(), last_labels, batch=1 if x.batch is not None else None, state=True
+        ),
     ]
     out = recorder.emit_many(
-        in_squared, labelled.inputs, results, dtype=input.dtype, recurrent=True, form=in_squared.stack
+        in_squared,
+        labelled.inputs,
+        results,
+        dtype=input.dtype,
+        recurrent=True,
+        form=in_squared.stack,
     )
     return out[0], out[1]
 
@@ -138,7 +145,9 @@ class _SquaredStack:
         inside: list[tuple[Tensor, Tensor, Tensor]] | None = None if taps is None else []
         sequence, last = stacked_recurrence(self._one_of(h, dim, mix), slots, stack, inside, mix)
         if taps is not None and inside is not None:
-            for cell, (name_of, states) in enumerate(zip(self.recurrent_names, inside, strict=True)):
+            for cell, (name_of, states) in enumerate(
+                zip(self.recurrent_names, inside, strict=True)
+            ):
                 taps.append(Tap(name_of, *states, backwards=cell % stack.directions == 1))
         return self.batch_of(sequence, dim), self.batch_of(last, 1)
 
@@ -146,7 +155,9 @@ class _SquaredStack:
         """Return one sequence if all are equal, otherwise all of them, in dimension 1."""
         if self.examples is None:
             return t
-        alike = not self.apart or (mix is None and t.stride(dim) == 0 and not any(self.stack.starts))
+        alike = not self.apart or (
+            mix is None and t.stride(dim) == 0 and not any(self.stack.starts)
+        )
         return t.select(dim, 0) if alike else t.movedim(dim, 1)
 
     def batch_of(self, one: Tensor, dim: int) -> Tensor:
@@ -184,7 +195,11 @@ def _packed_rnn(
     for layer in range(layers):
         cells = (0, layer * directions, directions)
         known = recorder.lookup(hx) is not None
-        start = recorder.apply("narrow", torch.Tensor.narrow, hx, *cells) if known else hx.narrow(*cells)
+        start = (
+            recorder.apply("narrow", torch.Tensor.narrow, hx, *cells)
+            if known
+            else hx.narrow(*cells)
+        )
         weights = list(params)[layer * each : (layer + 1) * each]
         options = (has_biases, 1, dropout, train, bidirectional, False)
         sequence, final = rnn(recorder, sequence, start, weights, *options, below=layer)
@@ -244,7 +259,9 @@ def _start_value(recorder: Recorder, hx: Tensor, cell: int | None, labels: Tenso
     state = recorder.apply("select", torch.Tensor.select, hx, 0, cell) if cell is not None else hx
     value = recorder.value(state)
     if value.kind == "parameter":
-        recorder.uses.add(value, labels.expand(value.shape), torch.full(value.shape, FIXED), bias=True)
+        recorder.uses.add(
+            value, labels.expand(value.shape), torch.full(value.shape, FIXED), bias=True
+        )
     elif value.kind == "hidden":
         recorder.scales.unify(labels, value.labels)
     else:  # a constant start does not scale
@@ -271,13 +288,19 @@ def rnn_cell(
     labels = _cell_labels(recorder, [w_ih, w_hh, *biases], source)
     start = _start_value(recorder, hx, None, labels)
     labels = recorder.scales.resolve(labels)
-    inputs = [x, *(recorder.value(p) for p in (w_ih, w_hh, *biases)), *([start] if start is not None else [])]
+    inputs = [
+        x,
+        *(recorder.value(p) for p in (w_ih, w_hh, *biases)),
+        *([start] if start is not None else []),
+    ]
 
     def squared(h: Tensor, s_in: Tensor, s_rec: Tensor, *rest: Tensor) -> Tensor:
         out = sum(rest[: len(biases)], F.linear(h, s_in))
         return out + F.linear(rest[-1].expand(out.shape), s_rec) if start is not None else out
 
-    out = recorder.emit(squared, inputs, labels.expand(*x.shape[:-1], -1), dtype=input.dtype, batch=x.batch)
+    out = recorder.emit(
+        squared, inputs, labels.expand(*x.shape[:-1], -1), dtype=input.dtype, batch=x.batch
+    )
     return recorder.note_unit(out)
 
 

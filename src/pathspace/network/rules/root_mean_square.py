@@ -1,8 +1,9 @@
 """x * rsqrt(mean(x^2) + eps), written by hand as in Llama and T5: an RMSNorm like any other.
 
-Taken one by one, the square is a product, the root a cut, and the last product one with an input. That would lose the
-normalization. So a tensor that may become the root mean square of x also carries a note of which statistic of x it is.
-The product of x with the inverse of its root mean square, or the quotient by it, is then traced as one normalization.
+Taken one by one, the square is a product, the root a cut, and the last product one with an input.
+That would lose the normalization. So a tensor that may become the root mean square of x also
+carries a note of which statistic of x it is. The product of x with the inverse of its root mean
+square, or the quotient by it, is then traced as one normalization.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ STEPS = _PRODUCTS | _SUMS | _POWERS | _INVERSES | frozenset(movement.CASTS) | {"
 """Operations whose results may be on the way to a root mean square."""
 
 
-def statistic_of(name: str, args: Sequence[Any], kwargs: Any, values: list[Value]) -> Statistic | None:
+def statistic_of(
+    name: str, args: Sequence[Any], kwargs: Any, values: list[Value]
+) -> Statistic | None:
     """Return the statistic that a function makes of an activation: a square, or a later step to the root."""
     x = values[0]
     if len(values) == 2:
@@ -48,7 +51,9 @@ def statistic_of(name: str, args: Sequence[Any], kwargs: Any, values: list[Value
     return _next_step(statistic, name, args, kwargs)
 
 
-def _next_step(statistic: Statistic, name: str, args: Sequence[Any], kwargs: Any) -> Statistic | None:
+def _next_step(
+    statistic: Statistic, name: str, args: Sequence[Any], kwargs: Any
+) -> Statistic | None:
     """Return the statistic after one more operation on it; None if that is no step to a root mean square."""
     if name in movement.CASTS or (name in _SUMS and _is_constant(args)):
         return statistic
@@ -66,7 +71,9 @@ def _mean(statistic: Statistic, args: Sequence[Any], kwargs: Any) -> Statistic |
     if dim is None or not keeps:
         return None
     n = len(statistic.of.shape)
-    return replace(statistic, over=tuple(d % n for d in (dim if isinstance(dim, (tuple, list)) else (dim,))))
+    return replace(
+        statistic, over=tuple(d % n for d in (dim if isinstance(dim, (tuple, list)) else (dim,)))
+    )
 
 
 def _power(name: str, args: Sequence[Any], kwargs: Any) -> float | None:

@@ -1,7 +1,8 @@
 """Operations whose results no rescaling changes: comparisons and signs of activations, and random numbers.
 
-A comparison of two values of one scale has the same result after every rescaling, and no gradient passes through it. So
-its result is an input of the network, like a mask: every path that it can open counts.
+A comparison of two values of one scale has the same result after every rescaling, and no gradient
+passes through it. So its result is an input of the network, like a mask: every path that it can
+open counts.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ def compare(recorder: Recorder, input: Tensor, other: Any, **_: Any) -> Tensor:
     """Trace ``a > b`` and its kin: both have one scale. Zero fits every scale; any other constant fixes it at 1."""
     a, b = (recorder.value(t if isinstance(t, Tensor) else number(t)) for t in (input, other))
     if "parameter" in (a.kind, b.kind):
-        recorder.no_rule("it compares with a parameter: no gradient would train it there", "Make it a buffer")
+        recorder.no_rule(
+            "it compares with a parameter: no gradient would train it there", "Make it a buffer"
+        )
     labels = recorder.scales.unify(a.labels, b.labels)
     batch = None
     for value in (a, b):
@@ -49,7 +52,11 @@ def noise(recorder: Recorder, args: Any, kwargs: Any) -> Tensor:
     """Trace random numbers of a given shape; none are drawn."""
     if recorder.name.endswith("_"):
         return recorder.note_drawn(recorder.add_leaf(args[0], "input"))
-    kwargs = {key: value for key, value in kwargs.items() if key not in ("device", "generator", "pin_memory")}
+    kwargs = {
+        key: value
+        for key, value in kwargs.items()
+        if key not in ("device", "generator", "pin_memory")
+    }
     if not tensors_in(args, kwargs):
         kwargs["device"] = "meta"
     return recorder.note_drawn(recorder.as_inputs(recorder.func, args, kwargs, None))
@@ -57,7 +64,19 @@ def noise(recorder: Recorder, args: Any, kwargs: Any) -> Tensor:
 
 COMPARISONS = frozenset(
     [
-        *("gt", "lt", "ge", "le", "eq", "ne", "greater", "less", "greater_equal", "less_equal", "not_equal"),
+        *(
+            "gt",
+            "lt",
+            "ge",
+            "le",
+            "eq",
+            "ne",
+            "greater",
+            "less",
+            "greater_equal",
+            "less_equal",
+            "not_equal",
+        ),
         *("__gt__", "__lt__", "__ge__", "__le__", "__eq__", "__ne__"),
     ]
 )

@@ -1,6 +1,7 @@
 """Elements picked by indices that are inputs, such as the last valid step of each sequence.
 
-Any of the elements may be picked, so the squared network adds them, like a maximum; they share one scale.
+Any of the elements may be picked, so the squared network adds them, like a maximum; they share one
+scale.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ def _check_indices(recorder: Recorder, traced: list[Tensor], indices: list[Value
     if of_inputs and all(i.dtype != torch.bool for i in traced):
         return
     advice = f"{_MASK}. {OF_INPUTS}" if of_inputs else _MASK
-    recorder.no_rule("its indices or sizes depend on the data, so the network has no single graph", advice)
+    recorder.no_rule(
+        "its indices or sizes depend on the data, so the network has no single graph", advice
+    )
 
 
 def _are_whole(items: tuple[Any, ...], *, without: int) -> bool:
@@ -82,7 +85,9 @@ def _one_of_each(items: tuple[Any, ...], traced: list[Tensor], batch: int, examp
     return any(other is t for t in traced) and other.shape == (examples,)
 
 
-def picked_along(recorder: Recorder, x: Tensor, dim: int, index: Value, shape: torch.Size) -> Tensor:
+def picked_along(
+    recorder: Recorder, x: Tensor, dim: int, index: Value, shape: torch.Size
+) -> Tensor:
     """Trace ``x[:, index]``: each result can be any element along the dimension, the other indices being equal."""
     value = recorder.as_units(x)
     dim %= value.labels.dim()
@@ -101,7 +106,9 @@ def picked_along(recorder: Recorder, x: Tensor, dim: int, index: Value, shape: t
     batch = value.batch
     if batch is not None and batch > dim:
         batch += len(shape) - 1
-    out = recorder.emit(squared, [value], spread(common), dtype=x.dtype, batch=batch, kind=value.kind)
+    out = recorder.emit(
+        squared, [value], spread(common), dtype=x.dtype, batch=batch, kind=value.kind
+    )
     return recorder.note_unit(out)
 
 

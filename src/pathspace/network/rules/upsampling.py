@@ -26,17 +26,30 @@ def interpolate(
 ) -> Tensor:
     """Trace interpolation: ``nearest`` repeats, ``area`` averages, other modes weigh neighbours by dimension."""
     if mode in ("nearest", "nearest-exact"):
-        sizes = {"size": size, "scale_factor": scale_factor, "recompute_scale_factor": recompute_scale_factor}
+        sizes = {
+            "size": size,
+            "scale_factor": scale_factor,
+            "recompute_scale_factor": recompute_scale_factor,
+        }
         return move_one(recorder, input, **sizes, mode=mode)
     if mode not in ("linear", "bilinear", "trilinear", "bicubic", "area"):
-        recorder.no_rule(f"mode '{mode}' is not known", "Use 'nearest', 'bilinear' or average pooling")
+        recorder.no_rule(
+            f"mode '{mode}' is not known", "Use 'nearest', 'bilinear' or average pooling"
+        )
     value = recorder.value(input)
     if value.kind == "input":
-        options = {"size": size, "scale_factor": scale_factor, "mode": mode, "align_corners": align_corners}
+        options = {
+            "size": size,
+            "scale_factor": scale_factor,
+            "mode": mode,
+            "align_corners": align_corners,
+        }
         options |= {"recompute_scale_factor": recompute_scale_factor, "antialias": antialias}
         return recorder.preprocess(recorder.func, (input,), options)
     if mode == "area":
-        shape = recorder.func(torch.empty(value.shape, device="meta"), size, scale_factor, mode).shape[2:]
+        shape = recorder.func(
+            torch.empty(value.shape, device="meta"), size, scale_factor, mode
+        ).shape[2:]
         pool = f"adaptive_avg_pool{len(shape)}d"
         return recorder.apply(pool, getattr(F, pool), input, shape)
     x = recorder.as_units(input)
@@ -54,7 +67,9 @@ def interpolate(
         f = of_dimension(scale_factor, d)
         if mode != "bicubic" and not antialias:
             units = units.unsqueeze(1)
-            return F.interpolate(units, n, f, "linear", align_corners, recompute_scale_factor).squeeze(1)
+            return F.interpolate(
+                units, n, f, "linear", align_corners, recompute_scale_factor
+            ).squeeze(1)
         # as the rows of an image: torch's antialiasing reads wrong places of columns
         sizes = None if n is None else (1, n)
         factors = None if f is None else (1.0, f)
@@ -74,7 +89,9 @@ def interpolate(
             h = h.movedim(2, -1) @ raised(m, power).to(dtype=h.dtype, device=h.device)
         return h
 
-    out = recorder.emit(squared, [x], labels, dtype=input.dtype, batch=x.batch, kind=x.kind, fixed=True)
+    out = recorder.emit(
+        squared, [x], labels, dtype=input.dtype, batch=x.batch, kind=x.kind, fixed=True
+    )
     return recorder.note_linear(out)
 
 

@@ -1,12 +1,13 @@
 """Weight normalization: w = g v / |v|, the length over the slice that has one gain.
 
-The gain carries the scale of its slice, as in a normalization layer. The length of v is free: each slice is a class
-of its own, whose only edges are v. In the squared network
+The gain carries the scale of its slice, as in a normalization layer. The length of v is free: each
+slice is a class of its own, whose only edges are v. In the squared network
 
     w^2 = g^2 v^2 / m,     m = sum of v^2 over the slice, held constant in derivatives
 
-(see ``squared.normalization``). Rescaling a single unit before the layer would change lengths. So the unit is
-rescaled by the gain of its column, if it has one, or together with all units that share the gains of their columns.
+(see ``squared.normalization``). Rescaling a single unit before the layer would change lengths. So
+the unit is rescaled by the gain of its column, if it has one, or together with all units that share
+the gains of their columns.
 """
 
 from __future__ import annotations

@@ -64,7 +64,9 @@ def assemble(
     # a pass with two examples is compared with the first, by its classes alone
     if recorder.examples.count == 1:
         nodes = _nodes(recorder, renumber, tape.filled, len(names))
-        program = replace(program, nodes=_before_activation(recorder, renumber, tape.filled, outputs))
+        program = replace(
+            program, nodes=_before_activation(recorder, renumber, tape.filled, outputs)
+        )
     network = Network(
         model=model,
         parameters=MappingProxyType(inside),
@@ -97,7 +99,9 @@ def _edges(
 ) -> EdgeLabels:
     """Return the labels of a parameter in the network, from those at its ends in the recording."""
     target, source = ends
-    return EdgeLabels(renumber(target), renumber(source), any(use.bias for use in recorder.uses.of[name]))
+    return EdgeLabels(
+        renumber(target), renumber(source), any(use.bias for use in recorder.uses.of[name])
+    )
 
 
 def _parameters_of(tape: Tape) -> set[str]:
@@ -108,7 +112,8 @@ def _parameters_of(tape: Tape) -> set[str]:
 def _fix_ends(recorder: Recorder, names: Iterable[str]) -> None:
     """Fix the scales at both ends of parameters at 1.
 
-    They are on no path to an output, or left outside: the plain rule trains them, so the units there stay put.
+    They are on no path to an output, or left outside: the plain rule trains them, so the units
+    there stay put.
     """
     for name in names:
         for use in recorder.uses.of[name]:
@@ -146,14 +151,16 @@ def _numbered(roots: Tensor, products: Mapping[int, Monomial]) -> tuple[Tensor, 
     """Count off the unit classes: the scales at the ends of edges, except those that are monomials of others.
 
     Returns:
-        The variables that stand for the classes; the label of every variable (see ``EdgeLabels``); and of every label
-        beyond the classes the signed labels of its factors.
+        The variables that stand for the classes; the label of every variable (see ``EdgeLabels``);
+        and of every label beyond the classes the signed labels of its factors.
     """
     composed = [v for v in roots.tolist() if v in products] if products else []
     classes = roots
     if composed:
         generators = torch.tensor([g for v in composed for g in products[v]], dtype=torch.long)
-        classes = torch.cat([roots[~torch.isin(roots, torch.tensor(composed))], generators]).unique()
+        classes = torch.cat(
+            [roots[~torch.isin(roots, torch.tensor(composed))], generators]
+        ).unique()
     largest = max((int(t.max()) for t in (roots, classes) if t.numel()), default=WILD)
     number = torch.zeros(largest + 1, dtype=torch.long)
     number[classes] = torch.arange(1, classes.numel() + 1)
@@ -225,7 +232,9 @@ def _nodes(
             if value.slot not in live or value.slot in nodes or value.kind != "hidden":
                 continue
             labels = without_repeats(renumber(value.labels))
-            labels = torch.where(labels.abs() > num_classes, FIXED, labels)  # of a product of classes
+            labels = torch.where(
+                labels.abs() > num_classes, FIXED, labels
+            )  # of a product of classes
             missing = (labels != 0) & ~seen[labels.abs()]
             if bool(missing.any()):
                 nodes[value.slot] = torch.where(missing, labels, 0).expand(value.shape)
@@ -242,7 +251,10 @@ def _nodes(
 
 
 def _before_activation(
-    recorder: Recorder, renumber: Callable[[Tensor], Tensor], live: Set[int], outputs: Sequence[Value]
+    recorder: Recorder,
+    renumber: Callable[[Tensor], Tensor],
+    live: Set[int],
+    outputs: Sequence[Value],
 ) -> MappingProxyType[int, Tensor]:
     """Map slots to the labels of the nodes of the graph, by the value that they have before their activation."""
     seen: dict[tuple[int, ...], Tensor] = {}  # a loop meets the same labels at every step
@@ -277,6 +289,8 @@ def coverage(recorder: Recorder) -> dict[str, int]:
         if any(recorder.uses.is_whole(use, name) for use in uses):
             result[name] = size
             continue
-        counts = sum(torch.bincount(written_out(use.index).reshape(-1), minlength=size) for use in uses)
+        counts = sum(
+            torch.bincount(written_out(use.index).reshape(-1), minlength=size) for use in uses
+        )
         result[name] = int(torch.as_tensor(counts).count_nonzero())
     return result

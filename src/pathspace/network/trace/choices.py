@@ -1,9 +1,10 @@
 """Questions of a model about its inputs: whether a mask masks anything, whether lengths are in order.
 
-Each answer leads to a graph. The model is traced once for each combination of answers. If all traces have the same
-operations with the same unit classes, the answer does not matter, and neither does that of later inputs. (Movements,
-sums and masks, such as a mask that is added only if it masks anything, are not compared; scales are.) Otherwise the
-trace is refused. Answers for which the model itself raises an error need no graph.
+Each answer leads to a graph. The model is traced once for each combination of answers. If all
+traces have the same operations with the same unit classes, the answer does not matter, and neither
+does that of later inputs. (Movements, sums and masks, such as a mask that is added only if it masks
+anything, are not compared; scales are.) Otherwise the trace is refused. Answers for which the model
+itself raises an error need no graph.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ class Choices:
         raise self._refusal
 
 
-def whatever_the_answers(traced: Callable[[Choices], Network], movements: Collection[str]) -> Network:
+def whatever_the_answers(
+    traced: Callable[[Choices], Network], movements: Collection[str]
+) -> Network:
     """Trace once per combination of answers; return the network of the first (all yes) if all networks are equal.
 
     Args:
@@ -108,7 +111,11 @@ def _alike(a: Network, b: Network, passed_over: Collection[str]) -> bool:
     forms = []
     tables = []
     for n in (a, b):
-        steps = [(o.name, o.module, o.kind) for o in n.program.operations if o.name not in passed_over]
-        forms.append((steps, n.outside, n.class_names, n.call.batch_dim, n.returned, n.edges.keys()))
+        steps = [
+            (o.name, o.module, o.kind) for o in n.program.operations if o.name not in passed_over
+        ]
+        forms.append(
+            (steps, n.outside, n.class_names, n.call.batch_dim, n.returned, n.edges.keys())
+        )
         tables.append([n.monomials, *(t for e in n.edges.values() for t in (e.target, e.source))])
     return forms[0] == forms[1] and all(map(torch.equal, *tables))

@@ -1,9 +1,9 @@
 """Functions that draw random numbers, and how a trace treats them.
 
-A trace draws no numbers. The result of ``rand`` is an input of the network, like a mask. Dropout of a constant, and
-other functions that draw in training only, are read in evaluation form: path norm and kappa are those of the
-network without dropout. The trace remembers that such values change from call to call, since no scale may depend on
-them.
+A trace draws no numbers. The result of ``rand`` is an input of the network, like a mask. Dropout of
+a constant, and other functions that draw in training only, are read in evaluation form: path norm
+and kappa are those of the network without dropout. The trace remembers that such values change from
+call to call, since no scale may depend on them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ _PROBABILITY = 4
 _BY_DEFAULT = ("dropout", "dropout1d", "dropout2d", "dropout3d")
 _TRAINING = {
     **dict.fromkeys(_BY_DEFAULT, 2),
-    **dict.fromkeys(["feature_dropout", "alpha_dropout", "feature_alpha_dropout", "native_dropout"], 2),
+    **dict.fromkeys(
+        ["feature_dropout", "alpha_dropout", "feature_alpha_dropout", "native_dropout"], 2
+    ),
     "rrelu": 3,
 }
 """Where the argument ``training`` stands."""
@@ -45,7 +47,9 @@ def draws_in_training(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """Return whether a call draws because the model is in training form."""
     stem = name.rstrip("_")
     if stem == _ATTENTION:
-        return bool(kwargs.get("dropout_p", args[_PROBABILITY] if len(args) > _PROBABILITY else 0.0))
+        return bool(
+            kwargs.get("dropout_p", args[_PROBABILITY] if len(args) > _PROBABILITY else 0.0)
+        )
     if stem not in _TRAINING:
         return False
     for key in ("training", "train"):

@@ -1,10 +1,10 @@
 """The examples of a batch, while a model is traced with two of them.
 
-The network is that of one example. A second pass, with two examples, shows whether the model treats them
-independently. Each tensor has the examples along one dimension, in a *pattern*: one element each, ``[0, 1]``, or,
-after a reshape merged the batch with T steps, ``[0, 0, 0, 1, 1, 1]`` or ``[0, 1, 0, 1, 0, 1]``. If a movement
-spreads the examples over several dimensions, or puts them along one that does not grow with the batch, it has mixed
-elements of different examples.
+The network is that of one example. A second pass, with two examples, shows whether the model treats
+them independently. Each tensor has the examples along one dimension, in a *pattern*: one element
+each, ``[0, 1]``, or, after a reshape merged the batch with T steps, ``[0, 0, 0, 1, 1, 1]`` or ``[0,
+1, 0, 1, 0, 1]``. If a movement spreads the examples over several dimensions, or puts them along one
+that does not grow with the batch, it has mixed elements of different examples.
 """
 
 from __future__ import annotations
@@ -27,15 +27,19 @@ class Examples:
     Args:
         count: how many there are; with one there is nothing to follow.
         earlier: the movements of the pass with one example.
-        guessing: whether that pass takes, after a reshape, a dimension of one for the batch where it may be another.
+        guessing: whether that pass takes, after a reshape, a dimension of one for the batch where
+            it may be another.
 
     Attributes:
         moved: the movements of this pass.
-        doubtful: whether it is not known where some tensor has the batch, so that a second pass is needed.
+        doubtful: whether it is not known where some tensor has the batch, so that a second pass is
+            needed.
         merged: whether some tensor has the batch and something else in one dimension.
     """
 
-    def __init__(self, count: int = 1, earlier: Sequence[Moved] = (), *, guessing: bool = True) -> None:
+    def __init__(
+        self, count: int = 1, earlier: Sequence[Moved] = (), *, guessing: bool = True
+    ) -> None:
         self.guessing = guessing
         self.count = count
         self.doubtful = False
@@ -81,12 +85,16 @@ def along(places: Tensor) -> tuple[int, Tensor] | None:
     """
     small = without_repeats(places)
     varied = [
-        d for d, size in enumerate(small.shape) if size > 1 and bool((small != small.narrow(d, 0, 1)).any())
+        d
+        for d, size in enumerate(small.shape)
+        if size > 1 and bool((small != small.narrow(d, 0, 1)).any())
     ]
     if len(varied) != 1:
         return None
     pattern = small.movedim(varied[0], 0).reshape(small.shape[varied[0]], -1)[:, 0]
     often = pattern.bincount()
-    if pattern[0] != 0 or bool((often != often[0]).any()):  # in another order, or more of one than of another
+    if pattern[0] != 0 or bool(
+        (often != often[0]).any()
+    ):  # in another order, or more of one than of another
         return None
     return varied[0], pattern

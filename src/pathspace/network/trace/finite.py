@@ -1,13 +1,15 @@
 """Guards against values that are not finite: ``if torch.isnan(h).any(): raise``.
 
-Rescaling does not change whether activations are finite. A trace assumes finite activations and answers such questions
-accordingly. A mask of this kind (``h[h.isnan()] = 0``) is traced like any other mask.
+Rescaling does not change whether activations are finite. A trace assumes finite activations and
+answers such questions accordingly. A mask of this kind (``h[h.isnan()] = 0``) is traced like any
+other mask.
 
-If the model itself writes a number that is not finite (``masked_fill(mask, -inf)``), or the given input holds one, the
-answer depends on the inputs. Questions about values that are computed from it are refused.
+If the model itself writes a number that is not finite (``masked_fill(mask, -inf)``), or the given
+input holds one, the answer depends on the inputs. Questions about values that are computed from it
+are refused.
 
-If constants alone decide where such numbers are (a causal mask), the trace knows their positions, and also where they
-disappear: a softmax over a row with one finite entry is finite.
+If constants alone decide where such numbers are (a causal mask), the trace knows their positions,
+and also where they disappear: a softmax over a row with one finite entry is finite.
 """
 
 from __future__ import annotations
@@ -30,11 +32,41 @@ from pathspace.network.trace.values import Value
 ASKS = frozenset(["__bool__", "is_nonzero", "item"])
 """What hands a single truth to Python."""
 
-_OF_FINITE = {"isfinite": True, "isnan": False, "isinf": False, "isposinf": False, "isneginf": False}
+_OF_FINITE = {
+    "isfinite": True,
+    "isnan": False,
+    "isinf": False,
+    "isposinf": False,
+    "isneginf": False,
+}
 _KEEP = frozenset(
     [
-        *("any", "all", "amax", "amin", "max", "min", "bool", "float", "double", "int", "long", "to", "type"),
-        *("view", "reshape", "flatten", "squeeze", "unsqueeze", "detach", "cpu", "clone", "contiguous"),
+        *(
+            "any",
+            "all",
+            "amax",
+            "amin",
+            "max",
+            "min",
+            "bool",
+            "float",
+            "double",
+            "int",
+            "long",
+            "to",
+            "type",
+        ),
+        *(
+            "view",
+            "reshape",
+            "flatten",
+            "squeeze",
+            "unsqueeze",
+            "detach",
+            "cpu",
+            "clone",
+            "contiguous",
+        ),
     ]
 )
 """Of a tensor of one value throughout, that value."""
@@ -63,10 +95,47 @@ _OTHER_NUMBERS = frozenset(
 _BY_PLACES = frozenset(
     [
         *("add", "add_", "__add__", "__radd__", "__iadd__", "sub", "sub_", "__sub__", "__isub__"),
-        *("masked_fill", "masked_fill_", "where", "maximum", "amax", "max", "relu", "relu_", "nan_to_num"),
-        *("softmax", "logsumexp", "scaled_dot_product_attention", "dropout", "__getitem__", "__setitem__"),
-        *("view", "view_as", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "transpose"),
-        *("permute", "t", "expand", "expand_as", "contiguous", "clone", "detach", "chunk", "split", "unbind"),
+        *(
+            "masked_fill",
+            "masked_fill_",
+            "where",
+            "maximum",
+            "amax",
+            "max",
+            "relu",
+            "relu_",
+            "nan_to_num",
+        ),
+        *(
+            "softmax",
+            "logsumexp",
+            "scaled_dot_product_attention",
+            "dropout",
+            "__getitem__",
+            "__setitem__",
+        ),
+        *(
+            "view",
+            "view_as",
+            "reshape",
+            "flatten",
+            "unflatten",
+            "squeeze",
+            "unsqueeze",
+            "transpose",
+        ),
+        *(
+            "permute",
+            "t",
+            "expand",
+            "expand_as",
+            "contiguous",
+            "clone",
+            "detach",
+            "chunk",
+            "split",
+            "unbind",
+        ),
         *("cat", "float", "double", "half", "bfloat16", "type_as"),
     ]
 )
@@ -84,7 +153,8 @@ class NotFinite:
 
     Attributes:
         where: where the first of them was put in; empty for the given input.
-        shown: zeros in the place of all finite numbers; None where inputs have a part in where the others are.
+        shown: zeros in the place of all finite numbers; None where inputs have a part in where the
+            others are.
         names: the buffers that ``shown`` was made of.
     """
 
@@ -111,12 +181,17 @@ def refused(recorder: Recorder, value: Value) -> tuple[str, str] | None:
     begins = f"the model puts in a number that is not finite at {cause.where}, and"
     if not cause.where:
         begins = "the given input holds a number that is not finite, and the model"
-    return f"{begins} asks whether activations are finite, which depends on the inputs then", _ADVICE
+    return (
+        f"{begins} asks whether activations are finite, which depends on the inputs then",
+        _ADVICE,
+    )
 
 
 def _cause(recorder: Recorder, value: Value) -> NotFinite | None:
     """Return the first number that is not finite and that a value was computed from."""
-    found = recorder.not_finite.keys() & recorder.reached([value.slot], recorder.finite_again.keys())
+    found = recorder.not_finite.keys() & recorder.reached(
+        [value.slot], recorder.finite_again.keys()
+    )
     return recorder.not_finite[min(found)] if found else None
 
 
@@ -142,7 +217,9 @@ def note_not_finite(recorder: Recorder, given: Given, result: Any) -> None:
     where = _where(recorder, given)
     if where is None:
         return
-    written = tensors_in(given.args[:1] if result is None else [result], {})  # an assignment returns nothing
+    written = tensors_in(
+        given.args[:1] if result is None else [result], {}
+    )  # an assignment returns nothing
     shown, names = _shown_results(recorder, given)
     if len(shown) != len(written):
         shown = [None] * len(written)
@@ -204,7 +281,9 @@ def _is_number(argument: Any) -> bool:
 
 def _is_finite(number: Any, tensors: Sequence[Tensor]) -> bool:
     """Return whether a number is finite, also in the type of the tensors that it meets."""
-    largest = max((torch.finfo(t.dtype).max for t in tensors if t.is_floating_point()), default=_LARGEST)
+    largest = max(
+        (torch.finfo(t.dtype).max for t in tensors if t.is_floating_point()), default=_LARGEST
+    )
     return bool((torch.as_tensor(number, dtype=torch.float64).abs() <= largest).all())  # NaN is not
 
 
@@ -212,14 +291,16 @@ def _shown_results(recorder: Recorder, given: Given) -> tuple[list[Tensor | None
     """Run the function with zeros in the place of finite activations: its results show where they are not finite.
 
     Returns:
-        The results, in their order, and the names of the buffers that decided on them; nothing where this shows
-        nothing, see :func:`_stand_ins`.
+        The results, in their order, and the names of the buffers that decided on them; nothing
+        where this shows nothing, see :func:`_stand_ins`.
     """
     known = _stand_ins(recorder, given)
     if known is None:
         return [], frozenset()
     stand_ins, names = known
-    args, kwargs = pytree.tree_map_only(Tensor, lambda t: stand_ins[id(t)], (given.args, given.kwargs))
+    args, kwargs = pytree.tree_map_only(
+        Tensor, lambda t: stand_ins[id(t)], (given.args, given.kwargs)
+    )
     made = recorder.func(*args, **kwargs)
     return [*tensors_in(args[:1] if made is None else [made], {})], names
 
@@ -228,8 +309,9 @@ def _stand_ins(recorder: Recorder, given: Given) -> tuple[dict[int, Tensor], fro
     """Return tensors to run a function with instead of its own: zeros in the place of finite activations.
 
     Returns:
-        The tensors, by the ids of those that they stand for, and the names of the buffers that they were made of. None
-        if inputs decide where numbers are not finite, or if the activations' numbers decide what becomes of them.
+        The tensors, by the ids of those that they stand for, and the names of the buffers that they
+        were made of. None if inputs decide where numbers are not finite, or if the activations'
+        numbers decide what becomes of them.
     """
     if not _goes_by_places(recorder.name, given.args, given.kwargs):
         return None
@@ -250,7 +332,11 @@ def _known(recorder: Recorder, tensor: Tensor, value: Value | None) -> Tensor | 
     """Return a constant as it is, and zeros for activations that are finite; None for anything else."""
     if value is None or id(tensor) in recorder.real:
         return recorder.real.get(id(tensor), tensor)
-    if value.kind == "buffer" or not tensor.is_floating_point() or _cause(recorder, value) is not None:
+    if (
+        value.kind == "buffer"
+        or not tensor.is_floating_point()
+        or _cause(recorder, value) is not None
+    ):
         return None
     return torch.zeros(tensor.shape, dtype=tensor.dtype)
 
@@ -262,7 +348,11 @@ def _goes_by_places(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
     """
     others = [*args[1:], *kwargs.values()]
     if name in _SCALED:
-        return len(others) == 1 and isinstance(others[0], (int, float)) and 0 < abs(others[0]) < math.inf
+        return (
+            len(others) == 1
+            and isinstance(others[0], (int, float))
+            and 0 < abs(others[0]) < math.inf
+        )
     if name == "to":
         return all(isinstance(other, torch.dtype) for other in others)
     return name in _BY_PLACES and not draws_in_training(name, args, kwargs)
@@ -276,7 +366,9 @@ def not_finite(recorder: Recorder, tensor: Tensor) -> bool:
     return not bool(torch.isfinite(real).all())
 
 
-def note_guard(recorder: Recorder, args: Sequence[Any], traced: Sequence[Value | None], result: Any) -> None:
+def note_guard(
+    recorder: Recorder, args: Sequence[Any], traced: Sequence[Value | None], result: Any
+) -> None:
     """Remember the value of a result that is the same throughout if all activations are finite."""
     if not isinstance(result, Tensor):
         return
@@ -286,7 +378,9 @@ def note_guard(recorder: Recorder, args: Sequence[Any], traced: Sequence[Value |
         recorder.if_finite[value.slot] = known
 
 
-def _if_finite(recorder: Recorder, args: Sequence[Any], traced: Sequence[Value | None]) -> bool | int | None:
+def _if_finite(
+    recorder: Recorder, args: Sequence[Any], traced: Sequence[Value | None]
+) -> bool | int | None:
     """Return the value that a result has throughout if all activations are finite; None if it is unknown."""
     name = recorder.name
     if name in _OF_FINITE:

@@ -18,7 +18,12 @@ _ALIASES = {
     **{"absolute": "abs", "divide": "div", "multiply": "mul", "negative": "neg", "subtract": "sub"},
     **{"spmm": "mm", "true_divide": "div"},
 }  # second names that torch has for a function
-_OTHER_ORDER = ("batch_norm", "embedding", "embedding_bag", "instance_norm")  # of arguments than F's has
+_OTHER_ORDER = (
+    "batch_norm",
+    "embedding",
+    "embedding_bag",
+    "instance_norm",
+)  # of arguments than F's has
 
 
 def short_name(func: Callable[..., Any]) -> str:
@@ -27,9 +32,14 @@ def short_name(func: Callable[..., Any]) -> str:
     if name is None:
         operator = getattr(func, "overloadpacket", func)
         is_operator = isinstance(operator, OpOverloadPacket)
-        full = str(operator) if is_operator else resolve_name(func) or getattr(func, "__name__", str(func))
+        full = (
+            str(operator)
+            if is_operator
+            else resolve_name(func) or getattr(func, "__name__", str(func))
+        )
         *before, last = parts = full.split(".")
-        # others' operators may have any name; torch.batch_norm(x, weight, ...) is not F.batch_norm(x, mean, ...)
+        # others' operators may have any name; torch.batch_norm(x, weight, ...) is not
+        # F.batch_norm(x, mean, ...)
         whole = (is_operator and before != ["aten"]) or (
             last in _OTHER_ORDER and before[-1:] != ["functional"]
         )
@@ -63,7 +73,19 @@ def tensors_in(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
 
 
 _IN_ORDER = (
-    *("condition", "input", "self", "tensor", "tensors", "mat1", "batch1", "mat", "other", "mat2", "batch2"),
+    *(
+        "condition",
+        "input",
+        "self",
+        "tensor",
+        "tensors",
+        "mat1",
+        "batch1",
+        "mat",
+        "other",
+        "mat2",
+        "batch2",
+    ),
     "vec",
 )
 """Names of leading arguments in torch's signatures, in their order."""
@@ -79,7 +101,9 @@ def by_position(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return arguments without ``out=None``, and leading ones by position even if they were given by name."""
     of_numpy = {"axis": "dim", "keepdims": "keepdim"}  # which torch takes, too
-    kwargs = {of_numpy.get(k, k): value for k, value in kwargs.items() if k != "out" or value is not None}
+    kwargs = {
+        of_numpy.get(k, k): value for k, value in kwargs.items() if k != "out" or value is not None
+    }
     order = (*_IN_ORDER, "weight", "bias") if name in _LAYERS else _IN_ORDER
     leading = [key for key in order if key in kwargs]
     if not leading:
@@ -100,17 +124,44 @@ def fits(function: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
 METADATA = {
     *("size", "dim", "ndim.__get__", "shape.__get__", "dtype.__get__", "device.__get__"),
     *("layout.__get__", "numel", "nelement", "stride", "is_floating_point", "is_complex"),
-    *("is_contiguous", "is_cuda.__get__", "is_nested.__get__", "is_sparse.__get__", "is_meta.__get__"),
-    *("requires_grad.__get__", "is_leaf.__get__", "grad_fn.__get__", "get_device", "is_cpu.__get__"),
+    *(
+        "is_contiguous",
+        "is_cuda.__get__",
+        "is_nested.__get__",
+        "is_sparse.__get__",
+        "is_meta.__get__",
+    ),
+    *(
+        "requires_grad.__get__",
+        "is_leaf.__get__",
+        "grad_fn.__get__",
+        "get_device",
+        "is_cpu.__get__",
+    ),
     *("_set_grad_enabled", "__len__", "is_quantized.__get__", "is_mkldnn.__get__", "names.__get__"),
     *("element_size", "is_tensor", "is_storage", "_parse_to", "_has_compatible_shallow_copy_type"),
     *("is_grad_enabled", "flatten_parameters", "storage_offset", "type_as_dtype", "__hash__"),
-    *("requires_grad_", "requires_grad.__set__", "_cdata.__get__", "_version.__get__", "is_inference"),
+    *(
+        "requires_grad_",
+        "requires_grad.__set__",
+        "_cdata.__get__",
+        "_version.__get__",
+        "is_inference",
+    ),
 }
 """What reads the form of a tensor, never its values."""
 
 SHAPED_FACTORIES = frozenset(
-    ["new_zeros", "new_ones", "new_full", "new_empty", "zeros_like", "ones_like", "full_like", "empty_like"]
+    [
+        "new_zeros",
+        "new_ones",
+        "new_full",
+        "new_empty",
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "empty_like",
+    ]
 )
 """New tensors that take no more than the form of another."""
 
@@ -119,25 +170,53 @@ OF_FORM = frozenset(["view_as", "expand_as", "reshape_as", "type_as", "to"])
 
 READS = {
     *("item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__contains__"),
-    *("equal", "allclose", "is_nonzero", "__array__", "cpu_item", "nonzero", "masked_select", "unique"),
+    *(
+        "equal",
+        "allclose",
+        "is_nonzero",
+        "__array__",
+        "cpu_item",
+        "nonzero",
+        "masked_select",
+        "unique",
+    ),
 }
 """What hands values to Python, so that the code can depend on them."""
 
-CHECKS = frozenset(["_assert", "_assert_async", "_is_all_true", "_nested_tensor_from_mask_left_aligned"])
+CHECKS = frozenset(
+    ["_assert", "_assert_async", "_is_all_true", "_nested_tensor_from_mask_left_aligned"]
+)
 """What a program asks only to raise an error if it is not so: where it goes on, it was. (Torch's TransformerEncoder
 asks whether a mask fits its fast path, which it then does not take, because of who looks.)"""
 
 UNSEEN = {
     *("grad", "data.__set__", "grad.__set__", "resize_", "resize_as_", "set_", "swap_tensors"),
-    *("backward", "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "share_memory_"),
-    *("apply_", "map_", "map2_", "as_strided_", "storage", "untyped_storage", "data_ptr", "__dlpack__"),
+    *(
+        "backward",
+        "register_hook",
+        "register_post_accumulate_grad_hook",
+        "retain_grad",
+        "share_memory_",
+    ),
+    *(
+        "apply_",
+        "map_",
+        "map2_",
+        "as_strided_",
+        "storage",
+        "untyped_storage",
+        "data_ptr",
+        "__dlpack__",
+    ),
 }
 """What does more than to return tensors, where tracing does not see it."""
 
 NORMALIZATIONS = frozenset(["batch_norm", "instance_norm", "group_norm"])
 """What returns a tensor of its first argument's shape, but wants more than one value to take statistics of."""
 
-_ASSIGNMENTS = frozenset(["__iadd__", "__imul__", "__ipow__", "__isub__", "__itruediv__", "__setitem__"])
+_ASSIGNMENTS = frozenset(
+    ["__iadd__", "__imul__", "__ipow__", "__isub__", "__itruediv__", "__setitem__"]
+)
 
 
 def changes(name: str) -> bool:
@@ -151,24 +230,87 @@ CLAMPS = frozenset(
 """Bounds; one alone, at zero, is piecewise linear."""
 
 ENDINGS = {
-    *("softmax", "log_softmax", "sigmoid", "tanh", "logsigmoid", "softplus", "softsign", "erf", "sin", "cos"),
+    *(
+        "softmax",
+        "log_softmax",
+        "sigmoid",
+        "tanh",
+        "logsigmoid",
+        "softplus",
+        "softsign",
+        "erf",
+        "sin",
+        "cos",
+    ),
     *("exp", "expm1", "log", "log1p", "round", "floor", "ceil"),
     *("relu6", "hardtanh", "hardsigmoid", "hardswish", "clamp", "clamp_min", "clamp_max", "clip"),
-    *("elu", "selu", "celu", "gelu", "silu", "mish", "tanhshrink", "softshrink", "hardshrink", "softmin"),
+    *(
+        "elu",
+        "selu",
+        "celu",
+        "gelu",
+        "silu",
+        "mish",
+        "tanhshrink",
+        "softshrink",
+        "hardshrink",
+        "softmin",
+    ),
     *("sqrt", "rsqrt", "square", "pow", "__pow__", "reciprocal", "prod", "logsumexp", "logaddexp"),
     *("normalize", "norm", "vector_norm", "linalg_vector_norm", "linalg_norm", "var", "std"),
-    *("cosine_similarity", "cdist", "pairwise_distance", "dot", "inner", "outer", "einsum", "tensordot"),
-    *("mul", "__mul__", "__rmul__", "matmul", "mm", "mv", "bmm", "__matmul__", "div", "__truediv__"),
-    *("__rtruediv__", "__rdiv__", "cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss"),
-    *("kl_div", "ctc_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "poisson_nll_loss"),
+    *(
+        "cosine_similarity",
+        "cdist",
+        "pairwise_distance",
+        "dot",
+        "inner",
+        "outer",
+        "einsum",
+        "tensordot",
+    ),
+    *(
+        "mul",
+        "__mul__",
+        "__rmul__",
+        "matmul",
+        "mm",
+        "mv",
+        "bmm",
+        "__matmul__",
+        "div",
+        "__truediv__",
+    ),
+    *(
+        "__rtruediv__",
+        "__rdiv__",
+        "cross_entropy",
+        "nll_loss",
+        "mse_loss",
+        "l1_loss",
+        "smooth_l1_loss",
+    ),
+    *(
+        "kl_div",
+        "ctc_loss",
+        "binary_cross_entropy",
+        "binary_cross_entropy_with_logits",
+        "poisson_nll_loss",
+    ),
     *("huber_loss", "gaussian_nll_loss", "margin_ranking_loss", "triplet_margin_loss"),
-    *("cosine_embedding_loss", "hinge_embedding_loss", "multi_margin_loss", "multilabel_margin_loss"),
+    *(
+        "cosine_embedding_loss",
+        "hinge_embedding_loss",
+        "multi_margin_loss",
+        "multilabel_margin_loss",
+    ),
     *("multilabel_soft_margin_loss", "soft_margin_loss"),
 }
 """What may stand after the last parameter, whatever it does to scales: functions of outputs, and losses."""
 
 
-def with_sizes(args: Iterable[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def with_sizes(
+    args: Iterable[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Replace tensors in sizes, as in ``(n, torch.div(m, 2) - 1)``, by numbers."""
 
     def number(x: Any) -> Any:
@@ -181,7 +323,9 @@ def with_sizes(args: Iterable[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[An
     return tuple(map(sizes, args)), {key: sizes(value) for key, value in kwargs.items()}
 
 
-def without_values(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def without_values(
+    name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Return the result of a function of tensors without values, of which only the shape is needed."""
     if any(t.is_meta for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)):
         args, kwargs = pytree.tree_map_only(Tensor, _emptied, (args, kwargs))  # constants too
@@ -209,14 +353,17 @@ def of_missing_values(error: Exception) -> bool:
 def on_values(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Return the shape and type of a function without a kernel for the meta device; None if they depend on values."""
     zeros, others = (on_zeros(func, args, kwargs, step) for step in (0, 1))
-    forms = [[t.shape for t in pytree.tree_leaves(r) if isinstance(t, Tensor)] for r in (zeros, others)]
+    forms = [
+        [t.shape for t in pytree.tree_leaves(r) if isinstance(t, Tensor)] for r in (zeros, others)
+    ]
     return zeros if others is not None and forms[0] == forms[1] else None
 
 
 def on_zeros(func: Callable[..., Any], args: Any, kwargs: Any, step: int = 0) -> Any:
     """Return the shape and type of a function of zeros, if only the meta device refuses it; else None.
 
-    None also where it writes into its arguments. A ``step`` of 1 gives 1, 2, ..., 7, 1, ...: they may count rows.
+    None also where it writes into its arguments. A ``step`` of 1 gives 1, 2, ..., 7, 1, ...: they
+    may count rows.
     """
 
     def numbers(t: Tensor) -> Tensor:

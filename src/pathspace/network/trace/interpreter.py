@@ -1,9 +1,10 @@
 """Runs a model once on tensors without data and hands every torch function to the rule of its operation.
 
-The model that runs is a copy whose parameters and floating-point buffers live on torch's ``meta`` device: nothing
-is computed, the user's model, gradients, buffers and random state stay untouched, and a trace costs about as much
-as the Python of one forward pass. Every torch function the copy calls arrives in ``Interpreter.__torch_function__``,
-which hands it to its rule (see ``rules``), or cuts the network there (see ``rules.boundary``).
+The model that runs is a copy whose parameters and floating-point buffers live on torch's ``meta``
+device: nothing is computed, the user's model, gradients, buffers and random state stay untouched,
+and a trace costs about as much as the Python of one forward pass. Every torch function the copy
+calls arrives in ``Interpreter.__torch_function__``, which hands it to its rule (see ``rules``), or
+cuts the network there (see ``rules.boundary``).
 """
 
 from __future__ import annotations
@@ -31,7 +32,15 @@ from pathspace.network.trace.drawn import (
     in_evaluation_form,
     keeps_zeros,
 )
-from pathspace.network.trace.finite import ASKS, BEGINS, Given, answer, note_guard, note_not_finite, refused
+from pathspace.network.trace.finite import (
+    ASKS,
+    BEGINS,
+    Given,
+    answer,
+    note_guard,
+    note_not_finite,
+    refused,
+)
 from pathspace.network.trace.functions import (
     ARITHMETIC,
     CHECKS,
@@ -185,7 +194,9 @@ class Interpreter(TorchFunctionMode):
                 del recorder.operations[begun:]
         return self._noted(args, kwargs, tensors, traced)
 
-    def _noted(self, args: Any, kwargs: Any, tensors: list[Tensor], traced: list[Value | None]) -> Any:
+    def _noted(
+        self, args: Any, kwargs: Any, tensors: list[Tensor], traced: list[Value | None]
+    ) -> Any:
         """Return the result of a function by its rule, and remember it."""
         recorder = self.recorder
         name = self.recorder.name
@@ -206,7 +217,9 @@ class Interpreter(TorchFunctionMode):
             recorder.bind(result, replace(recorder.value(result), statistic=statistic))
         return result
 
-    def _in_parts(self, args: Any, kwargs: Any, registered: Registration | None) -> Callable[..., Any] | None:
+    def _in_parts(
+        self, args: Any, kwargs: Any, registered: Registration | None
+    ) -> Callable[..., Any] | None:
         """Return the function as functions that have rules; None if it is not one of those."""
         recorder = self.recorder
         name = self.recorder.name
@@ -224,7 +237,9 @@ class Interpreter(TorchFunctionMode):
 
         return decomposed
 
-    def _followed(self, args: Any, kwargs: Any, traced: list[Value | None], values: list[Value]) -> Any:
+    def _followed(
+        self, args: Any, kwargs: Any, traced: list[Value | None], values: list[Value]
+    ) -> Any:
         """Return the result of a function of tensors that have values."""
         kinds = {v.kind for v in values}
         if kinds == {"buffer"}:
@@ -235,7 +250,9 @@ class Interpreter(TorchFunctionMode):
             return self._followed_inputs(args, kwargs, kinds, traced)
         return self._by_rule_or_cut(args, kwargs, kinds, traced)
 
-    def _followed_inputs(self, args: Any, kwargs: Any, kinds: set[str], traced: list[Value | None]) -> Any:
+    def _followed_inputs(
+        self, args: Any, kwargs: Any, kinds: set[str], traced: list[Value | None]
+    ) -> Any:
         """Return the result of a function of inputs."""
         recorder = self.recorder
         name = recorder.name
@@ -251,7 +268,9 @@ class Interpreter(TorchFunctionMode):
         """Return the result of a function of buffers, with the values that they have now if these are known."""
         real = self._of_buffers(args, kwargs)
         name = self.recorder.name
-        if real is not None and (name not in MOVEMENTS or (name == "to" and not real.is_floating_point())):
+        if real is not None and (
+            name not in MOVEMENTS or (name == "to" and not real.is_floating_point())
+        ):
             return real
         result = self._by_rule_or_cut(args, kwargs, {"buffer"}, traced)
         if real is not None:
@@ -259,7 +278,9 @@ class Interpreter(TorchFunctionMode):
             self.recorder.real.update((id(t), value) for t, value in pairs if isinstance(t, Tensor))
         return result
 
-    def _by_rule_or_cut(self, args: Any, kwargs: Any, kinds: set[str], traced: list[Value | None]) -> Any:
+    def _by_rule_or_cut(
+        self, args: Any, kwargs: Any, kinds: set[str], traced: list[Value | None]
+    ) -> Any:
         """Return the result of a function by its rule, or cut the network at it."""
         recorder = self.recorder
         try:
@@ -379,7 +400,9 @@ class Interpreter(TorchFunctionMode):
             if tensor._is_view():
                 self._viewed[id(tensor._base)] = tensor._base
         if names:
-            self._note_buffers(made, names, differ, args[0] if args else None, writes=target is not None)
+            self._note_buffers(
+                made, names, differ, args[0] if args else None, writes=target is not None
+            )
         return result
 
     def _random(self, args: Any, kwargs: Any) -> Any:
@@ -435,16 +458,24 @@ class Interpreter(TorchFunctionMode):
         if drawn:
             constant = tensors_in(args, kwargs)[0]
             return [recorder.differs(constant)] if keeps_zeros(name) else None
-        moves = name in MOVEMENTS and not any(map(recorder.made_of_buffers, tensors_in(args[1:], kwargs)))
+        moves = name in MOVEMENTS and not any(
+            map(recorder.made_of_buffers, tensors_in(args[1:], kwargs))
+        )
         return differing(name, recorder.func, args, kwargs, recorder.differs, moves=moves)
 
     def _deciding(self, constant: Tensor) -> frozenset[str]:
         """Return the names of the buffers that a constant was made of, if scales depend on its values."""
         name = self.recorder.name
-        chooses = not constant.is_floating_point() and name not in (*ARITHMETIC, *CHOICES, *COMPARISONS)
+        chooses = not constant.is_floating_point() and name not in (
+            *ARITHMETIC,
+            *CHOICES,
+            *COMPARISONS,
+        )
         if chooses and self.recorder.buffers_in(constant, "drawn"):
             self.recorder.refuse(DRAWS_READ, OF_DRAWS)
-        if constant.is_floating_point() or name in ARITHMETIC:  # numbers matter where a mask makes them zero
+        if (
+            constant.is_floating_point() or name in ARITHMETIC
+        ):  # numbers matter where a mask makes them zero
             return self.recorder.buffers_in(constant, "mask")
         if name in CHOICES:
             return self.recorder.buffers_in(constant, "mask", "indices")
@@ -452,7 +483,9 @@ class Interpreter(TorchFunctionMode):
 
     def _of_zeros(self, args: tuple[Any, ...]) -> Tensor | None:
         """Return zeros for a product of an input with a constant of zeros; None otherwise."""
-        constant = next((t for t in args if isinstance(t, Tensor) and self.recorder.lookup(t) is None), None)
+        constant = next(
+            (t for t in args if isinstance(t, Tensor) and self.recorder.lookup(t) is None), None
+        )
         if constant is None or not constant.dim() or not bool(self.recorder.zeros(constant).all()):
             return None
         shape = torch.broadcast_shapes(*(t.shape for t in args))
@@ -460,7 +493,9 @@ class Interpreter(TorchFunctionMode):
 
     def _form_of(self, t: Tensor) -> Tensor:
         """Return a constant as it is, and a tensor of the shape and type of any other value."""
-        return t if self.recorder.lookup(t) is None else torch.zeros((), dtype=t.dtype).expand(t.shape)
+        return (
+            t if self.recorder.lookup(t) is None else torch.zeros((), dtype=t.dtype).expand(t.shape)
+        )
 
     def _of_buffers(self, args: Any, kwargs: Any) -> Any:
         """Compute a function of buffers and constants with their current values; return None if those are unknown."""

@@ -21,13 +21,19 @@ def check_memory(model: nn.Module, left: tuple[str, ...]) -> None:
     """
     inside = {name: p for name, p in model.named_parameters() if not name.startswith(left)}
     for name, p in inside.items():
-        repeated = _is_plain(p) and any(s == 0 and n > 1 for s, n in zip(p.stride(), p.shape, strict=True))
+        repeated = _is_plain(p) and any(
+            s == 0 and n > 1 for s, n in zip(p.stride(), p.shape, strict=True)
+        )
         if repeated:
             raise ValueError(
                 f"parameter '{name}' has one element at several places, which cannot be changed in place: clone() it"
             )
     for (name, t), (other, its) in _pairs(model):
-        if {name, other} & inside.keys() and isinstance(t, nn.Parameter) and isinstance(its, nn.Parameter):
+        if (
+            {name, other} & inside.keys()
+            and isinstance(t, nn.Parameter)
+            and isinstance(its, nn.Parameter)
+        ):
             raise ValueError(
                 f"parameters '{name}' and '{other}' lie in the same memory, so to rescale one would change the other: "
                 "tie them as one parameter (b.weight = a.weight, or a.weight.t() in forward), not by .data"
@@ -44,7 +50,9 @@ def _pairs(model: nn.Module) -> Iterator[tuple[tuple[str, Tensor], tuple[str, Te
     """Yield pairs of tensors that have an element in common, with their names."""
     before = list[tuple[str, Tensor]]()
     for name, t in sorted(_held(model), key=lambda held: held[1].data_ptr()):
-        before = [(o, b) for o, b in before if b.data_ptr() + _size(b) * b.element_size() > t.data_ptr()]
+        before = [
+            (o, b) for o, b in before if b.data_ptr() + _size(b) * b.element_size() > t.data_ptr()
+        ]
         for other, its in before:
             if t.device == its.device and _overlap(t, its):
                 yield (other, its), (name, t)
@@ -56,7 +64,9 @@ def _held(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     seen = set[int]()
     named = [*model.named_parameters(), *model.named_buffers()]
     for path, module in model.named_modules():
-        own = {k: v for k, v in vars(module).items() if k != "_flat_weights"}  # what an RNN's parameters were
+        own = {
+            k: v for k, v in vars(module).items() if k != "_flat_weights"
+        }  # what an RNN's parameters were
         of_module = ((key, t) for key, value in own.items() for t in pytree.tree_leaves(value))
         named += [(f"{path}.{key}".lstrip("."), t) for key, t in of_module if isinstance(t, Tensor)]
     for name, t in named:
@@ -67,7 +77,12 @@ def _held(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _is_plain(t: Tensor) -> bool:
     """Return whether a tensor has elements, each at a place of its own in memory."""
-    return type(t) in (Tensor, nn.Parameter) and t.layout is torch.strided and not t.is_meta and t.numel() > 0
+    return (
+        type(t) in (Tensor, nn.Parameter)
+        and t.layout is torch.strided
+        and not t.is_meta
+        and t.numel() > 0
+    )
 
 
 def _size(t: Tensor) -> int:

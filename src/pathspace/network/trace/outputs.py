@@ -24,10 +24,17 @@ def kept_by(model: nn.Module) -> Kept:
     """Return the tensors in each attribute and buffer of a model's modules."""
     own = vars(nn.Module())  # torch's, of parameters, modules and hooks
     named = [(m, {**vars(m), **m._buffers}.items()) for m in model.modules()]
-    return {(m, key): tensors_in(value) for m, places in named for key, value in places if key not in own}
+    return {
+        (m, key): tensors_in(value)
+        for m, places in named
+        for key, value in places
+        if key not in own
+    }
 
 
-def outputs_of(recorder: Recorder, result: Any, returned: Any, shadow: nn.Module, before: Kept) -> Outputs:
+def outputs_of(
+    recorder: Recorder, result: Any, returned: Any, shadow: nn.Module, before: Kept
+) -> Outputs:
     """Fix the scales of the network's outputs at 1, and return the outputs.
 
     Args:
@@ -38,15 +45,20 @@ def outputs_of(recorder: Recorder, result: Any, returned: Any, shadow: nn.Module
         before: what it had kept before it ran.
 
     Returns:
-        The outputs; of the picked tensors that are no states of recurrent layers, places and slots; and the cuts.
+        The outputs; of the picked tensors that are no states of recurrent layers, places and slots;
+        and the cuts.
     """
     values = _values_of(recorder, result)
     of_units = [v for v in values if v is not None and v.kind in ("hidden", "tail")]
     counted = [o for o in _reached(recorder, _slots(values)) if o.cut is not None]
     leaves_otherwise = bool(recorder.extra_outputs or counted)
     chosen = _without_states(of_units, or_all=not leaves_otherwise)
-    outputs = [v for v in chosen if v.kind == "hidden"] + recorder.extra_outputs + _entering(counted)
-    if not outputs and (recorder.strict or not counted):  # else no parameter is left between the cuts
+    outputs = (
+        [v for v in chosen if v.kind == "hidden"] + recorder.extra_outputs + _entering(counted)
+    )
+    if not outputs and (
+        recorder.strict or not counted
+    ):  # else no parameter is left between the cuts
         raise _without_outputs(counted, _in_words(result, values))
     _leave_returned(recorder, returned)
     places, slots = _places(values, of_units, chosen)
@@ -86,7 +98,9 @@ def _values_of(recorder: Recorder, result: Any) -> list[Value | None]:
     for tensor in tensors_in(result):
         value = recorder.lookup(tensor)
         if value is None and tensor.is_meta:
-            raise UntraceableError("output", "", "a returned tensor was made by code that tracing cannot see")
+            raise UntraceableError(
+                "output", "", "a returned tensor was made by code that tracing cannot see"
+            )
         values.append(value)
     return values
 
@@ -141,7 +155,11 @@ def _carried(recorder: Recorder, before: Kept, now: Kept) -> list[Value]:
     for place, old in before.items():
         if not old or any(id(t) in recorder.read for t in old):
             kept += now.get(place, ())
-    return [v for v in map(recorder.lookup, kept) if v is not None and v.kind == "hidden" and not v.state]
+    return [
+        v
+        for v in map(recorder.lookup, kept)
+        if v is not None and v.kind == "hidden" and not v.state
+    ]
 
 
 def _held(recorder: Recorder, returned: Any, now: Kept) -> list[Origin]:
@@ -155,7 +173,9 @@ def _held(recorder: Recorder, returned: Any, now: Kept) -> list[Origin]:
 def _cuts(recorder: Recorder, counted: Iterable[Origin], held: Iterable[Origin]) -> tuple[Cut, ...]:
     """Return all cuts, once each, with what they do."""
     counting, holding = ({origin.cut for origin in some} for some in (counted, held))
-    all_cuts = dict.fromkeys(origin.cut for origin in recorder.origins.values() if origin.cut is not None)
+    all_cuts = dict.fromkeys(
+        origin.cut for origin in recorder.origins.values() if origin.cut is not None
+    )
     return tuple(replace(cut, counts=cut in counting, holds=cut in holding) for cut in all_cuts)
 
 

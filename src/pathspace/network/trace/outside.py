@@ -28,7 +28,9 @@ def outside_names(model: nn.Module, outside: Outside | Iterable[Outside]) -> set
         if not chosen:
             some = ", ".join(f"'{n}'" for n in list(by_path)[1:9])
             shown = item.__name__ if isinstance(item, type) else repr(item)
-            raise ValueError(f"outside={shown} is no module of the model; its modules are {some}, ...")
+            raise ValueError(
+                f"outside={shown} is no module of the model; its modules are {some}, ..."
+            )
         names |= chosen
     return names
 
@@ -44,7 +46,10 @@ def _chosen(by_path: dict[str, nn.Module], item: Outside) -> set[str]:
 
 
 def with_all_obstacles(
-    first: UntraceableError, model: nn.Module, outside: set[str], attempt: Callable[[set[str]], object]
+    first: UntraceableError,
+    model: nn.Module,
+    outside: set[str],
+    attempt: Callable[[set[str]], object],
 ) -> UntraceableError:
     """Return the refusal of a strict trace, extended by all further refusals and by the modules to leave outside.
 
@@ -99,4 +104,6 @@ def _told(refusals: list[UntraceableError]) -> str:
         places.setdefault((one.operation, one.reason), []).append(
             f"'{one.module}'" if one.module else "forward"
         )
-    return "\n".join(f"  '{op}' in {', '.join(some)}: {reason}" for (op, reason), some in places.items())
+    return "\n".join(
+        f"  '{op}' in {', '.join(some)}: {reason}" for (op, reason), some in places.items()
+    )

@@ -1,8 +1,8 @@
 """The edges that the elements of each parameter are, and the constraints on scales from several uses of a parameter.
 
-The labels of a (view of a) parameter hold the flat index of every element. As long as the model only takes views,
-strides and offset encode the index, on the meta device, without memory. Operations that copy elements (``cat``,
-indices, ``flip``) copy an explicit index.
+The labels of a (view of a) parameter hold the flat index of every element. As long as the model
+only takes views, strides and offset encode the index, on the meta device, without memory.
+Operations that copy elements (``cat``, indices, ``flip``) copy an explicit index.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class ParameterUse:
     index: Tensor
     target: Tensor  # labels, broadcastable to index.shape
     source: Tensor
-    column: int | None  # dimension of the parameter along which the target varies; None if that means nothing
+    column: (
+        int | None
+    )  # dimension of the parameter along which the target varies; None if that means nothing
     bias: bool  # its edges come from the bias node
 
 
@@ -56,9 +58,10 @@ class ParameterUses:
     ) -> None:
         """Record that elements of a parameter are edges from ``source`` to ``target`` scales.
 
-        A tied parameter has one rescaling factor s_target / s_source, whichever of its uses is looked at. Two uses
-        with the target along the same dimension get equal targets and equal sources; a parameter used both ways
-        round (tied input and output embeddings) gets target' = 1/source and source' = 1/target.
+        A tied parameter has one rescaling factor s_target / s_source, whichever of its uses is
+        looked at. Two uses with the target along the same dimension get equal targets and equal
+        sources; a parameter used both ways round (tied input and output embeddings) gets target' =
+        1/source and source' = 1/target.
         """
         shape = self.shapes[parameter.name]
         column = _dimension_of(parameter.labels, target_dim, shape)
@@ -74,7 +77,9 @@ class ParameterUses:
         same = next((old for old in uses if _same_index(old.index, new.index)), None)
         if same is not None:
             # what was read on zeros could not be compared with other views until now
-            compare = len(uses) > 1 and any(bool((ends == WILD).any()) for ends in (same.target, same.source))
+            compare = len(uses) > 1 and any(
+                bool((ends == WILD).any()) for ends in (same.target, same.source)
+            )
             self._tie(same, new.target, new.source, new.column)
             same.bias = same.bias or bias
             if not compare:
@@ -105,7 +110,8 @@ class ParameterUses:
     def earlier_target(self, parameter: Value, source: Tensor) -> Tensor | None:
         """Return the target labels of an earlier use of the matrix on units of the same scales, if there was one.
 
-        It lets a loop of many steps find its labels at once instead of making and merging new ones at every step.
+        It lets a loop of many steps find its labels at once instead of making and merging new ones
+        at every step.
         """
         shape = self.shapes[parameter.name]
         index = parameter.labels
@@ -116,7 +122,9 @@ class ParameterUses:
             if old.column == column and _same_index(old.index, index):
                 earlier = self.scales.resolve(old.source)
                 wanted = self.scales.resolve(source)
-                if earlier.numel() == wanted.numel() and bool((earlier.flatten() == wanted.flatten()).all()):
+                if earlier.numel() == wanted.numel() and bool(
+                    (earlier.flatten() == wanted.flatten()).all()
+                ):
                     return self.scales.resolve(old.target).reshape(-1)
         return None
 
@@ -125,7 +133,10 @@ class ParameterUses:
         if old.column == column:
             old.target, old.source = unify(old.target, target), unify(old.source, source)
         else:
-            old.target, old.source = unify(old.target, _inverse(source)), unify(old.source, _inverse(target))
+            old.target, old.source = (
+                unify(old.target, _inverse(source)),
+                unify(old.source, _inverse(target)),
+            )
 
 
 def index_of(shape: torch.Size) -> Tensor:
@@ -162,7 +173,11 @@ def repeats(index: Tensor, dim: int) -> bool:
 
 def _as_it_is(index: Tensor, shape: torch.Size) -> list[int] | None:
     """Return the permutation that makes a view the whole parameter again; None if none exists, or none is needed."""
-    if not index.is_meta or index.dim() != len(shape) or (index.shape == shape and index.is_contiguous()):
+    if (
+        not index.is_meta
+        or index.dim() != len(shape)
+        or (index.shape == shape and index.is_contiguous())
+    ):
         return None
     order = sorted(range(index.dim()), key=lambda d: (-index.stride(d), -index.shape[d]))
     turned = index.permute(order)
@@ -179,7 +194,9 @@ def _same_index(a: Tensor, b: Tensor) -> bool:
         return a is b
     if not (a.is_meta and b.is_meta):
         return torch.equal(written_out(a), written_out(b))
-    steps = [tuple(step for step, n in zip(t.stride(), t.shape, strict=True) if n > 1) for t in (a, b)]
+    steps = [
+        tuple(step for step, n in zip(t.stride(), t.shape, strict=True) if n > 1) for t in (a, b)
+    ]
     return a.storage_offset() == b.storage_offset() and steps[0] == steps[1]
 
 

@@ -1,6 +1,7 @@
 """The state of a trace: values of tensors, the squared network so far, uses of parameters.
 
-Rules (see ``rules``) read and write it; the interpreter (see ``interpreter``) decides which rule runs.
+Rules (see ``rules``) read and write it; the interpreter (see ``interpreter``) decides which rule
+runs.
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ class Recorder:
         self.leaves: list[Leaf] = []
         self.instructions: list[Instruction] = []
         self.uses = ParameterUses(self.scales)
-        self.real: dict[int, Tensor] = {}  # values of buffers and their views, by the id of the empty tensor
+        self.real: dict[
+            int, Tensor
+        ] = {}  # values of buffers and their views, by the id of the empty tensor
         self.of_buffers: dict[int, OfBuffers] = {}  # constants, by id
         # names of the buffers that were written into memory with views, by the id of its owner
         self.written: dict[int, tuple[Tensor, frozenset[str]]] = {}
@@ -77,7 +80,9 @@ class Recorder:
         self.kinds: dict[str, str] = {DRAWN: "drawn"}
         self.constants: set[str] = set()  # names of buffers whose values decided on scales
         self.extra_outputs: list[Value] = []  # what flows into modules left outside
-        self.origins: dict[int, Origin] = {}  # slots of inputs that the network itself had a part in
+        self.origins: dict[
+            int, Origin
+        ] = {}  # slots of inputs that the network itself had a part in
         self.roots: list[int] = []  # slots of all that enters modules left outside
         self.read: dict[int, Tensor] = {}  # what operations took, by id
         self.left: set[str] = set()  # parameters that an operation without a rule takes
@@ -87,7 +92,9 @@ class Recorder:
         self.inside: dict[int, int] = {}  # slot of a bag -> slot of its rows
         self.linear_values: list[Value] = []  # values of linear maps, for classes without a ReLU
         self.activated: list[Value] = []  # what enters an activation
-        self.operations: list[Operation] = []  # the operations that depend on a parameter, in their order
+        self.operations: list[
+            Operation
+        ] = []  # the operations that depend on a parameter, in their order
         self.if_finite: dict[
             int, bool | int
         ] = {}  # slots whose one value is known if all activations are finite
@@ -95,8 +102,12 @@ class Recorder:
         # slots of what is finite again, and the buffers by whose values it is
         self.finite_again: dict[int, frozenset[str]] = {}
         self.drawn: set[int] = set()  # slots of random numbers
-        self.escaped: Exception | None = None  # the first refusal that the model's own code could catch
-        self.packed: dict[int, Any] = {}  # packed sequences, by their batch sizes' id (see rules.packed)
+        self.escaped: Exception | None = (
+            None  # the first refusal that the model's own code could catch
+        )
+        self.packed: dict[
+            int, Any
+        ] = {}  # packed sequences, by their batch sizes' id (see rules.packed)
         self.by_batch: set[str] = set()  # modules that normalize inputs by statistics of the batch
         self.module_path: list[str] = []
         self._running: list[tuple[str, Callable[..., Any]]] = []  # operations, the innermost last
@@ -104,7 +115,7 @@ class Recorder:
         self._values: dict[int, tuple[Tensor, Value, tuple[int, int]]] = {}
         self._slots = 0
 
-    # -- values -----------------------------------------------------------------------------------------------
+    # -- values ------------------------------------------------------------------------------------
 
     def new_slot(self) -> int:
         """Return a new slot of the squared network."""
@@ -150,7 +161,9 @@ class Recorder:
         if value is not None:
             return value
         if tensor.is_meta:
-            self.refuse("it was made by code that tracing does not see", operation="an untraced tensor")
+            self.refuse(
+                "it was made by code that tracing does not see", operation="an untraced tensor"
+            )
         data = tensor.detach().clone()
         slot = self.new_slot()
         self.leaves.append(Leaf(slot, "constant", shape=tuple(data.shape), data=data))
@@ -166,7 +179,9 @@ class Recorder:
     def differs(self, constant: Tensor) -> Tensor:
         """Return where a constant may become different from zero. Masks do not change, as they are watched."""
         of = self.made_of_buffers(constant)
-        unsure = of is not None and self.buffers_in(constant, "indices", "numbers", "single", "drawn")
+        unsure = of is not None and self.buffers_in(
+            constant, "indices", "numbers", "single", "drawn"
+        )
         return of.differs if of is not None and unsure else constant != 0
 
     def made_of_buffers(self, constant: Tensor) -> OfBuffers | None:
@@ -186,7 +201,13 @@ class Recorder:
     def copy_buffer(self, buffer: Tensor, name: str) -> Tensor:
         """Return a copy of a buffer on the CPU whose values a trace may use, as the model may write into the buffer."""
         own = buffer.detach().to("cpu", copy=True)
-        kind = "numbers" if own.is_floating_point() else "mask" if own.dtype == torch.bool else "indices"
+        kind = (
+            "numbers"
+            if own.is_floating_point()
+            else "mask"
+            if own.dtype == torch.bool
+            else "indices"
+        )
         self.of_buffers[id(own)] = OfBuffers(own, anywhere(own), frozenset({name}))
         self.own[id(own)], self.kinds[name] = name, kind if own.numel() > 1 else "single"
         return own
@@ -263,7 +284,8 @@ class Recorder:
         view = old.view
         if view is None:
             self.refuse(
-                "it writes into a tensor that may share memory with another one", "Write into a clone()"
+                "it writes into a tensor that may share memory with another one",
+                "Write into a clone()",
             )
         old.memory.write(part(old.memory.elements(view)), source)
 
@@ -290,7 +312,9 @@ class Recorder:
             like = labels.reshape(owner.shape)
             kind = common_kind((owner, new))
             created = Value(self.new_slot(), like, kind, batch=owner.batch, examples=owner.examples)
-            self.emit_many(put(elements), [owner, new], [created], name="in-place write", dtype=tensor.dtype)
+            self.emit_many(
+                put(elements), [owner, new], [created], name="in-place write", dtype=tensor.dtype
+            )
             owner = created
         memory.owner = owner
         memory.pending = []
@@ -352,10 +376,19 @@ class Recorder:
         where = self.where(name)
         self.instructions.append(
             Instruction(
-                function, used, created, where, of_parameter, recurrent, form, tuple(results[0].shape)
+                function,
+                used,
+                created,
+                where,
+                of_parameter,
+                recurrent,
+                form,
+                tuple(results[0].shape),
             )
         )
-        return tuple(self.bind(torch.empty(v.shape, dtype=dtype, device="meta"), v) for v in results)
+        return tuple(
+            self.bind(torch.empty(v.shape, dtype=dtype, device="meta"), v) for v in results
+        )
 
     def _examples_of(
         self, name: str | None, inputs: Sequence[Value], batch: int | None, shape: torch.Size
@@ -363,7 +396,9 @@ class Recorder:
         """Return the pattern of the examples in a result with this batch dimension, from the values it reads."""
         if self.examples.count == 1 or batch is None or batch >= len(shape):
             return None
-        patterns = [v.examples for v in inputs if v.examples is not None and len(v.examples) == shape[batch]]
+        patterns = [
+            v.examples for v in inputs if v.examples is not None and len(v.examples) == shape[batch]
+        ]
         if any(not torch.equal(p, patterns[0]) for p in patterns[1:]):
             self.mixes(name)
         return patterns[0] if patterns else None
@@ -373,9 +408,13 @@ class Recorder:
         value = self.value(tensor)
         if value.kind != "parameter":
             return value
-        created = self.scales.fresh(value.labels.numel(), self.where("parameter")).reshape(value.shape)
+        created = self.scales.fresh(value.labels.numel(), self.where("parameter")).reshape(
+            value.shape
+        )
         self.uses.add(value, created, torch.full_like(created, FIXED), bias=True)
-        units = self.emit(whole, [value], self.scales.resolve(created), name="parameter", dtype=tensor.dtype)
+        units = self.emit(
+            whole, [value], self.scales.resolve(created), name="parameter", dtype=tensor.dtype
+        )
         return self.value(self.note_unit(units))
 
     def made_of(self, source: Tensor, count: int) -> Tensor:
@@ -436,7 +475,12 @@ class Recorder:
             return self.refuse(INPUTS_READ, OF_INPUTS, operation=short_name(func))
 
     def as_inputs(
-        self, func: Callable[..., Any], args: Any, kwargs: Any, batch: int | None, outside: str | None = None
+        self,
+        func: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        batch: int | None,
+        outside: str | None = None,
     ) -> Any:
         """Run a function, or the module at the path `outside`, unrecorded; its results are inputs of the network."""
         given = [(t, self.lookup(t)) for t in tensors_in(args, kwargs)]
@@ -498,7 +542,7 @@ class Recorder:
         learned |= {slot for slot, origin in self.origins.items() if origin.cut is not None}
         return not learned & self.reached(v.slot for v in values)
 
-    # -- messages ---------------------------------------------------------------------------------------------
+    # -- messages ----------------------------------------------------------------------------------
 
     @property
     def path(self) -> str:
@@ -510,7 +554,9 @@ class Recorder:
         name = name or self.name
         return f"{name} in '{self.path}'" if self.path else name
 
-    def refuse(self, reason: str, advice: str | None = None, *, operation: str | None = None) -> NoReturn:
+    def refuse(
+        self, reason: str, advice: str | None = None, *, operation: str | None = None
+    ) -> NoReturn:
         """Raise UntraceableError for what is running: what the operation does would not be exact."""
         raise self.refusal(reason, advice, operation=operation)
 
@@ -530,7 +576,11 @@ class Recorder:
             self.escaped = error
 
     def _refusal(
-        self, kind: type[UntraceableError], reason: str, advice: str | None, operation: str | None = None
+        self,
+        kind: type[UntraceableError],
+        reason: str,
+        advice: str | None,
+        operation: str | None = None,
     ) -> UntraceableError:
         _, inside, weight = self.path.rpartition(".parametrizations.")
         if inside:

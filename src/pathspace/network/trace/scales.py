@@ -1,17 +1,17 @@
 """Which scale variables of a network are free: classes of equal ones, with signs.
 
-Every unit has a scale s > 0 (the factor by which node-wise rescaling multiplies its value). Tracing gives each
-unit a *label*, an integer that stands for a scale:
+Every unit has a scale s > 0 (the factor by which node-wise rescaling multiplies its value). Tracing
+gives each unit a *label*, an integer that stands for a scale:
 
     0        fixed: s = 1 (network inputs, the bias node, outputs)
     WILD     the value is always zero, any scale fits (the first hidden state of a recurrent loop)
     +i, -i   scale variable i, or its inverse (a tied embedding's output side)
 
-Labels travel in int64 tensors of the shape of the activation, so that an operation which only moves values moves
-their labels in the same way.
+Labels travel in int64 tensors of the shape of the activation, so that an operation which only moves
+values moves their labels in the same way.
 
-A product of two values has a variable of its own, and the equation that says of what: its scale is the product of
-theirs. What the equations leave free is found when all are there (see ``lattice``).
+A product of two values has a variable of its own, and the equation that says of what: its scale is
+the product of theirs. What the equations leave free is found when all are there (see ``lattice``).
 """
 
 from __future__ import annotations
@@ -32,19 +32,27 @@ WILD = 1
 class Scales:
     """Scale variables and the equalities between them found so far.
 
-    Every variable points to an older one of its class, and the oldest, its *representative*, to itself. A merge goes
-    through those that it is given; all of them are pointed to their representatives when as many labels have been
-    looked up since.
+    Every variable points to an older one of its class, and the oldest, its *representative*, to
+    itself. A merge goes through those that it is given; all of them are pointed to their
+    representatives when as many labels have been looked up since.
     """
 
     def __init__(self) -> None:
         self._count = 2  # FIXED and WILD point to themselves
-        self._older = _to_themselves(2)  # of labels of both signs: negative ones look for theirs at the end
-        self._detours = 0  # labels to look up before all point to their representatives; 0 if they do
+        self._older = _to_themselves(
+            2
+        )  # of labels of both signs: negative ones look for theirs at the end
+        self._detours = (
+            0  # labels to look up before all point to their representatives; 0 if they do
+        )
         self._firsts: list[int] = []  # first variable of each batch of fresh ones
         self._origins: list[str] = []  # where that batch was made
-        self._equations: list[Tensor] = []  # columns v, a, b: the scales of a product and of its factors
-        self._products: dict[bytes, Tensor] = {}  # by factors: a loop multiplies the same ones at every step
+        self._equations: list[
+            Tensor
+        ] = []  # columns v, a, b: the scales of a product and of its factors
+        self._products: dict[
+            bytes, Tensor
+        ] = {}  # by factors: a loop multiplies the same ones at every step
 
     def fresh(self, count: int, origin: str) -> Tensor:
         """Return ``count`` new variables, made at ``origin`` (used in the names of unit classes)."""
@@ -122,7 +130,9 @@ class Scales:
     def _multiplied(self, a: Tensor, b: Tensor, origin: str) -> Tensor:
         """Return variables for the products of representatives, one for each pair of them."""
         size = 2 * self._count  # pairs as numbers, which are sorted faster
-        numbers, place = (torch.minimum(a, b) * size + torch.maximum(a, b)).unique(return_inverse=True)
+        numbers, place = (torch.minimum(a, b) * size + torch.maximum(a, b)).unique(
+            return_inverse=True
+        )
         larger = (numbers + size // 2).remainder(size) - size // 2
         pairs = torch.stack([(numbers - larger) // size, larger])
         key = pairs.numpy().tobytes()
@@ -134,7 +144,8 @@ class Scales:
     def solve(self) -> dict[int, Monomial]:
         """Solve the equations of products: express each representative that is not free by those that are.
 
-        The others are generators: their scales may be anything, and with them every scale has a value.
+        The others are generators: their scales may be anything, and with them every scale has a
+        value.
         """
         if not self._equations:
             return {}
@@ -150,12 +161,14 @@ class Scales:
     def _merge(self, a: Tensor, b: Tensor) -> None:
         """Make each pair of representatives equal, none of them WILD: all pairs at once, until none is left."""
         while len(a):
-            # The older variable stays, so that classes are named after the place where they first appear.
+            # The older variable stays, so that classes are named after the place where they first
+            # appear.
             older = a.abs() < b.abs()
             keep = torch.where(older, a, b)
             drop = torch.where(older, b, a)
             keep = torch.where(keep == -drop, FIXED, keep)  # s = 1/s for s > 0 leaves s = 1
-            # a variable in several pairs follows the oldest partner now, the others in the next round
+            # a variable in several pairs follows the oldest partner now, the others in the next
+            # round
             self._older.scatter_reduce_(0, drop.abs(), keep.abs(), "amin")
             first = keep.abs() == self._older[drop.abs()]
             self._point(drop[first], keep[first])
@@ -187,7 +200,11 @@ class Scales:
         rest = [d for d in range(labels.dim()) if d not in keep]
         if not all(labels.shape[d] for d in rest):  # nothing is there to have a scale
             return torch.full([labels.shape[d] for d in keep], WILD)
-        return self.unify_along(labels, rest).permute((*rest, *keep)).reshape([labels.shape[d] for d in keep])
+        return (
+            self.unify_along(labels, rest)
+            .permute((*rest, *keep))
+            .reshape([labels.shape[d] for d in keep])
+        )
 
     def unify_groups(self, labels: Tensor, largest: Callable[[Tensor], Tensor]) -> Tensor:
         """Make labels equal in groups, and return one of each; ``largest`` takes the maximum of each group."""

@@ -40,7 +40,8 @@ def shadow_of(
     for name, parameter in parameters.items():
         empty = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
         memo[id(parameter)] = recorder.add_leaf(empty, "parameter", name)
-    # those in the memory of a parameter, and those that no hook makes anew, are refused where they are used
+    # those in the memory of a parameter, and those that no hook makes anew, are refused where they
+    # are used
     for t in (*made_by_hooks(model), *in_memory_of_parameters(model)):
         if t.is_floating_point() or t.is_complex():
             memo[id(t)] = torch.empty_like(t, device="meta", requires_grad=True)
@@ -150,7 +151,9 @@ def copy_of(model: Model, memo: dict[int, Any] | None = None) -> Model:
         memo: what stands for parts of it in the copy, by their identity.
     """
     created = {id(t): t.detach() for t in made_by_hooks(model)}
-    copied = copy.deepcopy(model, created | _empty_hooks_of(model) | kept_in_copies(model) | (memo or {}))
+    copied = copy.deepcopy(
+        model, created | _empty_hooks_of(model) | kept_in_copies(model) | (memo or {})
+    )
     remove_guards_(copied)
     return copied
 
@@ -165,7 +168,11 @@ def evaluation_form_of(model: Model, memo: dict[int, Any] | None = None) -> Mode
 
 
 def arguments_for(
-    recorder: Recorder, example_input: Any, batch_dim: int | None, size: int, states: frozenset[int | str]
+    recorder: Recorder,
+    example_input: Any,
+    batch_dim: int | None,
+    size: int,
+    states: frozenset[int | str],
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the model's arguments without data, with ``size`` examples, bound to leaves."""
     if not isinstance(example_input, (dict, tuple, list, Tensor, Arguments)):
@@ -180,7 +187,9 @@ def arguments_for(
         _check_leaf(leaf)
     first = next((t for t in leaves if isinstance(t, Tensor)), None)
     if first is None:
-        raise ValueError("example_input holds no tensor: give what the model is called with, not its shape")
+        raise ValueError(
+            "example_input holds no tensor: give what the model is called with, not its shape"
+        )
     if batch_dim is not None and batch_dim >= first.dim():
         raise ValueError(
             f"batch_dim={batch_dim}, but the first tensor of the example input has {first.dim()} dimensions"
@@ -240,7 +249,9 @@ def observe(shadow: nn.Module, interpreter: Interpreter, outside: set[str]) -> N
     for name, module in shadow.named_modules():
         forward = with_hooks(module) if name in outside else module.forward
 
-        def run(*args: Any, _name: str = name, _forward: Callable[..., Any] = forward, **kwargs: Any) -> Any:
+        def run(
+            *args: Any, _name: str = name, _forward: Callable[..., Any] = forward, **kwargs: Any
+        ) -> Any:
             recorder.module_path.append(_name)
             try:
                 if _name in outside and not interpreter.paused:

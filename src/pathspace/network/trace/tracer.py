@@ -18,7 +18,14 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
-from pathspace.network.attributes import Attributes, forwards, of_classes, present, unchanged, watched
+from pathspace.network.attributes import (
+    Attributes,
+    forwards,
+    of_classes,
+    present,
+    unchanged,
+    watched,
+)
 from pathspace.network.call import Arguments, Call
 from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.eager import uncompiled
@@ -65,41 +72,45 @@ def trace(
 ) -> Network:
     """Trace a model into a graph of unit classes.
 
-    An operation that path geometry has no rule for (a softmax, a GELU, a quotient of activations) is a boundary: what
-    enters it counts as an output of the network, what leaves it as an input. That loses symmetry and is never wrong;
-    ``print(network)`` says where it happened.
+    An operation that path geometry has no rule for (a softmax, a GELU, a quotient of activations)
+    is a boundary: what enters it counts as an output of the network, what leaves it as an input.
+    That loses symmetry and is never wrong; ``print(network)`` says where it happened.
 
-    The model runs once, without data, on a copy; neither it nor its gradients, buffers or random state change. It runs
-    in the mode that it is in, and the network goes on in that form: trace a model with BatchNorm in training mode if it
-    will be trained so (docs/theory/normalization.md).
+    The model runs once, without data, on a copy; neither it nor its gradients, buffers or random
+    state change. It runs in the mode that it is in, and the network goes on in that form: trace a
+    model with BatchNorm in training mode if it will be trained so (docs/theory/normalization.md).
 
     Args:
-        model: any module, or a program of ``torch.export``. ReLU, LeakyReLU, PReLU, linear and convolutional layers,
-            pooling, residual sums, normalization, embeddings and ReLU recurrences are followed, in modules and in
-            functional form; at any other operation the network is cut.
-        example_input: what the model is called with: a tensor, a tuple or list of positional arguments, or a dict
-            of keyword arguments. Only shapes and types are read.
-        outside: what to leave to the plain rule of an optimizer: modules of the model, classes of modules
-            (``nn.GELU``), paths (without what torch.compile or data parallelism add), or patterns of paths
-            (``"blocks.*.norm"``, as in ``fnmatch``; ``*`` takes dots too). What enters such a module counts as an
-            output of the network, what leaves it as an input.
-        batch_dim: the dimension of the inputs that holds the batch; None for inputs without one; ``"auto"`` finds it.
-        output: picks the outputs from what the model returns. By default all returned tensors are outputs but
-            the last states of recurrent layers.
-        states: positions or names of arguments that carry a hidden state over from earlier data. Such a state scales
-            with the units that made it, and starts at zero. (``nn.RNN`` and ``nn.RNNCell`` know theirs.)
-        strict: refuse an operation without a rule where a parameter comes after it, instead of cutting there; the
-            message lists all of them, and what to write for ``outside``.
+        model: any module, or a program of ``torch.export``. ReLU, LeakyReLU, PReLU, linear and
+            convolutional layers, pooling, residual sums, normalization, embeddings and ReLU
+            recurrences are followed, in modules and in functional form; at any other operation the
+            network is cut.
+        example_input: what the model is called with: a tensor, a tuple or list of positional
+            arguments, or a dict of keyword arguments. Only shapes and types are read.
+        outside: what to leave to the plain rule of an optimizer: modules of the model, classes of
+            modules (``nn.GELU``), paths (without what torch.compile or data parallelism add), or
+            patterns of paths (``"blocks.*.norm"``, as in ``fnmatch``; ``*`` takes dots too). What
+            enters such a module counts as an output of the network, what leaves it as an input.
+        batch_dim: the dimension of the inputs that holds the batch; None for inputs without one;
+            ``"auto"`` finds it.
+        output: picks the outputs from what the model returns. By default all returned tensors are
+            outputs but the last states of recurrent layers.
+        states: positions or names of arguments that carry a hidden state over from earlier data.
+            Such a state scales with the units that made it, and starts at zero. (``nn.RNN`` and
+            ``nn.RNNCell`` know theirs.)
+        strict: refuse an operation without a rule where a parameter comes after it, instead of
+            cutting there; the message lists all of them, and what to write for ``outside``.
 
     Returns:
         The network.
 
     Raises:
-        UntraceableError: what an operation does cannot be followed exactly (it writes where tracing does not see it,
-            hands values to Python, reorders the examples of a batch), or ``strict`` is set and it has no rule; the
-            message names it, its module and the reason.
-        ValueError: the model has no parameters, something in ``outside`` is no module of it, a name in ``states`` no
-            argument, ``batch_dim`` no dimension, or a parameter has not been initialised or is not of a real type.
+        UntraceableError: what an operation does cannot be followed exactly (it writes where tracing
+            does not see it, hands values to Python, reorders the examples of a batch), or
+            ``strict`` is set and it has no rule; the message names it, its module and the reason.
+        ValueError: the model has no parameters, something in ``outside`` is no module of it, a name
+            in ``states`` no argument, ``batch_dim`` no dimension, or a parameter has not been
+            initialised or is not of a real type.
 
     Example:
         >>> import torch, pathspace as ps
@@ -113,10 +124,14 @@ def trace(
             f"trace needs an nn.Module or an exported program, got {type(model).__name__}; wrap a function in a module"
         )
     if batch_dim not in (None, "auto") and not (type(batch_dim) is int and batch_dim >= 0):
-        raise ValueError(f"batch_dim must be 'auto', None or a dimension from 0 on, got {batch_dim!r}")
+        raise ValueError(
+            f"batch_dim must be 'auto', None or a dimension from 0 on, got {batch_dim!r}"
+        )
     model = unwrapped(model)
     if not any(True for _ in model.parameters()):
-        raise ValueError(f"the model has no parameters: {type(model).__name__} cannot be trained or rescaled")
+        raise ValueError(
+            f"the model has no parameters: {type(model).__name__} cannot be trained or rescaled"
+        )
     names = outside_names(model, outside)
     if names and is_exported(model):
         raise ValueError(
@@ -135,7 +150,9 @@ def trace(
         batch_dim,
         training={path: module.training for path, module in model.named_modules()},
     )
-    plan = _Plan(model, example_input, names, output, frozenset(states), strict, again=Retrace(options))
+    plan = _Plan(
+        model, example_input, names, output, frozenset(states), strict, again=Retrace(options)
+    )
     try:
         network = plan.network(batch_dim)
     except UntraceableError as error:
@@ -232,7 +249,9 @@ def _without_data(example_input: Any) -> Any:
         return torch.empty(part.shape, dtype=part.dtype, device="meta")
 
     # packed sequences, which a trace refuses, cannot be made of such tensors
-    return pytree.tree_map(without, example_input, is_leaf=lambda part: isinstance(part, PackedSequence))
+    return pytree.tree_map(
+        without, example_input, is_leaf=lambda part: isinstance(part, PackedSequence)
+    )
 
 
 def _example_in_words(example_input: Any) -> str:
@@ -250,7 +269,9 @@ def _without_classes(network: Network) -> str:
     if lines:
         why = f"every unit of it enters or leaves an operation that does not scale: it is cut at {'; at '.join(lines)}"
     else:
-        held = "a constant, a normalization, a module outside or one that keeps it for its next call"
+        held = (
+            "a constant, a normalization, a module outside or one that keeps it for its next call"
+        )
         why = f"every unit of it is an input or an output, or held by {held}"
     return f"the network has no unit class, so nothing in it can be rescaled: {why}"
 
@@ -276,7 +297,9 @@ class _Plan:
     strict: bool = False
     choices: Choices = field(default_factory=Choices)
     tie_mixed: bool = False
-    mixing: list[str] = field(default_factory=list)  # reshapes of which the sizes may decide on unit classes
+    mixing: list[str] = field(
+        default_factory=list
+    )  # reshapes of which the sizes may decide on unit classes
     training: Mapping[str, bool] | None = None  # of a model that was traced before: its form then
     again: Retrace | None = None  # traces the model in the same way later
     interpreter: Callable[[Recorder], Interpreter] = Interpreter
@@ -284,8 +307,8 @@ class _Plan:
     def network(self, batch_dim: int | str | None) -> Network:
         """Return the network, with the batch in a given dimension or in any that can be.
 
-        Where a reshape mixes units of several classes, the model is traced with inputs of other sizes, too. If it takes
-        these and has other classes then, units that are mixed share one.
+        Where a reshape mixes units of several classes, the model is traced with inputs of other
+        sizes, too. If it takes these and has other classes then, units that are mixed share one.
         """
         network = self._of_given_sizes(batch_dim)
         if self.mixing and self._depends_on_sizes(network, batch_dim):
@@ -352,7 +375,9 @@ class _Plan:
         except MixedExamples as error:
             raise error.refusal from None
         except WrongBatchDimension as error:
-            raise _no_batch(f"dimension {batch_dim} of the example input cannot", error, "it") from None
+            raise _no_batch(
+                f"dimension {batch_dim} of the example input cannot", error, "it"
+            ) from None
         return one.network
 
     def _of_several(self, batch_dim: int, one: _Pass) -> _Pass | None:
@@ -379,7 +404,9 @@ class _Plan:
             raise
         _check_steps(one, two)
         if one.used != two.used:
-            raise WrongBatchDimension("the use of parameters, which would depend on the batch size,")
+            raise WrongBatchDimension(
+                "the use of parameters, which would depend on the batch size,"
+            )
         _check_edges(one.network, two.network)
         return one.network
 
@@ -414,9 +441,13 @@ class _Plan:
         if self.training is None:
             shadow, parameters = shadow_of(self.model, recorder)
         else:
-            shadow, parameters = shadow_of(self.model, recorder, known_hooks(self.model, self.outside))
+            shadow, parameters = shadow_of(
+                self.model, recorder, known_hooks(self.model, self.outside)
+            )
             put_into_form_(shadow, self.training)
-        args, kwargs = arguments_for(recorder, self.example_input, batch_dim, examples.count, self.states)
+        args, kwargs = arguments_for(
+            recorder, self.example_input, batch_dim, examples.count, self.states
+        )
         observe(shadow, interpreter, self.outside)
         interpreter.begin(args, kwargs)
         with uncompiled(), torch.no_grad(), interpreter:
@@ -429,7 +460,9 @@ class _Plan:
             picked = result if self.output is None else self.output(result)
             interpreter.end(picked)
         outputs, places, slots, cuts = outputs_of(recorder, picked, result, shadow, kept)
-        owned = {id(p) for name in self.outside for p in self.model.get_submodule(name).parameters()}
+        owned = {
+            id(p) for name in self.outside for p in self.model.get_submodule(name).parameters()
+        }
         left = {name for name, p in parameters.items() if id(p) in owned} | recorder.left
         returned = Returned(self.output, places)
         program = Program(
@@ -456,14 +489,22 @@ class _Plan:
         """Return what an input of the network was computed from, with the parameters of a module left outside."""
         parameters = origin.parameters
         if origin.outside is not None:
-            inside = self.model.get_submodule(origin.outside).named_parameters(prefix=origin.outside)
+            inside = self.model.get_submodule(origin.outside).named_parameters(
+                prefix=origin.outside
+            )
             parameters = (*parameters, *(name for name, _ in inside))
         return Crossing(origin.slots, parameters)
 
     def _call(
-        self, batch_dim: int | None, constants: Set[str], unused: tuple[str, ...], attributes: Attributes
+        self,
+        batch_dim: int | None,
+        constants: Set[str],
+        unused: tuple[str, ...],
+        attributes: Attributes,
     ) -> Call:
-        values = {n: _tensor_at(self.model, n).detach().to("cpu", copy=True) for n in sorted(constants)}
+        values = {
+            n: _tensor_at(self.model, n).detach().to("cpu", copy=True) for n in sorted(constants)
+        }
         first = {id(p): name for name, p in self.model.named_parameters()}
         every = self.model.named_parameters(remove_duplicate=False)
         tied = tuple((name, first[id(p)]) for name, p in every if first[id(p)] != name)
@@ -490,7 +531,9 @@ def of_other_sizes(example_input: Any, batch_dim: int | None) -> Iterator[Any]:
     for dims in (*both, *single):
 
         def larger(t: Tensor, dims: tuple[int, ...] = dims) -> Tensor:
-            grows = [d in dims and d < first.dim() and n == first.shape[d] for d, n in enumerate(t.shape)]
+            grows = [
+                d in dims and d < first.dim() and n == first.shape[d] for d, n in enumerate(t.shape)
+            ]
             shape = [3 * n if grow else n for n, grow in zip(t.shape, grows, strict=True)]
             return torch.empty(shape, dtype=t.dtype, device="meta")
 
@@ -501,7 +544,8 @@ def _check_steps(one: _Pass, several: _Pass) -> None:
     """Refuse a forward pass that takes other steps for several examples than for one.
 
     Raises:
-        UntraceableError: it does. Movements are not compared: all that they do shows in what follows.
+        UntraceableError: it does. Movements are not compared: all that they do shows in what
+            follows.
     """
     steps = [
         [(o.name, o.module) for o in p.network.program.operations if o.name not in MOVEMENTS]
@@ -598,13 +642,17 @@ def _check_model(model: nn.Module, outside: set[str], *, hooks: bool) -> None:
     check_memory(model, tuple(f"{name}." for name in outside))
 
 
-def _run(recorder: Recorder, shadow: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run(
+    recorder: Recorder, shadow: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     of_numpy = getattr(sys.modules.get("numpy.random"), "get_state", tuple)
     drawn = random.getstate(), pickle.dumps(of_numpy())
     try:
         result = shadow(*args, **kwargs)
     except RuntimeError as error:
-        if "set the storage of a tensor" in str(error):  # set_ is none of the functions that tracing sees
+        if "set the storage of a tensor" in str(
+            error
+        ):  # set_ is none of the functions that tracing sees
             advice = "Write the result into a new tensor"
             recorder.refuse("it replaces the memory of a tensor", advice, operation="set_")
         _refuse_after(recorder, error)
@@ -639,4 +687,6 @@ def _check_own(recorder: Recorder, before: Mapping[str, nn.Parameter], shadow: n
     for name, parameter in shadow.named_parameters():
         if before.get(name) is not parameter:
             reason = f"the forward pass replaces the parameter '{name}' by another, which no optimizer sees"
-            recorder.refuse(reason, "Make parameters where the module is built", operation="nn.Parameter")
+            recorder.refuse(
+                reason, "Make parameters where the module is built", operation="nn.Parameter"
+            )

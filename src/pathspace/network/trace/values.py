@@ -1,7 +1,8 @@
 """The facts that a trace knows about one tensor, and the memory that the tensor shares with its views.
 
-A write into one view changes the others. The write is only noted. The value of another view is computed when it is
-read: unchanged if the view shows other elements, else the current value of the memory's owner, seen through the view.
+A write into one view changes the others. The write is only noted. The value of another view is
+computed when it is read: unchanged if the view shows other elements, else the current value of the
+memory's owner, seen through the view.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ class Memory:
 
     def changed(self, view: View, version: int) -> bool:
         """Return whether a view shows elements that were written after a version."""
-        return self._last_write is not None and bool((self._last_write[self.elements(view)] > version).any())
+        return self._last_write is not None and bool(
+            (self._last_write[self.elements(view)] > version).any()
+        )
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,8 @@ class Origin:
 
     Attributes:
         slots: of all that it was computed from.
-        entering: what of it depends on a parameter, and counts as an output if the input leads to one.
+        entering: what of it depends on a parameter, and counts as an output if the input leads to
+            one.
         cut: the call that made it; None for a function of such inputs.
         operation: the same, as the program has it.
         refusal: what a strict trace says of it.
@@ -119,23 +123,27 @@ class Value:
 
     Attributes:
         slot: where the squared network keeps it.
-        labels: scale label of every element (see ``scales``), of the tensor's own shape. For a parameter: the flat
-            index of every element in the parameter.
-        kind: ``"input"`` (depends on data alone), ``"buffer"``, ``"parameter"``, ``"hidden"`` (depends on a parameter)
-            or ``"tail"`` (a function of outputs, which no parameter may use any more: what a strict trace makes of a
-            softmax, or of which it is not known where its examples are) or ``"indices"`` (where a maximum was, in a
-            strict trace).
-        name: the name of the parameter or buffer that it is a view of; of the operation, for a tail and indices.
+        labels: scale label of every element (see ``scales``), of the tensor's own shape. For a
+            parameter: the flat index of every element in the parameter.
+        kind: ``"input"`` (depends on data alone), ``"buffer"``, ``"parameter"``, ``"hidden"``
+            (depends on a parameter) or ``"tail"`` (a function of outputs, which no parameter may
+            use any more: what a strict trace makes of a softmax, or of which it is not known where
+            its examples are) or ``"indices"`` (where a maximum was, in a strict trace).
+        name: the name of the parameter or buffer that it is a view of; of the operation, for a tail
+            and indices.
         batch: the dimension that holds the batch, if known.
         module: for a tail and indices, the module that made them.
-        state: True for the last hidden state of a recurrent layer, which is not an output of the network.
+        state: True for the last hidden state of a recurrent layer, which is not an output of the
+            network.
         memory: what it shares with other tensors.
         view: which elements of the memory it shows; None if it may be a copy of them.
         version: how many writes into the memory it has seen.
         order: True for a permutation of the examples, an input.
         refusal: for a tail, the error to raise if a parameter comes after it.
-        examples: the example at every place of the dimension ``batch``; None where there is one each. See ``examples``.
-        statistic: what it is of another value, if it may become its root mean square (see ``rules.root_mean_square``).
+        examples: the example at every place of the dimension ``batch``; None where there is one
+            each. See ``examples``.
+        statistic: what it is of another value, if it may become its root mean square (see
+            ``rules.root_mean_square``).
     """
 
     slot: int

@@ -47,7 +47,11 @@ def differing(
     if name in ARITHMETIC and len(args) > 1:
         a, b = (differs(x) if isinstance(x, Tensor) else torch.tensor(x != 0) for x in args[:2])
         if "div" in name:  # what is divided
-            return [(b if name.startswith("__r") else a).expand(torch.broadcast_shapes(a.shape, b.shape))]
+            return [
+                (b if name.startswith("__r") else a).expand(
+                    torch.broadcast_shapes(a.shape, b.shape)
+                )
+            ]
         return [a & b if "mul" in name else a | b]
     if name.rstrip("_") in _ALIKE and isinstance(args[0], Tensor):
         return [differs(args[0])]
@@ -79,4 +83,17 @@ _ALIKE = {
     ),
     *("double", "half", "bfloat16", "long", "int", "type", "cpu"),
 }
-_SUMS = {"sum", "mean", "cumsum", "matmul", "__matmul__", "mm", "bmm", "mv", "dot", "diag", "tril", "triu"}
+_SUMS = {
+    "sum",
+    "mean",
+    "cumsum",
+    "matmul",
+    "__matmul__",
+    "mm",
+    "bmm",
+    "mv",
+    "dot",
+    "diag",
+    "tril",
+    "triu",
+}

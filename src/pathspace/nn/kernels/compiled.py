@@ -1,12 +1,14 @@
 """A ReLU recurrent layer over all its steps, forward and backward.
 
-Letters: T steps, B sequences, D inputs, H units; a row is a sequence at a step, its numbers are adjacent.
+Letters: T steps, B sequences, D inputs, H units; a row is a sequence at a step, its numbers are
+adjacent.
 
     h_t = relu(W_in x_t + b + W_rec h_{t-1})
     d_t = (dL/dh_t + W_rec^T d_{t+1}) [h_t > 0]
     dL/dW_rec = sum_t d_t h_{t-1}^T     dL/dW_in = sum_t d_t x_t^T     dL/db = sum_t d_t     dL/dx_t = W_in^T d_t
 
-Sequences may end early: step t has the first rows[t] of them. All matrices are addresses and strides in bytes.
+Sequences may end early: step t has the first rows[t] of them. All matrices are addresses and
+strides in bytes.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ def _panel(vectors):
             tile(1, vectors, _WIDTH, unit, job, row, column, last)
             row += 1
 
-    # what was kept on disk by several processes is joined by names, and the number that Numba adds begins in each anew
+    # what was kept on disk by several processes is joined by names, and the number that Numba adds
+    # begins in each anew
     panel.__qualname__ = f"_panel{vectors}"
     return njit(error_model="numpy")(panel)
 
@@ -103,7 +106,9 @@ def _pack(unit, size, m, m_term, m_column, terms, columns, to):
     while begin < vectors:
         n = _wide(vectors - begin)
         width = min(n * lanes, columns - begin * lanes)
-        _copy(unit, m + begin * lanes * m_column, m_term, m_column, terms, width, to, n * _WIDTH, size)
+        _copy(
+            unit, m + begin * lanes * m_column, m_term, m_column, terms, width, to, n * _WIDTH, size
+        )
         to += terms * n * _WIDTH
         begin += n
     return to
@@ -133,7 +138,12 @@ def _add(job, a, a_row, a_term, m, m_term, terms):
     if terms > 0:
         i = HEAD + PRODUCT * job[9]
         job[i], job[i + 1], job[i + 2] = a, a_row, a_term
-        job[i + 3], job[i + 4], job[i + 5], job[i + 6] = m, m_term, terms, m if m_term == _PANELS else 0
+        job[i + 3], job[i + 4], job[i + 5], job[i + 6] = (
+            m,
+            m_term,
+            terms,
+            m if m_term == _PANELS else 0,
+        )
         job[9] += 1
 
 
@@ -184,7 +194,10 @@ def _forward(call, b_in, b_rec, out, last, low, high):
         inputs = x + t * x_step + first[t] * x_first + low * x_row
         at = out + (first[before] + low) * row if m else 0
         # those that come from the step before, and those that begin here
-        for i, some, states, states_row in ((0, m, at, row), (m, n - m, h0 + (low + m) * h0_row, h0_row)):
+        for i, some, states, states_row in (
+            (0, m, at, row),
+            (m, n - m, h0 + (low + m) * h0_row, h0_row),
+        ):
             _begin(job, here + i * row, row, b_in, 0)
             job[4], job[8] = b_rec, 1
             _add(job, inputs + i * x_row, x_row, x_input, from_in, _PANELS, D)
@@ -203,7 +216,8 @@ def _backward(call, out, g_out, g_last, g_x, g_h0, g_in, g_rec, g_bias, chunk, l
     Args:
         call: As of :func:`_forward`.
         out: The states.
-        g_out: Address of dL/dh_t by the states themselves, or 0, and its strides as those of `x` but the last.
+        g_out: Address of dL/dh_t by the states themselves, or 0, and its strides as those of `x`
+            but the last.
         g_last: (B, H) dL/dh of the last states, or 0.
         g_x: dL/dx, a row for each of the states, written unless 0.
         g_h0: (B, H) dL/dh0, written unless 0.

@@ -72,7 +72,12 @@ class _Layer(torch.autograd.Function):
 
         _in_threads(run, steps, steps.threads())
         ctx.save_for_backward(x, h0, w_in, w_rec, b_in, b_rec, out)
-        ctx.steps, ctx.batch_sizes, ctx.reverse, ctx.batch_first = steps, batch_sizes, reverse, batch_first
+        ctx.steps, ctx.batch_sizes, ctx.reverse, ctx.batch_first = (
+            steps,
+            batch_sizes,
+            reverse,
+            batch_first,
+        )
         ctx.set_materialize_grads(False)
         return out, last
 
@@ -85,8 +90,11 @@ class _Layer(torch.autograd.Function):
         g_out, g_last = gradients
         x, h0, w_in, w_rec, b_in, _, out = saved
         if any(t is not None and (t.dtype, t.device) != (out.dtype, out.device) for t in saved):
-            raise RuntimeError("a recurrent layer changed its type or device before its gradient was taken")
-        # step by step, as the loops read it, wherever a hook on saved tensors (torch's save_on_cpu) has kept it
+            raise RuntimeError(
+                "a recurrent layer changed its type or device before its gradient was taken"
+            )
+        # step by step, as the loops read it, wherever a hook on saved tensors (torch's save_on_cpu)
+        # has kept it
         out = (out.transpose(0, 1) if steps.batch_first else out).contiguous()
         start = steps.start(h0)
         H, D = w_in.shape
@@ -97,7 +105,9 @@ class _Layer(torch.autograd.Function):
         g_x = steps.rows_like(x, D) if ctx.needs_input_grad[0] else None
         g_h0 = x.new_empty(h0.shape) if ctx.needs_input_grad[1] else None
         parts = (threads,) if threads > 1 else ()
-        sums = g_in, g_rec, g_bias = [x.new_empty(*parts, *shape) for shape in ((H, D), (H, H), (H,))]
+        sums = g_in, g_rec, g_bias = [
+            x.new_empty(*parts, *shape) for shape in ((H, D), (H, H), (H,))
+        ]
         into = (0, 0, 0) if g_out is None else steps.strides(g_out)[:3]
 
         def run(low: int, high: int, thread: int) -> None:
@@ -130,17 +140,36 @@ class _Steps:
             self.rows = batch_sizes.numpy()
             self.sequences = int(self.rows[0])
             first = np.cumsum(self.rows) - self.rows
-        self._common = (_UNITS[x.dtype], (self.size, shape[-1], self.units), self.rows, first, int(reverse))
+        self._common = (
+            _UNITS[x.dtype],
+            (self.size, shape[-1], self.units),
+            self.rows,
+            first,
+            int(reverse),
+        )
 
-    def call(self, x: Tensor, w_in: Tensor, w_rec: Tensor, start: tuple[Tensor, int]) -> tuple[Any, ...]:
+    def call(
+        self, x: Tensor, w_in: Tensor, w_rec: Tensor, start: tuple[Tensor, int]
+    ) -> tuple[Any, ...]:
         """Return what the compiled functions take first."""
-        matrices = [(_address(w), self.size * w.stride(0), self.size * w.stride(1)) for w in (w_in, w_rec)]
-        return (*self._common, (_address(x), *self.strides(x)), *matrices, (_address(start[0]), start[1]))
+        matrices = [
+            (_address(w), self.size * w.stride(0), self.size * w.stride(1)) for w in (w_in, w_rec)
+        ]
+        return (
+            *self._common,
+            (_address(x), *self.strides(x)),
+            *matrices,
+            (_address(start[0]), start[1]),
+        )
 
     def start(self, h0: Tensor | None) -> tuple[Tensor, int]:
         """Return the first states, and bytes from a sequence to the next."""
         # as PyTorch does, zeros take part in the product: an infinite weight makes NaN of them
-        return (_zeros(self.units, self.size), 0) if h0 is None else (h0.contiguous(), self.units * self.size)
+        return (
+            (_zeros(self.units, self.size), 0)
+            if h0 is None
+            else (h0.contiguous(), self.units * self.size)
+        )
 
     def strides(self, matrix: Tensor) -> tuple[int, int, int, int]:
         """Bytes from a step, a row of the states, a sequence and a number to the next."""
@@ -167,7 +196,8 @@ class _Steps:
         return max(1, min(most, work // PER_THREAD))
 
 
-# A step of a small network takes a few hundred microseconds, and each array that is made anew takes some of them.
+# A step of a small network takes a few hundred microseconds, and each array that is made anew takes
+# some of them.
 _UNITS = {torch.float32: np.float32(1), torch.float64: np.float64(1)}
 
 
@@ -192,11 +222,15 @@ def _by_pytorch(ctx: Any, saved: Any, gradients: tuple[Tensor | None, ...], agai
     used = [(v, g) for v, g in zip((out, last), gradients, strict=True) if g is not None]
     wanted = [saved[i] for i in range(6) if ctx.needs_input_grad[i]]
     values, weights = [v for v, _ in used], [g for _, g in used]
-    found = iter(torch.autograd.grad(values, wanted, weights, create_graph=again, allow_unused=True))  # type: ignore[arg-type]
+    found = iter(
+        torch.autograd.grad(values, wanted, weights, create_graph=again, allow_unused=True)
+    )  # type: ignore[arg-type]
     return (*(next(found) if ctx.needs_input_grad[i] else None for i in range(6)), None, None, None)
 
 
-def _again(ctx: Any, x: Any, h0: Any, w_in: Any, w_rec: Any, b_in: Any, b_rec: Any) -> tuple[Tensor, Tensor]:
+def _again(
+    ctx: Any, x: Any, h0: Any, w_in: Any, w_rec: Any, b_in: Any, b_rec: Any
+) -> tuple[Tensor, Tensor]:
     """Return all states of one layer, and the last ones, by PyTorch's operations."""
     H = len(w_rec)
     start = x.new_zeros(ctx.steps.sequences, H) if h0 is None else h0
@@ -213,7 +247,11 @@ def _again(ctx: Any, x: Any, h0: Any, w_in: Any, w_rec: Any, b_in: Any, b_rec: A
 
 def _address(matrix: Tensor | None, index: int = 0) -> int:
     """Return where one of the parts of a matrix begins; 0 if there is no matrix."""
-    return 0 if matrix is None else matrix.data_ptr() + index * matrix.stride(0) * matrix.element_size()
+    return (
+        0
+        if matrix is None
+        else matrix.data_ptr() + index * matrix.stride(0) * matrix.element_size()
+    )
 
 
 @cache

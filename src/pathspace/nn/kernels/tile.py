@@ -2,7 +2,8 @@
 
 Letters: R rows and N vectors of a block, L numbers in a vector, K terms of a product.
 
-A job is a table of 64-bit numbers, ten and seven more for each product; sizes and strides are in bytes, 0 is no matrix:
+A job is a table of 64-bit numbers, ten and seven more for each product; sizes and strides are in
+bytes, 0 is no matrix:
 
     out, out_row               where the result goes, and from a row of it to the next
     start, start_row           what the sum begins with (a stride of 0 gives every row the same)
@@ -17,11 +18,13 @@ A job is a table of 64-bit numbers, ten and seven more for each product; sizes a
 
     out[r, :] = gate( relu( start[r, :] + extra[r, :] + sum over products, sum_k A[r, k] M[k, :] ) )
 
-Numba has no vectors, so the block is written in LLVM's own instructions, which it compiles for the processor at hand.
-The last vector of a row is read and written under a mask: nothing beyond the matrices is touched.
+Numba has no vectors, so the block is written in LLVM's own instructions, which it compiles for the
+processor at hand. The last vector of a row is read and written under a mask: nothing beyond the
+matrices is touched.
 """
 
-# ruff: noqa: ARG001 - the arguments of what Numba compiles arrive as types, and as values in `generate`
+# ruff: noqa: ARG001 - the arguments of what Numba compiles arrive as types, and as values in
+# `generate`
 from __future__ import annotations
 
 from typing import Any
@@ -72,7 +75,9 @@ class Block:
         # the signs of numbers, as AVX2 has masks
         signs = self._opaque(builder.sub(ir.Constant(whole, list(range(lanes))), rest), "x")
         self.mask = builder.icmp_signed("<", signs, ir.Constant(whole, [0] * lanes))
-        self.sums = [[cgutils.alloca_once(builder, self.vector) for _ in range(vectors)] for _ in range(rows)]
+        self.sums = [
+            [cgutils.alloca_once(builder, self.vector) for _ in range(vectors)] for _ in range(rows)
+        ]
         for q, n in self._places():
             builder.store(self.zero, self.sums[q][n])
 
@@ -104,12 +109,15 @@ class Block:
         with cgutils.for_range(b, terms) as loop:
             at = b.add(m, b.mul(loop.index, m_term))
             values = [
-                self._load(b.add(at, ir.Constant(_I64, n * self.width)), n) for n in range(self.vectors)
+                self._load(b.add(at, ir.Constant(_I64, n * self.width)), n)
+                for n in range(self.vectors)
             ]
             here = self._opaque(b.add(a, b.mul(loop.index, a_term)), "r")
             for q, row in enumerate(rows):
                 place = b.inttoptr(b.add(here, row), _POINTER)
-                factor = self._repeated(b.load(place, typ=self.number, align=self.number_bytes), self.vector)
+                factor = self._repeated(
+                    b.load(place, typ=self.number, align=self.number_bytes), self.vector
+                )
                 for n, value in enumerate(values):
                     b.store(b.call(fma, [factor, value, b.load(self.sums[q][n])]), self.sums[q][n])
 
@@ -123,13 +131,17 @@ class Block:
                 self._keep_where_positive(b.load(self.sums[q][n]), self.sums[q][n])
         with b.if_then(b.icmp_signed("!=", gate, zero)):
             for q, n in self._places():
-                self._keep_where_positive(self._load(self._address(gate, gate_row, q, n), n), self.sums[q][n])
+                self._keep_where_positive(
+                    self._load(self._address(gate, gate_row, q, n), n), self.sums[q][n]
+                )
         for q, n in self._places():
             self._store(b.load(self.sums[q][n]), self._address(out, out_row, q, n), n)
 
     def _opaque(self, value: Any, register: str) -> Any:
         """Hide from LLVM how a value was computed, so that it does not compute it again or in another way."""
-        nothing = ir.InlineAsm(ir.FunctionType(value.type, [value.type]), "", f"={register},0", False)
+        nothing = ir.InlineAsm(
+            ir.FunctionType(value.type, [value.type]), "", f"={register},0", False
+        )
         return self.builder.call(nothing, [value])
 
     def _places(self) -> list[tuple[int, int]]:
@@ -137,12 +149,16 @@ class Block:
 
     def _address(self, base: ir.Value, stride: ir.Value, q: int, n: int) -> ir.Value:
         b = self.builder
-        return b.add(b.add(base, b.mul(stride, ir.Constant(_I64, q))), ir.Constant(_I64, n * self.width))
+        return b.add(
+            b.add(base, b.mul(stride, ir.Constant(_I64, q))), ir.Constant(_I64, n * self.width)
+        )
 
     def _keep_where_positive(self, decides: ir.Value, place: ir.Value) -> None:
         # as in PyTorch, max(NaN, 0) is NaN, and its gradient goes through
         b = self.builder
-        b.store(b.select(b.fcmp_unordered(">", decides, self.zero), b.load(place), self.zero), place)
+        b.store(
+            b.select(b.fcmp_unordered(">", decides, self.zero), b.load(place), self.zero), place
+        )
 
     def _repeated(self, value: ir.Value, kind: ir.VectorType) -> ir.Value:
         """Return a vector of one number."""
@@ -153,7 +169,9 @@ class Block:
         )
 
     def _function(self, name: str, kind: ir.FunctionType) -> Any:
-        suffix = f".v{self.lanes}f{8 * self.number_bytes}" + (".p0" if name.startswith("masked") else "")
+        suffix = f".v{self.lanes}f{8 * self.number_bytes}" + (
+            ".p0" if name.startswith("masked") else ""
+        )
         return cgutils.get_or_insert_function(self.builder.module, kind, f"llvm.{name}{suffix}")
 
     def _load(self, address: ir.Value, n: int) -> ir.Value:
@@ -162,7 +180,8 @@ class Block:
             return b.load(place, typ=self.vector, align=self.number_bytes)
         kind = ir.FunctionType(self.vector, [_POINTER, _I32, self.mask.type, self.vector])
         return b.call(
-            self._function("masked.load", kind), [place, _I32(self.number_bytes), self.mask, self.zero]
+            self._function("masked.load", kind),
+            [place, _I32(self.number_bytes), self.mask, self.zero],
         )
 
     def _store(self, value: ir.Value, address: ir.Value, n: int) -> None:
@@ -172,7 +191,10 @@ class Block:
             return
         kind = ir.FunctionType(ir.VoidType(), [self.vector, _POINTER, _I32, self.mask.type])
         # a store under a mask takes a processor with AVX2 tens of cycles
-        with b.if_else(b.icmp_signed("==", self.last, ir.Constant(_I64, self.lanes))) as (whole, part):
+        with b.if_else(b.icmp_signed("==", self.last, ir.Constant(_I64, self.lanes))) as (
+            whole,
+            part,
+        ):
             with whole:
                 b.store(value, place, align=self.number_bytes)
             with part:
@@ -207,7 +229,15 @@ def move(_typing: Any, unit: Any, to: Any, begin: Any):
 
 @intrinsic(prefer_literal=True)
 def tile(
-    _typing: Any, rows: Any, vectors: Any, width: Any, unit: Any, job: Any, row: Any, column: Any, last: Any
+    _typing: Any,
+    rows: Any,
+    vectors: Any,
+    width: Any,
+    unit: Any,
+    job: Any,
+    row: Any,
+    column: Any,
+    last: Any,
 ):
     """Do a job for a block of R x N vectors.
 
@@ -238,14 +268,20 @@ def tile(
             here = b.add(b.add(base, b.mul(row, stride)), column)
             return b.select(b.icmp_signed("==", base, zero), zero, here), stride
 
-        block = Block(b, rows.literal_value, vectors.literal_value, double, width.literal_value, last)
+        block = Block(
+            b, rows.literal_value, vectors.literal_value, double, width.literal_value, last
+        )
         start, extra, gate, out = matrix(2), matrix(4), matrix(6), matrix(0)
         for each, write in ((start, False), (gate, False), (out, True)):
             block.ahead(*each, write)
         with cgutils.for_range(b, entry(ir.Constant(_I64, 9))) as loop:
             first = b.add(b.mul(loop.index, ir.Constant(_I64, PRODUCT)), ir.Constant(_I64, HEAD))
-            a, a_row, a_term, m, m_term, terms = (entry(b.add(first, ir.Constant(_I64, i))) for i in range(6))
-            block.add_product(b.add(a, b.mul(row, a_row)), a_row, a_term, b.add(m, column), m_term, terms)
+            a, a_row, a_term, m, m_term, terms = (
+                entry(b.add(first, ir.Constant(_I64, i))) for i in range(6)
+            )
+            block.add_product(
+                b.add(a, b.mul(row, a_row)), a_row, a_term, b.add(m, column), m_term, terms
+            )
         block.add(*start)
         block.add(*extra)
         block.finish(entry(ir.Constant(_I64, 8)), *gate, *out)

@@ -1,15 +1,16 @@
 """What an optimizer sees of gradients before a step: whether they are finite, whose they are, and who clipped them.
 
-A gradient that is not finite would spoil weights and state for good, so that nothing is changed then. What an example
-does to a weight's gradient it does to a row or a column of it, so that one of each shows it. All of a large gradient is
-looked at in one step of ten: looking at all of it in every step took up to a twentieth of the time of a step.
+A gradient that is not finite would spoil weights and state for good, so that nothing is changed
+then. What an example does to a weight's gradient it does to a row or a column of it, so that one of
+each shows it. All of a large gradient is looked at in one step of ten: looking at all of it in
+every step took up to a twentieth of the time of a step.
 
 Clipped gradients have a norm that depends on how the weights are scaled.
 
-Who clips them does it before an optimizer sees any, and invariance is gone without a sign. But then some steps have
-the same norm of all gradients though their gradients differ, which hardly happens to others. A few steps are looked
-at, five from each of the steps 0, 50, 100, 200, 400, ...: one pass over the gradients, and one wait for a GPU after the
-fifth.
+Who clips them does it before an optimizer sees any, and invariance is gone without a sign. But then
+some steps have the same norm of all gradients though their gradients differ, which hardly happens
+to others. A few steps are looked at, five from each of the steps 0, 50, 100, 200, 400, ...: one
+pass over the gradients, and one wait for a GPU after the fifth.
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ _FIFTH = 5  # the step at which to look for parameters that nobody was given
 _TAKEN = WeakIdKeyDictionary()  # parameters that some optimizer was given
 _LOOKS, _SECOND = 5, 50
 _EQUAL = 3  # of the five
-_SAME = 3e-5  # between norms, relative: clip_grad_norm_ adds 1e-6, and sums millions of squares in float32
-# Between the norms of single tensors, relative to that of all. On a smooth path (all of the data in every step) the
-# norm of all may stand still for a moment, but not to so many digits while its parts move as far as this.
+# between norms, relative: clip_grad_norm_ adds 1e-6, and sums millions of squares in float32
+_SAME = 3e-5
+# Between the norms of single tensors, relative to that of all. On a smooth path (all of the data in
+# every step) the norm of all may stand still for a moment, but not to so many digits while its
+# parts move as far as this.
 _DIFFERENT = 0.01
 
 
@@ -115,7 +118,8 @@ def repeated(norms: list[list[float]]) -> float | None:
         some = steps[i : i + _EQUAL]
         shortest, longest = some[0][0], some[-1][0]
         if longest - shortest <= _SAME * shortest and all(
-            math.dist(a, b) > _DIFFERENT * shortest for (_, a), (_, b) in itertools.combinations(some, 2)
+            math.dist(a, b) > _DIFFERENT * shortest
+            for (_, a), (_, b) in itertools.combinations(some, 2)
         ):
             return longest
     return None
@@ -160,7 +164,8 @@ class Gradients:
         self._steps += 1
         total = sum(_sum(g, thorough=thorough) for _, g in parts)
         bad = None
-        # a finite sum has finite summands; one that is not may be of finite ones, too large for their type
+        # a finite sum has finite summands; one that is not may be of finite ones, too large for
+        # their type
         if not math.isfinite(total):
             bad = next((p for p, g in parts if not bool(g.isfinite().all())), None)
         if agreed(bad is not None):
@@ -182,7 +187,8 @@ class Gradients:
     def look_for_others(self, own: Iterable[Tensor]) -> None:
         """Warn, at the fifth step, of parameters of the network with gradients that no optimizer here was given.
 
-        Groups may be added before. Where several optimizers share a network, the rest is left out on purpose.
+        Groups may be added before. Where several optimizers share a network, the rest is left out
+        on purpose.
 
         Args:
             own: the optimizer's parameters.

@@ -17,7 +17,8 @@ from pathspace.paths.space.skeleton import Skeleton
 def diagnose(network: Network, chosen: Skeleton, start: Mapping[str, Tensor]) -> dict[str, Any]:
     """See :meth:`pathspace.optim.base.path_space.PathSpaceOptimizer.diagnostics`.
 
-    ``start`` has the products when the skeleton was chosen (``fixed``), and the counts ``clamped`` and ``flipped``.
+    ``start`` has the products when the skeleton was chosen (``fixed``), and the counts ``clamped``
+    and ``flipped``.
     """
     products, gauge = chosen.products(network.parameters), gauge_of_nodes(network)
     complete = (1 + chosen.complete.nonzero().flatten()).to(products.device)

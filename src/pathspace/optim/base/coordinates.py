@@ -1,11 +1,13 @@
 """Parameters in coordinates u = w / r, and what a rule did to them mapped back.
 
-The rule finds u and h, takes its step du, and w becomes w + r du. Most rules do not look at u: their step is a function
-of gradients, and a decay that is a factor of u. These are given u = 0, which saves four passes over the parameters (of
-`Invariant` with AdamW on an MLP of 2 million weights: see docs/optim.md) and the rounding of u + du.
+The rule finds u and h, takes its step du, and w becomes w + r du. Most rules do not look at u:
+their step is a function of gradients, and a decay that is a factor of u. These are given u = 0,
+which saves four passes over the parameters (of `Invariant` with AdamW on an MLP of 2 million
+weights: see docs/optim.md) and the rounding of u + du.
 
-Most rules treat every parameter by itself, too. They get one chunk of the parameters after the other, u and h in the
-same memory, which is no larger than the largest chunk and has not left the cache when the step is mapped back.
+Most rules treat every parameter by itself, too. They get one chunk of the parameters after the
+other, u and h in the same memory, which is no larger than the largest chunk and has not left the
+cache when the step is mapped back.
 
 Letters: w parameter, g = dL/dw, r = 1 / sqrt(D), u coordinates, h = dL/du = r g.
 """
@@ -41,8 +43,9 @@ _NOTHING = 2.0**-80
 def as_shadow(p: Tensor, *, matrix: bool = False) -> nn.Parameter:
     """Make the tensor that a rule trains in the place of a parameter: its coordinates, float32 for half precision.
 
-    It has no memory of its own, and no numbers, as these are known at a step alone (see ``points.expect_unread``). Of a
-    parameter that is split over processes, those of the part in this one.
+    It has no memory of its own, and no numbers, as these are known at a step alone (see
+    ``points.expect_unread``). Of a parameter that is split over processes, those of the part in
+    this one.
     """
     p = local(p)
     shape = (p.shape[0], p.shape[1:].numel()) if matrix and p.dim() > 2 else p.shape
@@ -60,7 +63,8 @@ def decoupled_decay_only(rule: Optimizer) -> Iterator[Callable[[Tensor], float] 
     """Switch a rule's decay off, if the decay is all that depends on u: then the rule may be given u = 0.
 
     Yields:
-        From a parameter of the rule's groups to what its decay multiplies it with; None for rules that must see u.
+        From a parameter of the rule's groups to what its decay multiplies it with; None for rules
+        that must see u.
     """
     traits, groups = traits_of(type(rule)), rule.param_groups
     decays = [float(group.get("weight_decay", 0.0)) for group in groups]
@@ -107,7 +111,18 @@ class CoordinateView:
         has_zeros: whether some r are zero, where w stays.
     """
 
-    __slots__ = ("_h", "_in_parts", "_shaped", "_u", "chunk", "has_zeros", "p", "parameter", "r", "shadow")
+    __slots__ = (
+        "_h",
+        "_in_parts",
+        "_shaped",
+        "_u",
+        "chunk",
+        "has_zeros",
+        "p",
+        "parameter",
+        "r",
+        "shadow",
+    )
 
     def __init__(self, parameter: Tensor, shadow: nn.Parameter, chunk: Chunk, start: int) -> None:
         self.parameter, self.shadow, self.chunk = parameter, shadow, chunk
@@ -247,7 +262,9 @@ class CoordinateView:
         return torch.dot(h := self._h.view(-1), h)
 
 
-def read_gradients(views: Sequence[CoordinateView], *, masked: bool, factor: float | Tensor) -> None:
+def read_gradients(
+    views: Sequence[CoordinateView], *, masked: bool, factor: float | Tensor
+) -> None:
     """Set the gradients h of all shadows; see :meth:`CoordinateView.read_gradient`."""
     together = [] if masked else [view for view in views if view.is_plain]
     rest = views if not together else [view for view in views if not view.is_plain]
@@ -276,24 +293,35 @@ def map_back(views: Sequence[CoordinateView], decay: Callable[[Tensor], float] |
     w = [view.p for view in together]
     if any(each != 1 for each in decays):
         _mul_(w, decays)
-    _addcmul_(w, [view.fetched() for view in together], [r for view in together if (r := view.r) is not None])
+    _addcmul_(
+        w,
+        [view.fetched() for view in together],
+        [r for view in together if (r := view.r) is not None],
+    )
     for view in together:
         view.r = None
 
 
-def views_of(rule: Optimizer, shadows: Mapping[Tensor, nn.Parameter]) -> dict[Tensor, CoordinateView]:
+def views_of(
+    rule: Optimizer, shadows: Mapping[Tensor, nn.Parameter]
+) -> dict[Tensor, CoordinateView]:
     """Return a view of every parameter.
 
     Args:
-        rule: what trains the shadows; if it treats each by itself, it steps one chunk after the other.
+        rule: what trains the shadows; if it treats each by itself, it steps one chunk after the
+            other.
         shadows: of each parameter, in its type.
     """
     together = _TOGETHER if traits_of(type(rule)).one_by_one else sys.maxsize
-    chunks: dict[tuple[torch.device, torch.dtype], list[list[Tensor]]] = {}  # of each device and type
+    chunks: dict[
+        tuple[torch.device, torch.dtype], list[list[Tensor]]
+    ] = {}  # of each device and type
     for p, shadow in shadows.items():
         alike = chunks.setdefault((p.device, shadow.dtype), [])
         on_cpu = p.device.type == "cpu"
-        room = next((chunk for chunk in alike if not on_cpu or _size([*chunk, p]) <= together), None)
+        room = next(
+            (chunk for chunk in alike if not on_cpu or _size([*chunk, p]) <= together), None
+        )
         if room is None:
             alike.append([p])
         else:
@@ -323,7 +351,9 @@ def chunks_of(rule: Optimizer, views: Sequence[CoordinateView]) -> list[list[Coo
 def split_by_momentum(rule: Optimizer, chunk: list[CoordinateView]) -> list[list[CoordinateView]]:
     """Split a chunk for torch's fused SGD, which needs a momentum of all parameters, or of none."""
     state: Mapping[Any, Any] = rule.state if type(rule) is optim.SGD else {}
-    begun = [view for view in chunk if state.get(view.shadow, {}).get("momentum_buffer") is not None]
+    begun = [
+        view for view in chunk if state.get(view.shadow, {}).get("momentum_buffer") is not None
+    ]
     if len(begun) in (0, len(chunk)):
         return [chunk]
     return [begun, [view for view in chunk if view not in begun]]
@@ -345,8 +375,8 @@ def restricted_to(rule: Optimizer, some: Mapping[int, nn.Parameter]) -> Iterator
 def step_gathered(rule: Optimizer, views: Sequence[CoordinateView], *, sees: bool) -> None:
     """Step a rule that needs whole parameters, which are gathered one after the other.
 
-    Every process takes the same step, and keeps its rows of it and of the rule's state. The rule finds u where it
-    ``sees`` it, else 0.
+    Every process takes the same step, and keeps its rows of it and of the rule's state. The rule
+    finds u where it ``sees`` it, else 0.
     """
     for view in views:
         p, own = view.parameter, view.shadow
@@ -367,8 +397,9 @@ def rollback_on_error(
     Args:
         rule: what moves them.
         chunks: all that may be moved by then.
-        keep: whether to keep the weights for it. They cost a pass over all of them and their memory, and rules that
-            take one chunk after the other raise, if at all, at the first step with some groups and state.
+        keep: whether to keep the weights for it. They cost a pass over all of them and their
+            memory, and rules that take one chunk after the other raise, if at all, at the first
+            step with some groups and state.
     """
     views = [view for chunk in chunks for view in chunk]
     before = [(view.p.clone(), view.shadow in rule.state) for view in views] if keep else []
@@ -380,7 +411,9 @@ def rollback_on_error(
             if not has_state:
                 rule.state.pop(view.shadow, None)
         if views and not keep:
-            error.add_note("the step of some parameters of the network was taken, that of others was not")
+            error.add_note(
+                "the step of some parameters of the network was taken, that of others was not"
+            )
         raise
 
 

@@ -1,7 +1,7 @@
 """What an optimizer in a metric sees at a step, read off its state and the gradients: nothing is kept for it.
 
-Letters: p parameter, g = dL/dp, D the metric, D' = f^2 D the metric in the balanced frame, f gauge (see
-``metrics.metric``).
+Letters: p parameter, g = dL/dp, D the metric, D' = f^2 D the metric in the balanced frame, f gauge
+(see ``metrics.metric``).
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def spread_of_metric(
 ) -> list[float]:
     """Return the values of D' that 5, 50 and 95 % of all elements of the network are below.
 
-    Elements that are on no path and hence do not move are left out. Of parameters that are split over processes, this
-    takes the part in this process.
+    Elements that are on no path and hence do not move are left out. Of parameters that are split
+    over processes, this takes the part in this process.
     """
     values = [
         _balanced(state["factor"], metric.gauge(name), is_root=is_root).flatten()

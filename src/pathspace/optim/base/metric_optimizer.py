@@ -46,7 +46,9 @@ class MetricOptimizer(NetworkOptimizer):
     _velocities: Mapping[str, int] = MappingProxyType(
         {}
     )  # entries of a state that have the unit of a power of a weight
-    _velocities_near = True  # whether they are those of the member near balance (see ``metrics.gauge``)
+    _velocities_near = (
+        True  # whether they are those of the member near balance (see ``metrics.gauge``)
+    )
 
     def __init__(
         self,
@@ -66,7 +68,9 @@ class MetricOptimizer(NetworkOptimizer):
     def _bind(self, parameters: Sequence[Tensor]) -> None:
         super()._bind(parameters)
         names = self.network.names_by_id
-        self.metric.bind(self.network, [names[id(p)] for p in parameters if id(p) in names], self.form)
+        self.metric.bind(
+            self.network, [names[id(p)] for p in parameters if id(p) in names], self.form
+        )
 
     @property
     def takes_parts(self) -> bool:
@@ -83,7 +87,9 @@ class MetricOptimizer(NetworkOptimizer):
     def _steps(self, active: Active) -> list[ParamStep]:
         """Return the parameters that have a gradient, and what the metric gives for those of the network."""
         names = self.network.names_by_id
-        steps = [ParamStep(p, p, group, self.state[p], names.get(id(p)), g) for p, group, g in active]
+        steps = [
+            ParamStep(p, p, group, self.state[p], names.get(id(p)), g) for p, group, g in active
+        ]
         if self._in_parts:
             for step in steps:
                 step.p, step.g = local(step.p), local(step.g)
@@ -99,21 +105,25 @@ class MetricOptimizer(NetworkOptimizer):
     def refresh(self) -> None:
         """Compute the metric of the present weights now, whatever its age.
 
-        A step computes the metric where that is due. A CUDA graph that holds ``step()`` cannot: a replay works with the
-        metric of the last ``refresh()``, whose memory stays where it is. So take steps as usual until the metric has
-        been computed ``refresh_every`` times, capture one, and call this between replays::
+        A step computes the metric where that is due. A CUDA graph that holds ``step()`` cannot: a
+        replay works with the metric of the last ``refresh()``, whose memory stays where it is. So
+        take steps as usual until the metric has been computed ``refresh_every`` times, capture one,
+        and call this between replays::
 
             if i % 10 == 0:
                 optimizer.refresh()
             graph.replay()
 
         Raises:
-            RuntimeError: before the first step, or if the rule keeps points, which steps alone move.
+            RuntimeError: before the first step, or if the rule keeps points, which steps alone
+                move.
             FloatingPointError: kappa is not finite; nothing is changed then.
         """
         self._check_current()
         names = self.network.names_by_id
-        begun = [names[id(p)] for p, state in self.state.items() if id(p) in names and "factor" in state]
+        begun = [
+            names[id(p)] for p, state in self.state.items() if id(p) in names and "factor" in state
+        ]
         if not begun:
             raise RuntimeError("refresh needs a metric to compute anew: take a step first")
         self.metric.refresh(begun)
@@ -122,15 +132,16 @@ class MetricOptimizer(NetworkOptimizer):
     def diagnostics(self) -> dict[str, Any]:
         """Return what a step sees, of the gradients that the parameters hold and the metric of the last step.
 
-        Call it after ``step()`` and before ``zero_grad()``. It changes nothing, and costs a few passes over the
-        parameters; a step keeps nothing for it.
+        Call it after ``step()`` and before ``zero_grad()``. It changes nothing, and costs a few
+        passes over the parameters; a step keeps nothing for it.
 
         Returns:
-            ``norm``: the norm of g / sqrt(D) over all parameters, which ``clip_norm`` bounds. ``shares``: module ->
-            its share of the square of that norm. ``age``: how many steps ago the metric was computed; 0 for the last
-            one. ``metric``: values of D in the balanced frame that 5, 50 and 95 % of the network's elements are below
-            (damping, normalization and power included; 1 is the step of the plain rule there). None of them depends on
-            the scales of the weights.
+            ``norm``: the norm of g / sqrt(D) over all parameters, which ``clip_norm`` bounds.
+            ``shares``: module -> its share of the square of that norm. ``age``: how many steps ago
+            the metric was computed; 0 for the last one. ``metric``: values of D in the balanced
+            frame that 5, 50 and 95 % of the network's elements are below (damping, normalization
+            and power included; 1 is the step of the plain rule there). None of them depends on the
+            scales of the weights.
 
         Raises:
             RuntimeError: before the first step, or if no parameter has a gradient.
@@ -154,7 +165,9 @@ class MetricOptimizer(NetworkOptimizer):
         norm, shares = shares_of_layers(squares, parameters, names)
         metric = self.metric
         once = metric.power == 0 or metric.frozen
-        ages = [steps_since_refresh(s["age"], metric.refresh_every, once=once) for s in states.values()]
+        ages = [
+            steps_since_refresh(s["age"], metric.refresh_every, once=once) for s in states.values()
+        ]
         spread = spread_of_metric(states, metric, is_root=is_root)
         return {"norm": norm, "shares": shares, "age": min(ages), "metric": tuple(spread)}
 
@@ -229,7 +242,9 @@ class MetricOptimizer(NetworkOptimizer):
         """Let the metric look at the states that were loaded."""
         names = self.network.names_by_id
         own = {names[id(p)] for p in self._all_parameters() if id(p) in names}
-        self.metric.reset({names[id(p)]: state for p, state in self.state.items() if id(p) in names}, own)
+        self.metric.reset(
+            {names[id(p)]: state for p, state in self.state.items() if id(p) in names}, own
+        )
 
     def _check_state(self, name: str, index: int, state: dict[str, Any]) -> None:
         if "gauge_rows" not in state or "age" not in state:

@@ -19,11 +19,20 @@ from pathspace.network.errors import expect_network
 from pathspace.network.likeness import same_network
 from pathspace.network.sharded import refused
 from pathspace.optim.base.clipped_gradients import ClippedGradients, Gradients, taken
-from pathspace.optim.base.saved_states import BEGUN, NOTHING, has_content, locked, of_steps, unlocked
+from pathspace.optim.base.saved_states import (
+    BEGUN,
+    NOTHING,
+    has_content,
+    locked,
+    of_steps,
+    unlocked,
+)
 from pathspace.squared.parts import cut, first_split, is_split, joined, local, totals, whole
 
 Parameters = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
-Active = list[tuple[Tensor, dict[str, Any], Tensor]]  # parameters with a gradient: parameter, group, gradient
+Active = list[
+    tuple[Tensor, dict[str, Any], Tensor]
+]  # parameters with a gradient: parameter, group, gradient
 
 _ENDS = ("gauge_rows", "gauge_columns", "scales")  # kept whole in every process
 
@@ -45,21 +54,29 @@ class NetworkOptimizer(torch.optim.Optimizer):
     _misread: tuple[
         str, ...
     ] = ()  # entries of a state that plain rules know by these names and would misread
-    _rehearsal: dict[str, Any] | None = None  # what was there before a first step that moved nothing
+    _rehearsal: dict[str, Any] | None = (
+        None  # what was there before a first step that moved nothing
+    )
 
     def __init__(self, params: Parameters, network: Network, defaults: dict[str, Any]) -> None:
         expect_network(network)
         self.network = network
         self._gradients = Gradients(type(self).__name__, network)
-        self._clipped = ClippedGradients(type(self).__name__, self.clips_by) if self.clips_by else None
+        self._clipped = (
+            ClippedGradients(type(self).__name__, self.clips_by) if self.clips_by else None
+        )
         # torch adds options of its own to ``defaults`` when it loads a state
         self._of_groups = frozenset(defaults)
         network.check_current(parts=True)
         self._splits = network.splits
         super().__init__(params, defaults)
         if not network.parameters:
-            raise ValueError("no parameter of the model is in the network, so train it by the plain rule")
-        if not any(id(p) in network.names_by_id for group in self.param_groups for p in group["params"]):
+            raise ValueError(
+                "no parameter of the model is in the network, so train it by the plain rule"
+            )
+        if not any(
+            id(p) in network.names_by_id for group in self.param_groups for p in group["params"]
+        ):
             if any(map(is_split, self._all_parameters())) and not network.splits:
                 raise refused(type(self).__name__)  # of a model that was not traced before
             raise ValueError(
@@ -71,7 +88,8 @@ class NetworkOptimizer(torch.optim.Optimizer):
     def _take(self, active: Active) -> None:
         """Take a step of the parameters that have a gradient."""
 
-    @_disable_dynamo  # parts of it, compiled one by one with a whole training step, would round otherwise
+    # parts of it, compiled one by one with a whole training step, would round otherwise
+    @_disable_dynamo
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step.
@@ -106,8 +124,8 @@ class NetworkOptimizer(torch.optim.Optimizer):
         """Add a group; see ``torch.optim.Optimizer.add_param_group``.
 
         Raises:
-            ValueError: an option is out of its range, or is one of the whole optimizer, which torch would ignore; or a
-                parameter is split over processes, or given twice.
+            ValueError: an option is out of its range, or is one of the whole optimizer, which torch
+                would ignore; or a parameter is split over processes, or given twice.
             TypeError: a parameter is complex.
         """
         self._check_group(param_group)
@@ -121,9 +139,13 @@ class NetworkOptimizer(torch.optim.Optimizer):
     def _bind(self, parameters: Sequence[Tensor]) -> None:
         """Take parameters on."""
         if any(p.is_complex() for p in parameters):  # a square of theirs is no square of their size
-            raise TypeError("a parameter is complex: give it to an optimizer of torch, beside this one")
+            raise TypeError(
+                "a parameter is complex: give it to an optimizer of torch, beside this one"
+            )
         if len(set(parameters)) < len(parameters):  # torch warns, and steps twice
-            raise ValueError("a parameter stands twice in a group: give list(dict.fromkeys(parameters))")
+            raise ValueError(
+                "a parameter stands twice in a group: give list(dict.fromkeys(parameters))"
+            )
         self._expect_whole(parameters)
         taken(parameters)
 
@@ -164,8 +186,11 @@ class NetworkOptimizer(torch.optim.Optimizer):
                 raise ValueError(
                     f"'{name}' is an option of {kind} as a whole, not of a group: give it to {kind}(...) itself"
                 )
-        # rules of others may have other options of these names: two numbers as eps, three as betas, no lr
-        ours = {n: v for n, v in param_group.items() if isinstance(self.defaults.get(n), (Real, Tensor))}
+        # rules of others may have other options of these names: two numbers as eps, three as betas,
+        # no lr
+        ours = {
+            n: v for n, v in param_group.items() if isinstance(self.defaults.get(n), (Real, Tensor))
+        }
         if "betas" in param_group and len(self.defaults.get("betas", ())) == 2:
             ours["betas"] = param_group["betas"]
         checked(**ours)
@@ -201,7 +226,8 @@ class NetworkOptimizer(torch.optim.Optimizer):
             names: the parameters of all optimizers that follow.
 
         Raises:
-            ValueError: it is another network than this optimizer's, or parameters are split over processes.
+            ValueError: it is another network than this optimizer's, or parameters are split over
+                processes.
         """
         del names
         kind = type(self).__name__
@@ -231,23 +257,30 @@ class NetworkOptimizer(torch.optim.Optimizer):
         """Return whether any of the processes that step together refuses a step."""
         if not self._in_parts:
             return refused
-        return bool(totals(torch.tensor([float(refused)]), [first_split(self._all_parameters())]).sum())
+        return bool(
+            totals(torch.tensor([float(refused)]), [first_split(self._all_parameters())]).sum()
+        )
 
-    # -- a first step that moves nothing --------------------------------------------------------------------------
+    # -- a first step that moves nothing -----------------------------------------------------------
 
     def _is_rehearsal(self, active: Active) -> bool:
         """Return whether this is a first step of rate 0 along gradients of 0, by which tools learn what a state holds.
 
-        ``get_optimizer_state_dict`` and ``set_optimizer_state_dict`` of torch.distributed.checkpoint take one.
+        ``get_optimizer_state_dict`` and ``set_optimizer_state_dict`` of
+        torch.distributed.checkpoint take one.
         """
         rates = [group.get("lr", 0.0) for group in self.param_groups]
-        moving = any(rate is None or float(rate) for rate in rates)  # None: the rule chooses its rate
+        moving = any(
+            rate is None or float(rate) for rate in rates
+        )  # None: the rule chooses its rate
         if moving or any(self.state.values()):
             return False
         moves = any(bool(local(g).any()) for _, _, g in active)
         split = first_split(p for p, _, _ in active)
         if split is not None:
-            moves = bool(totals(torch.tensor([float(moves)], device=local(split).device), [split]).sum())
+            moves = bool(
+                totals(torch.tensor([float(moves)], device=local(split).device), [split]).sum()
+            )
         return not moves
 
     def _rehearse(self, active: Active) -> None:
@@ -277,7 +310,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
         """Whether what the states hold is worth loading."""
         return self._rehearsal is None
 
-    # -- states ---------------------------------------------------------------------------------------------------
+    # -- states ------------------------------------------------------------------------------------
 
     def _all_parameters(self) -> list[Tensor]:
         """Return the parameters of all groups, in the order of a state's indices."""
@@ -307,9 +340,15 @@ class NetworkOptimizer(torch.optim.Optimizer):
     def _unpacked(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return what :meth:`_packed` was made of, be the parameters whole there and split here, or the reverse."""
         saved = [index for group in state_dict["param_groups"] for index in group["params"]]
-        of = dict(zip(saved, self._all_parameters(), strict=False))  # torch tells if they are not as many
+        of = dict(
+            zip(saved, self._all_parameters(), strict=False)
+        )  # torch tells if they are not as many
         states = {
-            i: {k: self._own_part(k, v, of.get(i)) for k, v in unlocked(state).items() if k != NOTHING}
+            i: {
+                k: self._own_part(k, v, of.get(i))
+                for k, v in unlocked(state).items()
+                if k != NOTHING
+            }
             for i, state in state_dict["state"].items()
             if i in of
         }
@@ -327,10 +366,12 @@ class NetworkOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume from a state; see ``torch.optim.Optimizer.load_state_dict``.
 
-        It is taken to belong to the weights that the model has at the next step, however they were rescaled before.
+        It is taken to belong to the weights that the model has at the next step, however they were
+        rescaled before.
 
         Raises:
-            ValueError: it is the state of another rule, or of parameters of other shapes, or has lost its entries.
+            ValueError: it is the state of another rule, or of parameters of other shapes, or has
+                lost its entries.
             KeyError: it is not the state of an optimizer in path space, where this is one.
         """
         state_dict = {**state_dict}
@@ -344,8 +385,8 @@ class NetworkOptimizer(torch.optim.Optimizer):
     def _load(self, state_dict: dict[str, Any]) -> None:
         """Take a state, as hooks have left it.
 
-        Tensors keep the type that they were saved in, where torch would round float32 values of half-precision
-        parameters to half precision.
+        Tensors keep the type that they were saved in, where torch would round float32 values of
+        half-precision parameters to half precision.
         """
         state_dict = self._unpacked(state_dict)
         saved, ours = self._check_loaded(state_dict, state_dict["state"])
@@ -387,7 +428,10 @@ class NetworkOptimizer(torch.optim.Optimizer):
         Raises:
             ValueError: it does not fit the parameter.
         """
-        shape, kept_here = self.network.parameters[name].shape, local(self.network.parameters[name]).shape
+        shape, kept_here = (
+            self.network.parameters[name].shape,
+            local(self.network.parameters[name]).shape,
+        )
         rows = shape[:1].numel()
         # what gauges, and moments of matrix rules, are kept for
         matrix = (rows, shape.numel() // max(1, rows))
@@ -396,7 +440,9 @@ class NetworkOptimizer(torch.optim.Optimizer):
             kept = state.get(key)
             if not isinstance(kept, Tensor):
                 continue
-            spreads = kept.dim() == 2 and all(n in (1, m) for n, m in zip(kept.shape, matrix, strict=True))
+            spreads = kept.dim() == 2 and all(
+                n in (1, m) for n, m in zip(kept.shape, matrix, strict=True)
+            )
             fits = spreads if key.startswith("gauge") else tuple(kept.shape) in moments
             if not fits:
                 raise ValueError(
@@ -408,7 +454,9 @@ class NetworkOptimizer(torch.optim.Optimizer):
         """Return a copy for a copy of the model: ``copy.deepcopy((model, optimizer))``."""
         copied = memo[id(self)] = type(self).__new__(type(self))
         # schedulers put a method of this object in the place of ``step``
-        copied.__dict__.update({k: self._copied(k, v, memo) for k, v in self.__dict__.items() if k != "step"})
+        copied.__dict__.update(
+            {k: self._copied(k, v, memo) for k, v in self.__dict__.items() if k != "step"}
+        )
         taken(copied._all_parameters())
         return copied
 
@@ -418,7 +466,8 @@ class NetworkOptimizer(torch.optim.Optimizer):
         return copy.deepcopy(value, memo)
 
     def __getstate__(self) -> dict[str, Any]:
-        # torch would leave out everything but states and groups, and what is loaded could not take a step
+        # torch would leave out everything but states and groups, and what is loaded could not take
+        # a step
         kind = type(self).__name__
         raise TypeError(
             f"{kind} cannot be pickled, because its network cannot: save optimizer.state_dict(), and load it into a "
@@ -447,4 +496,6 @@ def _is_of_elements(key: str, value: Any) -> bool:
 
 def _joined(key: str, value: Any, p: Tensor) -> Any:
     """Return an entry of a state as it travels."""
-    return joined(value, p) if _is_of_elements(key, value) and value.shape == local(p).shape else value
+    return (
+        joined(value, p) if _is_of_elements(key, value) and value.shape == local(p).shape else value
+    )

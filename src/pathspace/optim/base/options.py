@@ -39,7 +39,11 @@ def with_metric(
 ) -> dict[str, Any]:
     """Return the shared options of an optimizer, with the metric that was given or one made of the other options."""
     of_data = {"alpha", *SharedDataOptions.__annotations__}
-    check_names(owner, options, of_data if issubclass(kind, DataDependent) else SharedOptions.__annotations__)
+    check_names(
+        owner,
+        options,
+        of_data if issubclass(kind, DataDependent) else SharedOptions.__annotations__,
+    )
     shared = ("clip_norm", "maximize", "metric")
     own = {n: v for n, v in options.items() if n not in shared and (n, v) != ("alpha", None)}
     return {

@@ -1,7 +1,7 @@
 """What optimizers in path space share: the skeleton, the frame of every step, and which classes take part.
 
-A rule of its own is one subclass that turns the gradient of a path (or of a parameter outside the network) into a
-direction (`_direction`).
+A rule of its own is one subclass that turns the gradient of a path (or of a parameter outside the
+network) into a direction (`_direction`).
 
 Letters: p parameter, g = dL/dp, x path coordinates, R ratios (see ``paths.space.frame``), eta lr.
 """
@@ -33,7 +33,9 @@ from pathspace.paths.space.skeleton import RULES, Rule, Skeleton
 from pathspace.paths.space.skeleton import skeleton as choose
 
 Units = Literal["balanced", "none"]
-Inside = dict[str, tuple[Tensor, dict[str, Any]]]  # name of a parameter of the network -> parameter, group
+Inside = dict[
+    str, tuple[Tensor, dict[str, Any]]
+]  # name of a parameter of the network -> parameter, group
 
 _FRAMES = 16  # sets of parameters with a gradient whose frames are kept
 _LOOK = 10  # steps between two looks at all weights, after as many steps that look
@@ -59,7 +61,8 @@ class PathSpaceOptimizer(NetworkOptimizer):
         params: parameters or param groups.
         network: the traced network.
         defaults: options that groups may have of their own, ``lr`` and ``weight_decay`` among them.
-        clip_norm, clamp, units, skeleton_rate, skeleton, seed, maximize: see :class:`pathspace.optim.GSGD`.
+        clip_norm, clamp, units, skeleton_rate, skeleton, seed, maximize: see
+            :class:`pathspace.optim.GSGD`.
     """
 
     def __init__(
@@ -84,7 +87,12 @@ class PathSpaceOptimizer(NetworkOptimizer):
             raise ValueError(f"units must be 'balanced' or 'none', got {units!r}")
         if not skeleton_rate > 0:
             raise ValueError(f"skeleton_rate must be positive, got {skeleton_rate}")
-        self.clip_norm, self.clamp, self.units, self.skeleton_rate = clip_norm, clamp, units, skeleton_rate
+        self.clip_norm, self.clamp, self.units, self.skeleton_rate = (
+            clip_norm,
+            clamp,
+            units,
+            skeleton_rate,
+        )
         self._wanted: Skeleton | Rule = "largest" if skeleton is None else skeleton
         self._seed = int(seed)
         self._steps = 0
@@ -112,7 +120,8 @@ class PathSpaceOptimizer(NetworkOptimizer):
         """Refuse to let states follow a rescaling; see :class:`NetworkOptimizer`.
 
         Raises:
-            ValueError: some units have no basis paths, and the weights there step as in the network at the first step.
+            ValueError: some units have no basis paths, and the weights there step as in the network
+                at the first step.
         """
         super().expect_movable(network, names)
         if self.skeleton is not None and self.skeleton.incomplete:
@@ -125,7 +134,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
     def _make_room(self, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
         """Let a state have all that it will have after a step."""
 
-    # --- the skeleton ------------------------------------------------------------------------------------
+    # --- the skeleton -----------------------------------------------------------------------------
 
     @tables_on_the_cpu()
     @torch.no_grad()
@@ -134,8 +143,8 @@ class PathSpaceOptimizer(NetworkOptimizer):
     ) -> Skeleton:
         """Choose the skeleton anew, at the present weights.
 
-        No weight changes. What is kept per path (momentum, Adam's moments) belongs to paths of the old skeleton and
-        starts anew, as do units and counts.
+        No weight changes. What is kept per path (momentum, Adam's moments) belongs to paths of the
+        old skeleton and starts anew, as do units and counts.
 
         Args:
             skeleton: a skeleton, or the rule to choose one by.
@@ -145,7 +154,11 @@ class PathSpaceOptimizer(NetworkOptimizer):
             The skeleton.
         """
         self._forget_rehearsal()
-        chosen = skeleton if isinstance(skeleton, Skeleton) else choose(self.network, skeleton, generator)
+        chosen = (
+            skeleton
+            if isinstance(skeleton, Skeleton)
+            else choose(self.network, skeleton, generator)
+        )
         self._begin(chosen)
         for p in self.network.parameters.values():
             self.state.pop(p, None)
@@ -155,7 +168,9 @@ class PathSpaceOptimizer(NetworkOptimizer):
         network = self.network
         expect_own(chosen.graph, network, "skeleton was chosen")
         gauge = gauge_of_nodes(network)
-        complete = torch.cat([torch.zeros(1, dtype=torch.bool), chosen.complete.repeat(2)]).to(gauge.device)
+        complete = torch.cat([torch.zeros(1, dtype=torch.bool), chosen.complete.repeat(2)]).to(
+            gauge.device
+        )
         products = chosen.products(network.parameters)
         # classes without a skeleton edge stand at the scale that they have in the balanced network
         fixed = torch.where(complete, products, gauge)
@@ -168,21 +183,40 @@ class PathSpaceOptimizer(NetworkOptimizer):
             used = chosen.graph.unflatten(used_edges(network, chosen.graph))
             weights = {n: p.double() * used[n].to(p.device) for n, p in network.parameters.items()}
             whole = chart(network, chosen, weights, gauge.device)
-            lengths = Frame(whole, Measure(fixed, units, pace), weights).look(weights).lengths(weights, gauge)
+            lengths = (
+                Frame(whole, Measure(fixed, units, pace), weights)
+                .look(weights)
+                .lengths(weights, gauge)
+            )
             whole.classes.put_(pace, math.sqrt(self.skeleton_rate) / lengths)
         none = torch.zeros((), dtype=torch.long, device=gauge.device)
-        self._start = {"fixed": fixed, "units": units, "pace": pace, "clamped": none, "flipped": none.clone()}
+        self._start = {
+            "fixed": fixed,
+            "units": units,
+            "pace": pace,
+            "clamped": none,
+            "flipped": none.clone(),
+        }
 
     def _adopt(self, chosen: Skeleton) -> None:
         self.skeleton = chosen
         self._frames, self._far, self._rescalings = {}, None, self.network.rescalings["done"]
 
     def _before_rehearsal(self) -> dict[str, Any]:
-        return {"skeleton": self.skeleton, "start": self._start, "steps": self._steps, "at": self._rescalings}
+        return {
+            "skeleton": self.skeleton,
+            "start": self._start,
+            "steps": self._steps,
+            "at": self._rescalings,
+        }
 
     def _restore(self, before: dict[str, Any]) -> None:
         super()._restore(before)
-        self.skeleton, self._start, self._steps = before["skeleton"], before["start"], before["steps"]
+        self.skeleton, self._start, self._steps = (
+            before["skeleton"],
+            before["start"],
+            before["steps"],
+        )
         self._frames, self._far, self._rescalings = {}, None, before["at"]
 
     @property
@@ -211,16 +245,20 @@ class PathSpaceOptimizer(NetworkOptimizer):
                 frame = self._frames[key] = Frame(coordinates, measure, weights)
         return frame.look(weights)
 
-    # --- steps -------------------------------------------------------------------------------------------
+    # --- steps ------------------------------------------------------------------------------------
 
     def _take(self, active: Active) -> None:
         names = self.network.names_by_id
         self._expect_same_scales()
         if self.skeleton is None and any(id(p) in names for p, _, _ in active):
-            own = torch.Generator().manual_seed(self._seed)  # the user's random state is not touched
+            own = torch.Generator().manual_seed(
+                self._seed
+            )  # the user's random state is not touched
             with tables_on_the_cpu():
                 wanted = self._wanted
-                self._begin(wanted if isinstance(wanted, Skeleton) else choose(self.network, wanted, own))
+                self._begin(
+                    wanted if isinstance(wanted, Skeleton) else choose(self.network, wanted, own)
+                )
         wide = torch.Tensor.double if self._is_far() else widened
         weights: dict[str, Tensor] = {}
         gradients: dict[str, Tensor] = {}
@@ -230,8 +268,8 @@ class PathSpaceOptimizer(NetworkOptimizer):
             name = names.get(id(p))
             g = widened(g) if name is None else wide(g)
             if group["lr"] == 0 and name is not None:
-                # a weight stays as it is, as it does without a gradient, but tools that load a state ask a first such
-                # step what it will hold
+                # a weight stays as it is, as it does without a gradient, but tools that load a
+                # state ask a first such step what it will hold
                 self._make_room(g, group, self.state[p])
                 continue
             g = -g if group["maximize"] else g
@@ -286,7 +324,9 @@ class PathSpaceOptimizer(NetworkOptimizer):
         factor: float | Tensor = 1.0
         if self.clip_norm is not None and (inside or outside):  # all rates may be 0
             every = [g.reshape(-1) for g in (*gradients.values(), *outside)]
-            square = torch.stack([torch.dot(g, g).double().to(every[0].device) for g in every]).sum()
+            square = torch.stack(
+                [torch.dot(g, g).double().to(every[0].device) for g in every]
+            ).sum()
             factor = clip_factor(square, self.clip_norm)
         if frame is not None:
             self._move(frame, inside, weights, gradients, factor)
@@ -324,7 +364,9 @@ class PathSpaceOptimizer(NetworkOptimizer):
 
     @staticmethod
     def _expect_finite(values: Tensor) -> None:
-        if not values.is_cuda and not bool(values.isfinite().all()):  # there a step would wait for it
+        if not values.is_cuda and not bool(
+            values.isfinite().all()
+        ):  # there a step would wait for it
             raise FloatingPointError(
                 "a step in path space is not finite: weights or gradients are not, because training diverged (lower "
                 "the learning rate or clip) or a batch held NaN; parameters are not changed"
@@ -343,7 +385,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
     def _copied(self, name: str, value: Any, memo: dict[int, Any]) -> Any:
         return {} if name == "_frames" else super()._copied(name, value, memo)
 
-    # --- the state ---------------------------------------------------------------------------------------
+    # --- the state --------------------------------------------------------------------------------
 
     @tables_on_the_cpu()
     @torch.no_grad()
@@ -351,11 +393,12 @@ class PathSpaceOptimizer(NetworkOptimizer):
         """Return how well conditioned path space is at the present weights, and what became of the skeleton.
 
         Returns:
-            ``classes``: how many unit classes move. ``incomplete``: names of those that no skeleton edge enters or
-            leaves, whose weights step as in the balanced network. ``multipliers``: smallest, median and largest of
-            1 / (A_u B_v)^2, by which a rule without units multiplies the gradients of the balanced network.
-            ``smallest_ratio``, ``largest_ratio``: of A_c to its value when the skeleton was chosen. ``clamped``: how
-            often a ratio R was clamped, ``flipped``: how often a skeleton weight changed its sign, since then.
+            ``classes``: how many unit classes move. ``incomplete``: names of those that no skeleton
+            edge enters or leaves, whose weights step as in the balanced network. ``multipliers``:
+            smallest, median and largest of 1 / (A_u B_v)^2, by which a rule without units
+            multiplies the gradients of the balanced network. ``smallest_ratio``, ``largest_ratio``:
+            of A_c to its value when the skeleton was chosen. ``clamped``: how often a ratio R was
+            clamped, ``flipped``: how often a skeleton weight changed its sign, since then.
 
         Raises:
             RuntimeError: before the first step, unless a skeleton was chosen.
@@ -371,7 +414,9 @@ class PathSpaceOptimizer(NetworkOptimizer):
         kept: dict[str, Any] = {key: value.clone() for key, value in self._start.items()}
         if self.skeleton is not None:
             kept |= self.skeleton.as_state()
-        first = next(i for i, p in enumerate(self._all_parameters()) if id(p) in self.network.names_by_id)
+        first = next(
+            i for i, p in enumerate(self._all_parameters()) if id(p) in self.network.names_by_id
+        )
         state = {**packed["state"], first: {**packed["state"].get(first, {}), "path_space": kept}}
         return super()._packed({**packed, "state": state})
 
@@ -383,7 +428,9 @@ class PathSpaceOptimizer(NetworkOptimizer):
                 "this is not the state of an optimizer in path space: it has no entry 'path_space'"
             )
         kept = copy.deepcopy(packed[0])
-        restored = Skeleton.restored(reduction_graph(self.network), kept) if "edges" in kept else None
+        restored = (
+            Skeleton.restored(reduction_graph(self.network), kept) if "edges" in kept else None
+        )
         super()._load({**state_dict, "state": {i: s for i, s in states.items() if s}})
         if restored is not None:
             device = next(iter(self.network.parameters.values())).device
@@ -402,4 +449,6 @@ def _shrinking(inside: Inside) -> dict[str, float] | None:
     """Return what decay multiplies path values by, by name; None without decay."""
     if not any(group["weight_decay"] for _, group in inside.values()):
         return None
-    return {name: 1 - float(group["lr"]) * group["weight_decay"] for name, (_, group) in inside.items()}
+    return {
+        name: 1 - float(group["lr"]) * group["weight_decay"] for name, (_, group) in inside.items()
+    }

@@ -1,8 +1,8 @@
 """Moments of plain rules, taken into coordinates and back.
 
-A rule in coordinates u = w / r sees h = r g. So what it averages of gradients is r times what the plain rule keeps,
-what it averages of their squares is r^2 times that, and lengths of steps are divided by r. For rules of elements this
-is exact while r stays as it is.
+A rule in coordinates u = w / r sees h = r g. So what it averages of gradients is r times what the
+plain rule keeps, what it averages of their squares is r^2 times that, and lengths of steps are
+divided by r. For rules of elements this is exact while r stays as it is.
 
 Letters: w parameter, g = dL/dw, r = 1 / sqrt(D), u coordinates, h = dL/du.
 """
@@ -73,7 +73,9 @@ def follow_rescaling_(rule: Optimizer, shadow: Tensor, scale: Tensor) -> None:
     follow_state_(state, powers, scale.expand(shadow.shape))
 
 
-def out_of_coordinates(rule: Optimizer, state: Mapping[str, Any], r: Tensor | None) -> dict[str, Any]:
+def out_of_coordinates(
+    rule: Optimizer, state: Mapping[str, Any], r: Tensor | None
+) -> dict[str, Any]:
     """Return what the plain rule would keep of a parameter; r is None outside the network.
 
     Raises:
@@ -81,7 +83,9 @@ def out_of_coordinates(rule: Optimizer, state: Mapping[str, Any], r: Tensor | No
     """
     powers = traits_of(type(rule)).powers
     if powers is None:
-        raise TypeError(f"what {type(rule).__name__} keeps has no known transformation to the plain rule's")
+        raise TypeError(
+            f"what {type(rule).__name__} keeps has no known transformation to the plain rule's"
+        )
     result = dict(state)
     for key, power in powers.items():
         value = result.get(key)

@@ -1,7 +1,8 @@
 """What a saved state holds besides an optimizer's own: marks, by which it is loaded as what it is.
 
-Moments in coordinates have the names and shapes of those of plain rules, whose loaders would take them without a word.
-So a saved state holds a :class:`Refusal` in the place of one entry, and the entry itself under another name.
+Moments in coordinates have the names and shapes of those of plain rules, whose loaders would take
+them without a word. So a saved state holds a :class:`Refusal` in the place of one entry, and the
+entry itself under another name.
 
 Groups say whether steps were taken. Tools load what a state has room for, which may be nothing.
 """
@@ -25,8 +26,9 @@ _KEPT = "coordinate_"
 class Refusal(bytes):
     """A sentence in the place of an entry, at which loaders of plain rules stop.
 
-    They make a new object of its type from an iterator, which raises. A file holds plain bytes, of which Adam and its
-    kin would make a number: ``could not convert string to float: b'...'``. Both show the sentence.
+    They make a new object of its type from an iterator, which raises. A file holds plain bytes, of
+    which Adam and its kin would make a number: ``could not convert string to float: b'...'``. Both
+    show the sentence.
     """
 
     def __new__(cls, sentence: Any) -> Refusal:
@@ -49,7 +51,9 @@ _REFUSED = (
 )
 
 
-def locked(state: Mapping[str, Any], names: Iterable[str], *, moments: bool = False) -> dict[str, Any]:
+def locked(
+    state: Mapping[str, Any], names: Iterable[str], *, moments: bool = False
+) -> dict[str, Any]:
     """Return a state that loaders of plain rules refuse, with all of its entries.
 
     Args:
@@ -76,7 +80,10 @@ def unlocked(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def has_content(state: Mapping[str, Any]) -> bool:
     """Return whether a state holds more than empty dictionaries and the mark of one that holds nothing."""
-    return any(key != NOTHING and not (isinstance(value, dict) and not value) for key, value in state.items())
+    return any(
+        key != NOTHING and not (isinstance(value, dict) and not value)
+        for key, value in state.items()
+    )
 
 
 def of_steps(state_dict: dict[str, Any], kind: str) -> dict[str, Any]:
@@ -96,6 +103,8 @@ def of_steps(state_dict: dict[str, Any], kind: str) -> dict[str, Any]:
             "while there are gradients: call optimizer.zero_grad() before get_optimizer_state_dict"
         )
     if marks and not any(marks):
-        emptied = {i: {k: {} for k, v in s.items() if isinstance(v, dict)} for i, s in states.items()}
+        emptied = {
+            i: {k: {} for k, v in s.items() if isinstance(v, dict)} for i, s in states.items()
+        }
         states = {i: state for i, state in emptied.items() if state}
     return {**state_dict, "state": states, "param_groups": plain}

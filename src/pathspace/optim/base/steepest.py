@@ -1,7 +1,7 @@
 """Steepest descent in a metric, d = g / D, with momentum, decay and clipping, for all parameters at once.
 
-Letters: p parameter, g = dL/dp, D metric, d direction, v velocity, eta lr, f gauge; m powers of two that take a far
-network near balance (see ``metrics.gauge``), 1 for all others.
+Letters: p parameter, g = dL/dp, D metric, d direction, v velocity, eta lr, f gauge; m powers of two
+that take a far network near balance (see ``metrics.gauge``), 1 for all others.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class ParamStep:
         state: what the optimizer keeps of it.
         name: in the network; None outside.
         g: the gradient of p to descend, in the near member: m dL/dp.
-        factor: what the metric gives, 1 / D there for this rule; None outside the network, where d = g.
+        factor: what the metric gives, 1 / D there for this rule; None outside the network, where d
+            = g.
         gauge: f / m and m; None outside the network.
     """
 
@@ -73,7 +74,9 @@ def orient_gradients(steps: list[ParamStep], metric: Metric) -> None:
                 step.g = (step.g * step.far).to(step.g.dtype)
 
 
-def clipping(steps: list[ParamStep], clip_norm: float | None, clip_step: float | None) -> float | Tensor:
+def clipping(
+    steps: list[ParamStep], clip_norm: float | None, clip_step: float | None
+) -> float | Tensor:
     """Return what all directions are multiplied with.
 
     Args:
@@ -86,7 +89,10 @@ def clipping(steps: list[ParamStep], clip_norm: float | None, clip_step: float |
         products = (widened(s.g) * widened(s.direction()) for s in steps)
         factor = clip_factor(_sum(products, steps), clip_norm)
     if clip_step is not None:
-        balanced = (widened(s.direction()) if s.gauge is None else s.gauge.into(s.direction()) for s in steps)
+        balanced = (
+            widened(s.direction()) if s.gauge is None else s.gauge.into(s.direction())
+            for s in steps
+        )
         factor = factor * clip_factor(factor**2 * _sum((d * d for d in balanced), steps), clip_step)
     return factor
 
@@ -129,7 +135,10 @@ def descend_(steps: list[ParamStep], factor: float | Tensor) -> None:
     for (_, plain), alike in groups.items():
         group, p = alike[0].group, [step.p for step in alike]
         if plain:
-            d, inverses = [step.g for step in alike], [f for step in alike if (f := step.factor) is not None]
+            d, inverses = (
+                [step.g for step in alike],
+                [f for step in alike if (f := step.factor) is not None],
+            )
         else:
             wide = (s.direction() * factor if changes(factor) else s.direction() for s in alike)
             # clipped by then: what is longer may be beyond the parameter's type

@@ -1,7 +1,8 @@
 """Adam's direction, from the moments of whatever gradient it is given.
 
-Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2015; AMSGrad: Reddi, Kale and Kumar, "On the Convergence
-of Adam and Beyond", 2018. Letters: g gradient, m and v its averages, t the number of steps.
+Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2015; AMSGrad: Reddi, Kale and Kumar,
+"On the Convergence of Adam and Beyond", 2018. Letters: g gradient, m and v its averages, t the
+number of steps.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def adam_direction(
 
     Args:
         g: gradient; it is not kept.
-        state: where the moments are kept: ``step``, ``exp_avg``, ``exp_avg_sq``, ``max_exp_avg_sq``.
+        state: where the moments are kept: ``step``, ``exp_avg``, ``exp_avg_sq``,
+            ``max_exp_avg_sq``.
         betas: decay rates of the two moments.
         eps: added to the root.
         amsgrad: use the largest v so far.

@@ -27,9 +27,9 @@ ROW_BLOCKS = "_row_blocks"
 class MuonAdamW(Optimizer):
     """``torch.optim.Muon`` for parameters of two dimensions, ``torch.optim.AdamW`` for the others.
 
-    Jordan, Jin, Boza, You, Cesista, Newhouse, Bernstein, "Muon: An optimizer for hidden layers in neural networks",
-    2024; the sizes of its steps: Liu et al., "Muon is Scalable for LLM Training", 2025. A parameter that has
-    ``ROW_BLOCKS`` is as many matrices.
+    Jordan, Jin, Boza, You, Cesista, Newhouse, Bernstein, "Muon: An optimizer for hidden layers in
+    neural networks", 2024; the sizes of its steps: Liu et al., "Muon is Scalable for LLM Training",
+    2025. A parameter that has ``ROW_BLOCKS`` is as many matrices.
 
     Args:
         params: parameters or param groups.
@@ -39,8 +39,8 @@ class MuonAdamW(Optimizer):
         weight_decay: decoupled decay of every parameter, times lr.
         betas: decay rates of AdamW's moments.
         eps: added to the root of AdamW's second moment.
-        adjust_lr: see ``adjust_lr_fn`` of ``torch.optim.Muon``; ``"match_rms_adamw"`` gives steps of AdamW's size, so
-            that one lr serves both rules.
+        adjust_lr: see ``adjust_lr_fn`` of ``torch.optim.Muon``; ``"match_rms_adamw"`` gives steps
+            of AdamW's size, so that one lr serves both rules.
         ns_steps: Newton-Schulz iterations, which torch does in bfloat16.
         use_muon: False leaves the matrices, too, to AdamW.
         maximize: ascend instead.
@@ -85,13 +85,18 @@ class MuonAdamW(Optimizer):
             others = [p for p in moved if p.dim() != 2 or not group["use_muon"]]
             matrices = [p for p in moved if p.dim() == 2] if group["use_muon"] else []
             if others:
-                options = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay", "maximize")}
+                options = {
+                    name: group[name] for name in ("lr", "betas", "eps", "weight_decay", "maximize")
+                }
                 self._let_step(AdamW, others, options)
             if matrices:
                 options = {
-                    name: group[name] for name in ("lr", "momentum", "nesterov", "weight_decay", "ns_steps")
+                    name: group[name]
+                    for name in ("lr", "momentum", "nesterov", "weight_decay", "ns_steps")
                 }
-                with _negated(matrices) if group["maximize"] else nullcontext():  # torch's Muon only descends
+                with (
+                    _negated(matrices) if group["maximize"] else nullcontext()
+                ):  # torch's Muon only descends
                     self._let_step(Muon, matrices, {**options, "adjust_lr_fn": group["adjust_lr"]})
         return loss
 
@@ -142,7 +147,8 @@ def step_in_batches(
 ) -> None:
     """Take the step of ``torch.optim.Muon``, with matrices of one shape orthogonalized together.
 
-    A GPU launches the products of a batch at once; torch's rule launches those of every matrix by themselves.
+    A GPU launches the products of a batch at once; torch's rule launches those of every matrix by
+    themselves.
 
     Args:
         params: matrices with gradients.

@@ -4,7 +4,8 @@ It is Adam without a mean of gradients and long after its start, for which torch
 
     v = alpha v + (1 - alpha) g^2;   p = p - eta g / (sqrt(v) + eps)
 
-On an MLP of two million weights it brought a training step with PathRMSprop from 1.16 to 1.09 of one with RMSprop.
+On an MLP of two million weights it brought a training step with PathRMSprop from 1.16 to 1.09 of
+one with RMSprop.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """SOAP for matrices, Adam in the eigenbasis of the averages of G G^T and G^T G, and AdamW for all other parameters.
 
-Vyas, Morwani, Zhao, Kwun, Shapira, Brandfonbrener, Janson, Kakade, "SOAP: Improving and Stabilizing Shampoo using
-Adam", 2024, with the conventions of the code that its authors published. Torch has no SOAP. Letters: G gradient, a
-matrix [n, m]; L and R the averages of G G^T and G^T G; Q_L and Q_R their eigenvectors in columns; M and V the moments,
-in the eigenbasis.
+Vyas, Morwani, Zhao, Kwun, Shapira, Brandfonbrener, Janson, Kakade, "SOAP: Improving and Stabilizing
+Shampoo using Adam", 2024, with the conventions of the code that its authors published. Torch has no
+SOAP. Letters: G gradient, a matrix [n, m]; L and R the averages of G G^T and G^T G; Q_L and Q_R
+their eigenvectors in columns; M and V the moments, in the eigenbasis.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from pathspace.optim.rules.moments import adam_direction, cast_state
 
 _SIDES = ("rows", "columns")
 _MATRICES = tuple(f"{kind}_{side}" for kind in ("gram", "basis") for side in _SIDES)
-_NOTHING = 2.0**-80  # beside the largest entry, far below what the products of float64 matrices still hold
+_NOTHING = (
+    2.0**-80
+)  # beside the largest entry, far below what the products of float64 matrices still hold
 
 
 class SOAP(Optimizer):
@@ -83,16 +85,23 @@ class SOAP(Optimizer):
 
 
 def soap_direction(
-    G: Tensor, state: dict[str, Any], betas: tuple[float, float], eps: float, frequency: int, largest: int
+    G: Tensor,
+    state: dict[str, Any],
+    betas: tuple[float, float],
+    eps: float,
+    frequency: int,
+    largest: int,
 ) -> Tensor:
     """Take G into the averages and return the direction Q_L Adam(Q_L^T G Q_R) Q_R^T.
 
-    The first gradient only measures the basis and gets the direction 0: in its own eigenbasis it would be diagonal,
-    and Adam would magnify the rounding errors off the diagonal to the size of the rest.
+    The first gradient only measures the basis and gets the direction 0: in its own eigenbasis it
+    would be diagonal, and Adam would magnify the rounding errors off the diagonal to the size of
+    the rest.
 
     Args:
         G: gradient, ``[n, m]``; it is not kept.
-        state: where the averages are kept: ``gram_rows`` L, ``basis_rows`` Q_L, the same for columns, and Adam's.
+        state: where the averages are kept: ``gram_rows`` L, ``basis_rows`` Q_L, the same for
+            columns, and Adam's.
         betas: decay rates of the two moments; L and R decay with the second.
         eps: added to the root of the second moment.
         frequency: steps between two updates of the basis.
@@ -101,8 +110,9 @@ def soap_direction(
     Returns:
         A new tensor ``[n, m]``.
     """
-    # Gradients through many steps of time leave digits lost near zero. They depend on the scales of the weights, and
-    # a basis of the directions that have had no gradient so far would turn on them.
+    # Gradients through many steps of time leave digits lost near zero. They depend on the scales of
+    # the weights, and a basis of the directions that have had no gradient so far would turn on
+    # them.
     G = torch.where(G.abs() < _NOTHING * G.abs().amax(), 0.0, G) if G.numel() else G
     if "step" not in state:
         for side, size in zip(_SIDES, G.shape, strict=True):
@@ -111,8 +121,13 @@ def soap_direction(
         _average_(G, state, betas[1])
         for side in (side for side in _SIDES if f"gram_{side}" in state):
             state[f"basis_{side}"] = eigenvectors(state[f"gram_{side}"])
-        # the moments stand there from the beginning: tools that load a state ask a first step what it will hold
-        state["step"], state["exp_avg"], state["exp_avg_sq"] = 0, torch.zeros_like(G), torch.zeros_like(G)
+        # the moments stand there from the beginning: tools that load a state ask a first step what
+        # it will hold
+        state["step"], state["exp_avg"], state["exp_avg_sq"] = (
+            0,
+            torch.zeros_like(G),
+            torch.zeros_like(G),
+        )
         return torch.zeros_like(G)
     cast_state(state, G.dtype, _MATRICES)
     direction = from_basis(adam_direction(to_basis(G, state), state, betas, eps), state)

@@ -1,7 +1,8 @@
 """What `Invariant` knows of the rules that it is put around: one table.
 
-A rule that is not in the table is treated with care: it sees the points themselves, all parameters in one call, and the
-metric of the first step for good, unless the user names the points that it keeps.
+A rule that is not in the table is treated with care: it sees the points themselves, all parameters
+in one call, and the metric of the first step for good, unless the user names the points that it
+keeps.
 """
 
 from __future__ import annotations
@@ -27,16 +28,18 @@ class RuleTraits:
 
     Attributes:
         reads_points: whether its step depends on where the parameters are, beyond a decay.
-        decays: ``"decoupled"`` if its weight decay is a factor of the parameters, ``"coupled"`` if it is added to the
-            gradients.
-        reach: of what a step of one element depends: of this ``"element"`` alone, of its ``"parameter"``, or of
-            ``"all"``.
-        one_by_one: whether parameters may be handed to it in several calls, as it treats each by itself and raises at
-            its first step or never.
+        decays: ``"decoupled"`` if its weight decay is a factor of the parameters, ``"coupled"`` if
+            it is added to the gradients.
+        reach: of what a step of one element depends: of this ``"element"`` alone, of its
+            ``"parameter"``, or of ``"all"``.
+        one_by_one: whether parameters may be handed to it in several calls, as it treats each by
+            itself and raises at its first step or never.
         by_sign: whether a gradient lost in rounding is to it as large as any.
         evaluates: whether a step evaluates the closure several times.
-        points: entries of its state that are points and move with the coordinates; None where nobody knows.
-        powers: entry of its state -> power of r that takes it from weights to coordinates; None where it has none.
+        points: entries of its state that are points and move with the coordinates; None where
+            nobody knows.
+        powers: entry of its state -> power of r that takes it from weights to coordinates; None
+            where it has none.
         kernel: the option of torch that takes a step in few passes; empty where there is none.
         kernel_on: ``"cpu"`` if it is for the processor alone.
         replacement: a class of this library that steps as it does, in fewer passes.
@@ -57,7 +60,8 @@ class RuleTraits:
     @property
     def takes_parts(self) -> bool:
         """Whether parameters may be split over processes."""
-        # what is nothing beside the largest element of the whole parameter is zero to a rule that goes by signs
+        # what is nothing beside the largest element of the whole parameter is zero to a rule that
+        # goes by signs
         return self.needs_whole or (self.reach == "element" and not self.by_sign)
 
     @property
@@ -67,7 +71,9 @@ class RuleTraits:
 
 
 _ELEMENTS = RuleTraits(reads_points=False, reach="element", one_by_one=True, points=())
-_MATRICES = RuleTraits(reads_points=False, decays="decoupled", reach="parameter", one_by_one=True, points=())
+_MATRICES = RuleTraits(
+    reads_points=False, decays="decoupled", reach="parameter", one_by_one=True, points=()
+)
 
 
 def _of(traits: RuleTraits, kind: type[Optimizer], **more: Any) -> RuleTraits:

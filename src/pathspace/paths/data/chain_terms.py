@@ -1,15 +1,15 @@
 """The two terms of the data-dependent kappa for chains of recurrent layers, without a graph.
 
-It is what ``data_dependent`` computes with random signs, for the same draws, to rounding. Both are pulled back by hand,
-the seeds only through the examples whose products are taken:
+It is what ``data_dependent`` computes with random signs, for the same draws, to rounding. Both are
+pulled back by hand, the seeds only through the examples whose products are taken:
 
     g^l_t   = alpha stat[z^l_t] + (1 - alpha) (W_in^2 g^{l-1}_t + W_rec^2 g^l_{t-1} + b^2)
     psi^l_t = (1 - alpha) ((W_rec^2)^T psi^l_{t+1} + (W_in^2 of the layer above)^T psi^{l+1}_t),   1 at outputs
     delta^l_t = s^l_t + 1[h^l_t > 0] o (W_rec^T delta^l_{t+1} + (W_in of the layer above)^T delta^{l+1}_t)
     s_o^i = eps_o^i sqrt(psi_o);    J^i = sum over t of delta_t^i (h_{t-1}^i)^T   (see ``edge_statistics``)
 
-Letters: T time, n examples, m rows of seeds, H hidden, l layer, z^l_t = W_in h^{l-1}_t + W_rec h^l_{t-1} + b,
-h^l_t = relu(z^l_t), h^0 the input.
+Letters: T time, n examples, m rows of seeds, H hidden, l layer, z^l_t = W_in h^{l-1}_t + W_rec
+h^l_{t-1} + b, h^l_t = relu(z^l_t), h^0 the input.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def chain_terms(
     return KappaTerms({name: path[name] for name in names if name in path}, data, {}, {}, True)
 
 
-# -- the share of the paths ---------------------------------------------------------------------------------------
+# -- the share of the paths ------------------------------------------------------------------------
 
 
 def _paths(seen: ChainPass, request: Request) -> tuple[dict[str, Tensor | Outer], list[Tensor]]:
@@ -89,7 +89,9 @@ def _paths(seen: ChainPass, request: Request) -> tuple[dict[str, Tensor | Outer]
         path.update(dict.fromkeys(cell.biases, total))
         if layer:
             above = torch.mm(flow, squares[layer - 1])
-            psi.insert(0, above if len(above) == chain.steps else pad(above, (0, 0, chain.steps - 1, 0)))
+            psi.insert(
+                0, above if len(above) == chain.steps else pad(above, (0, 0, chain.steps - 1, 0))
+            )
     return path, psi
 
 
@@ -113,7 +115,7 @@ def _recur(rows: Sequence[Tensor], W: Tensor, factor: float) -> None:
         row.addmv_(square, before, alpha=factor)
 
 
-# -- seeds and what they become -----------------------------------------------------------------------------------
+# -- seeds and what they become --------------------------------------------------------------------
 
 
 def _seeds(
@@ -122,7 +124,8 @@ def _seeds(
     """Draw seeds of all layers and the readout, ``[m, T, units]``, None for zero, with their examples and pairs."""
     flat = torch.cat([row.reshape(-1) for row in psi])
     places = None
-    # nodes without any weight have no signs drawn; at the far end of long sequences it may be below all numbers
+    # nodes without any weight have no signs drawn; at the far end of long sequences it may be below
+    # all numbers
     some = [row.any(1) for row in psi]
     if not bool(torch.cat(some).all()):
         used = [drawn.repeat_interleave(row.shape[1]) for drawn, row in zip(some, psi, strict=True)]
@@ -175,7 +178,9 @@ def _pulled_back(seen: ChainPass, seeds: list[Tensor | None], states: list[Tenso
     return deltas
 
 
-def _pull_through(recurrent: Tensor, seeds: Tensor | None, h: Tensor, above: Tensor, deltas: Tensor) -> None:
+def _pull_through(
+    recurrent: Tensor, seeds: Tensor | None, h: Tensor, above: Tensor, deltas: Tensor
+) -> None:
     """Compute delta_t = s_t + 1[h_t > 0] o (W_rec^T delta_{t+1} + above_t) ``[T, m, H]``; above of all steps or 1."""
     rows = deltas.unbind(0)
     gates = (h > 0).to(h.dtype).unbind(0)
@@ -186,7 +191,9 @@ def _pull_through(recurrent: Tensor, seeds: Tensor | None, h: Tensor, above: Ten
         if t < len(rows) - 1:
             after = rows[t + 1]
             alone = len(entering) == 1
-            back = torch.mm(after, recurrent) if alone else torch.addmm(entering[t], after, recurrent)
+            back = (
+                torch.mm(after, recurrent) if alone else torch.addmm(entering[t], after, recurrent)
+            )
         if seed is None:
             torch.mul(back, gates[t], out=rows[t])
         else:

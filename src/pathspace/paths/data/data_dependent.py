@@ -7,15 +7,16 @@ With the activation pattern held, half the second derivative of gamma_net^2 in w
     psi = 1 at outputs, psi_u = (1 - alpha) sum_v psi_v w_uv^2;  v itself is one of the nodes o
     stat = mean square over the examples (R = M) or variance (R = C)
 
-alpha = 0 is Path-SGD; alpha = 1 with R = M is the diagonal of the Gaussian Fisher information (D16 Theorem 2), without
-shared weights and for convolutions. (D16 Eq. (30) needs alpha/n and pairs over N_out(u1) x N_out(u2), and holds for
-layered networks only.) For a recurrent network half the Hessian is the Fisher plus E[z d2z/dp2], which can be negative;
-here it is always the square of the first derivative: that of the parameter (``"parameters"``, the Fisher), or that of
-each of its edges (``"edges"``).
+alpha = 0 is Path-SGD; alpha = 1 with R = M is the diagonal of the Gaussian Fisher information (D16
+Theorem 2), without shared weights and for convolutions. (D16 Eq. (30) needs alpha/n and pairs over
+N_out(u1) x N_out(u2), and holds for layered networks only.) For a recurrent network half the
+Hessian is the Fisher plus E[z d2z/dp2], which can be negative; here it is always the square of the
+first derivative: that of the parameter (``"parameters"``, the Fisher), or that of each of its edges
+(``"edges"``).
 
-One backward pass estimates the second term: it seeds every node o of every example i with eps_o^i sqrt(psi_o),
-eps = +-1. For R = C the two examples of a random pair have the same signs, and their difference is squared. Both are
-unbiased (see ``signs``).
+One backward pass estimates the second term: it seeds every node o of every example i with eps_o^i
+sqrt(psi_o), eps = +-1. For R = C the two examples of a random pair have the same signs, and their
+difference is squared. Both are unbiased (see ``signs``).
 
 Letters: u -> v an edge, o node, i example, n examples, h activation, z value before it.
 """
@@ -67,20 +68,24 @@ def data_dependent_kappa(
         inputs: a batch, as for :func:`data_dependent_norm`.
         alpha: share of the data, in [0, 1]; 0 is :func:`kappa`.
         statistic: ``"second_moment"`` (R = M) or ``"covariance"`` (R = C).
-        sharing: whether a parameter's edges are added before the statistic is taken, ``"parameters"``: half the Hessian
-            of a feed-forward network, and the Fisher of any at alpha = 1; or after it, ``"edges"``.
-        estimator: ``"exact"``: one backward pass for every unit o that is no input (with alpha = 1, every output);
-            ``"signs"``: one backward pass in all, unbiased; ``"auto"``: exact up to 8 such units, else signs.
+        sharing: whether a parameter's edges are added before the statistic is taken,
+            ``"parameters"``: half the Hessian of a feed-forward network, and the Fisher of any at
+            alpha = 1; or after it, ``"edges"``.
+        estimator: ``"exact"``: one backward pass for every unit o that is no input (with alpha = 1,
+            every output); ``"signs"``: one backward pass in all, unbiased; ``"auto"``: exact up to
+            8 such units, else signs.
         generator: draws the signs; seeded with 0 if None. Torch's own random state is never used.
 
     Returns:
-        Parameter name -> tensor of the parameter's shape, non-negative. In the parameters' own type, as for
-        :func:`kappa`; in float64 for all, if a largest value is too large or small for it.
+        Parameter name -> tensor of the parameter's shape, non-negative. In the parameters' own
+        type, as for :func:`kappa`; in float64 for all, if a largest value is too large or small for
+        it.
 
     Raises:
-        ValueError: an option is unknown or out of its range, or the inputs have another shape than the traced ones.
-        UnmatchedForwardError: the forward pass on these inputs is not the traced one, or holds an operation that cannot
-            be followed on data.
+        ValueError: an option is unknown or out of its range, or the inputs have another shape than
+            the traced ones.
+        UnmatchedForwardError: the forward pass on these inputs is not the traced one, or holds an
+            operation that cannot be followed on data.
         FloatingPointError: a value is not finite even in float64.
 
     Example:
@@ -96,7 +101,9 @@ def data_dependent_kappa(
     if alpha == 0:
         network.check_current()
         return kappa(network)
-    return in_safe_type(network, inputs, Request(alpha, statistic, sharing, estimator), generator)[0]
+    return in_safe_type(network, inputs, Request(alpha, statistic, sharing, estimator), generator)[
+        0
+    ]
 
 
 def check_estimation(
@@ -118,7 +125,9 @@ def check_estimation(
     if averaging is not None and not 0 <= averaging < 1:
         raise ValueError(f"averaging must be None or in [0, 1), got {averaging}")
     if examples is not None and not (examples > 0 if examples < 1 else examples % 1 == 0):
-        raise ValueError(f"examples must be None, a number of them or a share below 1, got {examples}")
+        raise ValueError(
+            f"examples must be None, a number of them or a share below 1, got {examples}"
+        )
 
 
 @dataclass(frozen=True)
@@ -145,7 +154,9 @@ class KappaTerms:
         if path is None:
             return data * factor
         if isinstance(path, Outer):
-            return torch.addr(data, path.rows.to(data.dtype), path.columns.to(data.dtype), beta=factor)
+            return torch.addr(
+                data, path.rows.to(data.dtype), path.columns.to(data.dtype), beta=factor
+            )
         return torch.add(path, data, alpha=factor)
 
 
@@ -159,7 +170,8 @@ class Request:
         sharing: edges added before or after it.
         estimator: how the sum over nodes is found.
         pairs: finds for which parameters, and with which others, products are wanted.
-        part: whether random signs may leave out a part of a large batch, because the caller averages over draws.
+        part: whether random signs may leave out a part of a large batch, because the caller
+            averages over draws.
         place: of this process, where each of several has a part of the batch.
     """
 
@@ -209,7 +221,9 @@ def kappa_terms(
     if not data:  # nothing reaches an output
         data = {name: torch.zeros_like(replayed.leaves[name]) for name in wanted}
         cross = {name: torch.zeros_like(replayed.leaves[name]) for name in bias_of}
-    if len({value.dtype for value in data.values()}) > 1:  # a model of several types, as for paths alone
+    if (
+        len({value.dtype for value in data.values()}) > 1
+    ):  # a model of several types, as for paths alone
         data = _in_double(data)
         cross = _in_double(cross)
     return KappaTerms(path, data, cross, bias_of, not exact)
@@ -238,24 +252,32 @@ def in_safe_type(
         terms = kappa_terms(network, in_float64(network, inputs), request, generator)
         kappa = survey({name: terms.kappa(name, data, alpha) for name, data in terms.data.items()})
         if fits(kappa, types, request):
-            kappa.values = {name: dense(value).to(types[name]) for name, value in kappa.values.items()}
+            kappa.values = {
+                name: dense(value).to(types[name]) for name, value in kappa.values.items()
+            }
     check_finite(kappa)
-    return {name: dense(value).clamp_min_(0) for name, value in kappa.values.items()}, terms  # rounding
+    return {
+        name: dense(value).clamp_min_(0) for name, value in kappa.values.items()
+    }, terms  # rounding
 
 
 def fits(kappa: Surveyed, types: Mapping[str, torch.dtype], request: Request) -> bool:
     """Return whether some types hold kappa, so that it need not be computed in float64.
 
-    A kappa of zeros may have vanished; only output biases have it, for the covariance without a share of the paths.
+    A kappa of zeros may have vanished; only output biases have it, for the covariance without a
+    share of the paths.
     """
     may_be_zero = request.alpha == 1 and request.statistic == "covariance"
     return all(
-        kappa.fits(name, dtype) or (kappa.largest(name) == 0 and (may_be_zero or dtype == torch.float64))
+        kappa.fits(name, dtype)
+        or (kappa.largest(name) == 0 and (may_be_zero or dtype == torch.float64))
         for name, dtype in types.items()
     )
 
 
-def in_float64(network: Network, inputs: Any, parameters: Mapping[str, Tensor] | None = None) -> Replay:
+def in_float64(
+    network: Network, inputs: Any, parameters: Mapping[str, Tensor] | None = None
+) -> Replay:
     """Run a forward pass in float64, with the network's parameters or with given values.
 
     Raises:
@@ -324,10 +346,14 @@ def _at_once(
     if psi:
         part = request.part
         place = request.place
-        seeds, pairs = sign_seeds(replayed, psi, request.statistic, generator, part=part, place=place)
+        seeds, pairs = sign_seeds(
+            replayed, psi, request.statistic, generator, part=part, place=place
+        )
         chosen = None
         if pairs is None and part:
-            chosen = random_part(replayed.count, generator, next(iter(seeds.values())).device, place)
+            chosen = random_part(
+                replayed.count, generator, next(iter(seeds.values())).device, place
+            )
         yield Seeded.of(replayed, seeds, pairs, chosen), 1.0
 
 

@@ -3,17 +3,17 @@
     J_p^i  = sum over the edges e = (u -> v) of p of h_u^i delta_v^i       delta_v^i = d(seeded values)/dz_v^i
     "parameters": stat_i[J_p^i];      "edges": sum over e of stat_i[h_u^i delta_v^i]
 
-A variance is the second moment less the squared mean or, where examples were seeded in pairs (see ``signs``), the mean
-of (J^i - J^j)^2 / 2 over the pairs. For a matrix that is used once on every example no J is formed: with the half sums
-s, u and half differences t, v of delta and h in a pair,
+A variance is the second moment less the squared mean or, where examples were seeded in pairs (see
+``signs``), the mean of (J^i - J^j)^2 / 2 over the pairs. For a matrix that is used once on every
+example no J is formed: with the half sums s, u and half differences t, v of delta and h in a pair,
 
     mean square: (1/n) (delta o delta)^T (h o h)
     pairs:       (J^i - J^j)^2 = 4 (s v + t u)^2 = 4 (s^2 v^2 + t^2 u^2 + 2 (s t) (u v))
 
 For others the J of single examples are formed, a chunk of them at a time.
 
-Letters: n examples, h ``[n, P, in]`` and delta ``[n, P, out]`` at P positions or times, p parameter, J of all examples
-``[n, *p.shape]``.
+Letters: n examples, h ``[n, P, in]`` and delta ``[n, P, out]`` at P positions or times, p
+parameter, J of all examples ``[n, *p.shape]``.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ class Seeded:
     replayed: Replay
     deltas: list[Tensor | None]  # of each use's result
     pairs: Pairs | None = None  # examples with the same seeds, where a variance is taken from pairs
-    part: Tensor | None = None  # the numbers of the examples that a mean square is taken over; None is all
+    part: Tensor | None = (
+        None  # the numbers of the examples that a mean square is taken over; None is all
+    )
 
     @property
     def count(self) -> int:
@@ -96,7 +98,9 @@ class Seeded:
             retain_graph=True,
             allow_unused=True,
         )
-        deltas = [_delta(use, [gradients[edges[edge]] for edge in use.edges]) for use in replayed.uses]
+        deltas = [
+            _delta(use, [gradients[edges[edge]] for edge in use.edges]) for use in replayed.uses
+        ]
         return Seeded(replayed, deltas, pairs, part)
 
 
@@ -124,7 +128,8 @@ def statistics(
         Parameter name -> tensor of its shape. Rounding may leave a variance just below zero.
 
     Raises:
-        UnmatchedForwardError: ``sharing="edges"`` for an operation whose edges cannot be told apart.
+        UnmatchedForwardError: ``sharing="edges"`` for an operation whose edges cannot be told
+            apart.
     """
     leaves = seeded.replayed.leaves
     names = list(leaves) if names is None else names
@@ -199,7 +204,9 @@ def _product_of_pairs(factors: Factors, pairs: Pairs) -> Tensor:
     i = pairs.first
     j = pairs.second
     difference = _halves(delta_0, pairs)[1]
-    left = torch.cat([delta.index_select(0, i) * difference, delta.index_select(0, j) * -difference])
+    left = torch.cat(
+        [delta.index_select(0, i) * difference, delta.index_select(0, j) * -difference]
+    )
     product = left.t() @ h.index_select(0, torch.cat([i, j]))
     return product.mul_(pairs.weight)
 
@@ -228,10 +235,13 @@ def _uses(seeded: Seeded, names: Sequence[str]) -> dict[str, list[UseOf]]:
 
 def _depends(tensor: Tensor, leaf: Tensor) -> bool:
     zeros = torch.zeros_like(tensor)
-    return torch.autograd.grad(tensor, leaf, zeros, retain_graph=True, allow_unused=True)[0] is not None
+    return (
+        torch.autograd.grad(tensor, leaf, zeros, retain_graph=True, allow_unused=True)[0]
+        is not None
+    )
 
 
-# -- edges added first --------------------------------------------------------------------------------------------
+# -- edges added first -----------------------------------------------------------------------------
 
 
 def _of_parameter(seeded: Seeded, leaf: Tensor, uses: list[UseOf], statistic: Statistic) -> Tensor:
@@ -254,7 +264,11 @@ def _of_parameter(seeded: Seeded, leaf: Tensor, uses: list[UseOf], statistic: St
         return square.mul_(pairs.weight)
     square = square / n
     mean = mean / n
-    return square if statistic == "second_moment" else _without_rounding(square - mean.square(), square)
+    return (
+        square
+        if statistic == "second_moment"
+        else _without_rounding(square - mean.square(), square)
+    )
 
 
 def _without_rounding(variance: Tensor, second: Tensor) -> Tensor:
@@ -307,7 +321,7 @@ def _chunks(seeded: Seeded, leaf: Tensor, uses: Sequence[UseOf]) -> Iterator[Exa
         yield chunk if seeded.part is None else seeded.part[chunk]
 
 
-# -- every edge by itself -----------------------------------------------------------------------------------------
+# -- every edge by itself --------------------------------------------------------------------------
 
 
 def _of_edges(seeded: Seeded, leaf: Tensor, uses: list[UseOf], statistic: Statistic) -> Tensor:
@@ -333,7 +347,9 @@ def _of_edges(seeded: Seeded, leaf: Tensor, uses: list[UseOf], statistic: Statis
     return result
 
 
-def _edges_of_layer(seeded: Seeded, h: Tensor | None, delta: Tensor, statistic: Statistic) -> Tensor:
+def _edges_of_layer(
+    seeded: Seeded, h: Tensor | None, delta: Tensor, statistic: Statistic
+) -> Tensor:
     """Sum over positions of stat of delta h^T."""
     n = seeded.count
     pairs = seeded.pairs
@@ -365,7 +381,11 @@ def _squared_operation(use: Use, weight: Tensor, delta: Tensor) -> Tensor:
     """Sum over examples and edges of (h delta)^2: the gradient of the operation on squares."""
     # add, addmm and index_add multiply by these
     factors = {name: use.kwargs[name] ** 2 for name in ("alpha", "beta") if name in use.kwargs}
-    squares = {id(t): t.detach().square() for t in tensors_in(use.args, use.kwargs) if t.is_floating_point()}
+    squares = {
+        id(t): t.detach().square()
+        for t in tensors_in(use.args, use.kwargs)
+        if t.is_floating_point()
+    }
     data = [squares.get(id(t), t) for t in use.data]
     args, kwargs = mapped(
         lambda t: t if t is weight or use.is_data(t) else squares.get(id(t), t),

@@ -1,7 +1,8 @@
 """Gradients of a parameter for single examples, J_p^i = sum over its edges (u -> v) of h_u^i delta_v^i.
 
-Letters: i and j examples, n how many, P positions or times, p parameter, h ``[n, P, in]`` what a row of its weights is
-multiplied with, delta ``[n, P, out]`` the gradient at the result of the use, J of m examples ``[m, *p.shape]``.
+Letters: i and j examples, n how many, P positions or times, p parameter, h ``[n, P, in]`` what a
+row of its weights is multiplied with, delta ``[n, P, out]`` the gradient at the result of the use,
+J of m examples ``[m, *p.shape]``.
 """
 
 from __future__ import annotations
@@ -26,13 +27,17 @@ _ALL = slice(None)
 # defaults: input, weight, bias, stride, padding, dilation, groups
 _CONVOLUTION = (None, None, None, 1, 0, 1, 1)
 
-_CHANNEL_NORMS = frozenset(["batch_norm", "group_norm", "instance_norm"])  # gain and bias for each channel
+_CHANNEL_NORMS = frozenset(
+    ["batch_norm", "group_norm", "instance_norm"]
+)  # gain and bias for each channel
 
 UseOf = tuple[Use, Tensor, Tensor]
 """A use of a parameter, which of its arguments the parameter is (or is made into), and delta at its result."""
 
 
-def summed_gradients(uses: list[UseOf], leaf: Tensor, examples: Examples, pairs: Pairs | None) -> Tensor:
+def summed_gradients(
+    uses: list[UseOf], leaf: Tensor, examples: Examples, pairs: Pairs | None
+) -> Tensor:
     """Compute J of some examples, or J^i - J^j of some pairs, ``[m, *leaf.shape]``, in memory of its own."""
     parts = [_gradients(use, weight, delta, leaf, examples, pairs) for use, weight, delta in uses]
     return sum(parts[1:], parts[0])
@@ -72,7 +77,9 @@ def of_argument(
     """Return an operation as a function of one of its arguments."""
 
     def operation(value: Tensor) -> Tensor:
-        args_now, kwargs_now = mapped(lambda t: value if t is argument else t.detach(), args, kwargs)
+        args_now, kwargs_now = mapped(
+            lambda t: value if t is argument else t.detach(), args, kwargs
+        )
         return function(*args_now, **kwargs_now)
 
     return operation
@@ -84,7 +91,9 @@ def on_batch(use: Use, argument: Tensor, data: Sequence[Tensor]) -> Callable[[Te
 
     def operation(value: Tensor) -> Tensor:
         def one(_: Tensor, value: Tensor, *values: Tensor) -> Tensor:
-            one_of = {id(t): v for t, v in zip(use.data, values, strict=True)} | {id(argument): value}
+            one_of = {id(t): v for t, v in zip(use.data, values, strict=True)} | {
+                id(argument): value
+            }
             args, kwargs = mapped(lambda t: one_of.get(id(t), t.detach()), use.args, use.kwargs)
             return use.function(*args, **kwargs)
 
@@ -100,7 +109,9 @@ def _by_operation(use: Use, weight: Tensor, delta: Tensor, examples: Examples) -
     def one(d: Tensor, *values: Tensor) -> Tensor:
         one_of = {id(t): value for t, value in zip(use.data, values, strict=True)}
         arguments = mapped(lambda t: one_of.get(id(t), t), use.args, use.kwargs)
-        return torch.func.vjp(of_argument(use.function, *arguments, weight), weight.detach())[1](d)[0]
+        return torch.func.vjp(of_argument(use.function, *arguments, weight), weight.detach())[1](d)[
+            0
+        ]
 
     chosen = [some(t, examples) for t in use.data]
     return torch.func.vmap(one)(some(delta, examples), *chosen)
@@ -130,7 +141,9 @@ def sequences(
     return None
 
 
-def _of_linear(weight: Tensor, matrix: Tensor, h: Tensor, d: Tensor) -> tuple[Tensor | None, Tensor] | None:
+def _of_linear(
+    weight: Tensor, matrix: Tensor, h: Tensor, d: Tensor
+) -> tuple[Tensor | None, Tensor] | None:
     d = d.reshape(len(d), d.shape[1:-1].numel(), matrix.shape[0])
     if weight is matrix:
         return h.reshape(len(h), h.shape[1:-1].numel(), matrix.shape[1]), d

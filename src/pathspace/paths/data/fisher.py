@@ -5,18 +5,20 @@ With f the outputs of an example, J = df/dw and the mean over the n examples,
     F = mean of J^T J                               Gaussian output of variance one
     F = mean of J^T (diag(pi) - pi pi^T) J          softmax output, pi = softmax(f)
 
-F is the second derivative of KL(p_w || p_w') at w' = w: the change of the output that a step makes. Its rank is the
-number of degrees of freedom (see :func:`degrees_of_freedom`). A node-wise rescaling w -> D w makes D^-1 F D^-1 of F, so
-that the natural gradient, F^-1 g, moves all members of a class alike. F is singular, because rescaling moves no output.
-What is added to it must transform as it does, and the kappa of paths does:
+F is the second derivative of KL(p_w || p_w') at w' = w: the change of the output that a step makes.
+Its rank is the number of degrees of freedom (see :func:`degrees_of_freedom`). A node-wise rescaling
+w -> D w makes D^-1 F D^-1 of F, so that the natural gradient, F^-1 g, moves all members of a class
+alike. F is singular, because rescaling moves no output. What is added to it must transform as it
+does, and the kappa of paths does:
 
     d = (F + damping diag(kappa))^-1 g
 
-is found by conjugate gradients, preconditioned by kappa. All numbers that they compare are the same in every member of
-a class, so their steps commute with rescaling. A product F v takes two backward passes; F is never written down.
+is found by conjugate gradients, preconditioned by kappa. All numbers that they compare are the same
+in every member of a class, so their steps commute with rescaling. A product F v takes two backward
+passes; F is never written down.
 
-Letters: n examples, P places of an output, K numbers at each, E weights, J ``[P, K, E]``, g gradient, d natural
-gradient.
+Letters: n examples, P places of an output, K numbers at each, E weights, J ``[P, K, E]``, g
+gradient, d natural gradient.
 """
 
 from __future__ import annotations
@@ -31,7 +33,13 @@ from pathspace.network import Network
 from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.network import current_values
 from pathspace.paths.kernel.kappa import kappa
-from pathspace.paths.listing.jacobian import Output, check_output, derivatives, in_float64, outputs_on
+from pathspace.paths.listing.jacobian import (
+    Output,
+    check_output,
+    derivatives,
+    in_float64,
+    outputs_on,
+)
 from pathspace.paths.listing.unrolled import examples
 from pathspace.paths.space.reduction import reduction_graph
 
@@ -43,17 +51,19 @@ def fisher(network: Network, data: Any, *, output: Output = "gaussian", dim: int
     Args:
         network: a traced network.
         data: examples, as the example input of :func:`pathspace.trace` was.
-        output: ``"gaussian"``: the outputs are means, Lambda = 1; ``"softmax"``: they are logits, and Lambda = diag(pi)
-            - pi pi^T. Where a network has outputs at many places, such as time steps, their terms are added.
+        output: ``"gaussian"``: the outputs are means, Lambda = 1; ``"softmax"``: they are logits,
+            and Lambda = diag(pi)
+            - pi pi^T. Where a network has outputs at many places, such as time steps, their terms
+              are added.
         dim: the dimension of the outputs along which the softmax runs.
 
     Returns:
-        ``[E, E]`` in float64 on the CPU; weights in the order of :func:`reduction_graph`. Its diagonal for a Gaussian
-        is :func:`data_dependent_kappa` at alpha = 1, if nothing is cut.
+        ``[E, E]`` in float64 on the CPU; weights in the order of :func:`reduction_graph`. Its
+        diagonal for a Gaussian is :func:`data_dependent_kappa` at alpha = 1, if nothing is cut.
 
     Raises:
-        ValueError: there is no such ``output``, the data are not of the form of the example input, or the outputs on
-            them are not finite.
+        ValueError: there is no such ``output``, the data are not of the form of the example input,
+            or the outputs on them are not finite.
 
     Example:
         >>> import torch, pathspace as ps
@@ -103,11 +113,14 @@ def natural_gradient(
     Args:
         network: a traced network.
         data: examples, as the example input of :func:`pathspace.trace` was.
-        gradients: g by name, such as those of a loss; a parameter that is missing, or None, has none.
-        damping: the share of kappa, positive. It does not harm the invariance, and F is singular without it.
+        gradients: g by name, such as those of a loss; a parameter that is missing, or None, has
+            none.
+        damping: the share of kappa, positive. It does not harm the invariance, and F is singular
+            without it.
         output: see :func:`fisher`.
         dim: likewise.
-        tolerance: conjugate gradients end at a residual of this share of g, both measured with 1 / kappa.
+        tolerance: conjugate gradients end at a residual of this share of g, both measured with 1 /
+            kappa.
         iterations: or after so many steps.
 
     Returns:
@@ -116,8 +129,8 @@ def natural_gradient(
     Raises:
         FloatingPointError: a gradient is not finite, or kappa is not.
         TypeError: ``gradients`` are no mapping.
-        ValueError: ``damping`` is not positive, ``tolerance`` not in [0, 1), or a gradient of no parameter or another
-            shape; see :func:`fisher` for the rest.
+        ValueError: ``damping`` is not positive, ``tolerance`` not in [0, 1), or a gradient of no
+            parameter or another shape; see :func:`fisher` for the rest.
 
     Example:
         >>> import torch, pathspace as ps
@@ -128,7 +141,9 @@ def natural_gradient(
     """
     check_output(output)
     if not isinstance(gradients, Mapping):
-        raise TypeError(f"gradients must be a mapping by parameter name, not a {type(gradients).__name__}")
+        raise TypeError(
+            f"gradients must be a mapping by parameter name, not a {type(gradients).__name__}"
+        )
     if not damping > 0:
         raise ValueError(f"damping must be positive, because F is singular; got {damping}")
     if not 0 <= tolerance < 1:
@@ -139,24 +154,34 @@ def natural_gradient(
     found = {name: g for name, g in gradients.items() if g is not None}
     if unknown := found.keys() - {*network.parameters, *network.outside}:
         own = ", ".join(network.parameters)
-        raise ValueError(f"there is no parameter '{min(unknown)}': give gradients by the names {own}")
+        raise ValueError(
+            f"there is no parameter '{min(unknown)}': give gradients by the names {own}"
+        )
     given = {name: found.get(name, torch.zeros_like(p)) for name, p in network.parameters.items()}
-    g = graph.flatten({n: t.detach().double().cpu() for n, t in current_values(network, given).items()})
+    g = graph.flatten(
+        {n: t.detach().double().cpu() for n, t in current_values(network, given).items()}
+    )
     g = torch.where(kappas > 0, g, 0.0)  # a weight on no path
     if not bool(g.isfinite().all()):
         raise FloatingPointError("gradients are not finite: training diverged, or a batch held NaN")
     product = _fisher_product(network, data, output, dim)
     scale = torch.where(kappas > 0, 1 / kappas, 0.0)
     return graph.unflatten(
-        _conjugate_gradients(lambda v: product(v) + damping * kappas * v, g, scale, tolerance, iterations)
+        _conjugate_gradients(
+            lambda v: product(v) + damping * kappas * v, g, scale, tolerance, iterations
+        )
     )
 
 
-def _fisher_product(network: Network, data: Any, output: Output, dim: int) -> Callable[[Tensor], Tensor]:
+def _fisher_product(
+    network: Network, data: Any, output: Output, dim: int
+) -> Callable[[Tensor], Tensor]:
     """Return the function v -> F v."""
     graph = reduction_graph(network)
     model, parameters = in_float64(network)
-    one = next(examples(network.call, data))  # whose outputs have no classes along the dimension of examples
+    one = next(
+        examples(network.call, data)
+    )  # whose outputs have no classes along the dimension of examples
     outputs_on(network, model, one, output, dim)
     outputs = outputs_on(network, model, data, "gaussian", dim)
     weights = list(parameters.values())
@@ -171,14 +196,20 @@ def _fisher_product(network: Network, data: Any, output: Output, dim: int) -> Ca
         if output == "softmax":  # (diag(pi) - pi pi^T) t
             pairs = zip((f.detach().softmax(dim) for f in outputs), forward, strict=True)
             forward = [pi * (t - (pi * t).sum(dim, keepdim=True)) for pi, t in pairs]
-        result = torch.autograd.grad(outputs, weights, forward, retain_graph=True, materialize_grads=True)
+        result = torch.autograd.grad(
+            outputs, weights, forward, retain_graph=True, materialize_grads=True
+        )
         return graph.flatten(dict(zip(parameters, result, strict=True))) / n
 
     return product
 
 
 def _conjugate_gradients(
-    operator: Callable[[Tensor], Tensor], g: Tensor, scale: Tensor, tolerance: float, iterations: int
+    operator: Callable[[Tensor], Tensor],
+    g: Tensor,
+    scale: Tensor,
+    tolerance: float,
+    iterations: int,
 ) -> Tensor:
     """Solve operator(d) = g by conjugate gradients, preconditioned by a diagonal ``scale``."""
     d = torch.zeros_like(g)

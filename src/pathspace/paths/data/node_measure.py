@@ -65,7 +65,11 @@ def spread_of(z: Tensor, batch: int, statistic: Statistic) -> Tensor:
 
 
 def measure(
-    network: Network, squared: Mapping[str, Tensor], replayed: Replay, alpha: float, statistic: Statistic
+    network: Network,
+    squared: Mapping[str, Tensor],
+    replayed: Replay,
+    alpha: float,
+    statistic: Statistic,
 ) -> Measure:
     """Compute gamma^2 of all nodes, differentiable in the squared parameters and in the values on data."""
     nodes: dict[Key, Tensor] = {}
@@ -107,22 +111,24 @@ def data_dependent_norm(
         gamma_v^2 = alpha stat_i[z_v^i] + (1 - alpha) sum_{u->v} w_uv^2 gamma_u^2
         gamma^2 = 1 at inputs and at the bias node, gamma_net^2 = sum over the outputs
 
-    It does not change under node-wise rescaling. The model's steps run once, in its evaluation form: neither it nor its
-    buffers or the random state change.
+    It does not change under node-wise rescaling. The model's steps run once, in its evaluation
+    form: neither it nor its buffers or the random state change.
 
     Args:
         network: a traced network.
-        inputs: a batch as the model is called with it: a tensor, a tuple or list of positional arguments, or a dict
-            of keyword arguments; of the traced shape, but for the number of examples.
+        inputs: a batch as the model is called with it: a tensor, a tuple or list of positional
+            arguments, or a dict of keyword arguments; of the traced shape, but for the number of
+            examples.
         alpha: share of the data, in [0, 1]; 0 is :func:`squared_path_norm`.
-        statistic: ``"second_moment"``: the mean square over the examples (R = M); ``"covariance"``: the variance
-            (R = C).
+        statistic: ``"second_moment"``: the mean square over the examples (R = M); ``"covariance"``:
+            the variance (R = C).
 
     Returns:
         A 0-dim tensor, differentiable in the model's parameters: a regularizer.
 
     Raises:
-        ValueError: alpha is outside [0, 1], the statistic unknown, or the inputs are not of the traced shape.
+        ValueError: alpha is outside [0, 1], the statistic unknown, or the inputs are not of the
+            traced shape.
         UnmatchedForwardError: the forward pass on these inputs is not the traced one.
 
     Example:
@@ -136,7 +142,9 @@ def data_dependent_norm(
     """
     check_options(alpha, statistic)
     replayed = replay(network, inputs, differentiable=True)
-    squared = {n: p.square() for n, p in all_widened(network.parameters, network.parameters).items()}
+    squared = {
+        n: p.square() for n, p in all_widened(network.parameters, network.parameters).items()
+    }
     return measure(network, squared, replayed, alpha, statistic).net
 
 
@@ -184,7 +192,8 @@ def unit_measure(
         gamma^2 by unit class; printed, it is a table of layers.
 
     Raises:
-        ValueError: alpha is outside [0, 1], the statistic unknown, or the inputs are not of the traced shape.
+        ValueError: alpha is outside [0, 1], the statistic unknown, or the inputs are not of the
+            traced shape.
         UnmatchedForwardError: the forward pass on these inputs is not the traced one.
 
     Example:
@@ -210,7 +219,9 @@ def class_measure(
     Returns:
         float64 ``[num_classes]``, 0 for a class without nodes; and gamma_net^2.
     """
-    squared = {name: widened(p.detach()).double().square() for name, p in network.parameters.items()}
+    squared = {
+        name: widened(p.detach()).double().square() for name, p in network.parameters.items()
+    }
     result = measure(network, squared, replayed, alpha, statistic)
     total = torch.zeros(network.num_classes + 1, dtype=torch.float64, device=result.net.device)
     count = torch.zeros_like(total)

@@ -3,12 +3,13 @@
     sensitivity_i = mean over examples of  sum over outputs k of (df_k / dw_i)^2
     importance_i  = w_i^2 sensitivity_i
 
-To first order in w_i, importance is the mean square by which the outputs change when w_i is removed: the score of
-Optimal Brain Damage (LeCun, Denker, Solla 1990) for outputs with a square error. Rescaling multiplies w_i by s and its
-sensitivity by 1 / s^2, so it does not change the importance.
+To first order in w_i, importance is the mean square by which the outputs change when w_i is
+removed: the score of Optimal Brain Damage (LeCun, Denker, Solla 1990) for outputs with a square
+error. Rescaling multiplies w_i by s and its sensitivity by 1 / s^2, so it does not change the
+importance.
 
-With eps_k random signs, (d sum_k eps_k f_k / dw_i)^2 has the sensitivity as its mean: one backward pass for an example
-instead of one for each output.
+With eps_k random signs, (d sum_k eps_k f_k / dw_i)^2 has the sensitivity as its mean: one backward
+pass for an example instead of one for each output.
 
 Letters: f outputs of one example, w weights, K how many outputs, eps signs.
 """
@@ -50,24 +51,26 @@ def sensitivity(
 ) -> dict[str, Tensor]:
     """Measure the mean square derivative of the outputs in every weight, E[sum_k (df_k / dw)^2].
 
-    A copy of the model runs in evaluation form, through all operations at which the network is cut. Where it is not
-    cut, this is :func:`data_dependent_kappa` with ``alpha=1``.
+    A copy of the model runs in evaluation form, through all operations at which the network is cut.
+    Where it is not cut, this is :func:`data_dependent_kappa` with ``alpha=1``.
 
     Args:
         network: a traced network.
-        data: a batch, of the form of the example input of :func:`pathspace.trace`. Outputs are those that count for the
-            trace, before softmax and loss.
-        estimator: ``"exact"``: a backward pass for each output of each example. ``"signs"``: one for each example and
-            draw, right in the mean. ``"auto"``: exact up to 16 outputs of an example.
+        data: a batch, of the form of the example input of :func:`pathspace.trace`. Outputs are
+            those that count for the trace, before softmax and loss.
+        estimator: ``"exact"``: a backward pass for each output of each example. ``"signs"``: one
+            for each example and draw, right in the mean. ``"auto"``: exact up to 16 outputs of an
+            example.
         draws: of signs for an example.
         generator: draws the signs, on the CPU; one with seed 0 if None.
 
     Returns:
-        Parameter name -> tensor of the parameter's shape, not negative. For parameters of half precision in float32.
+        Parameter name -> tensor of the parameter's shape, not negative. For parameters of half
+        precision in float32.
 
     Raises:
-        ValueError: the data are not of the form of the example input, an option is unknown, ``draws`` is less than 1,
-            or no output depends on a weight.
+        ValueError: the data are not of the form of the example input, an option is unknown,
+            ``draws`` is less than 1, or no output depends on a weight.
         RuntimeError: a parameter of the model was replaced after tracing.
         TypeError: ``network`` is no traced network.
 
@@ -89,12 +92,19 @@ def sensitivity(
     count = 0
     for example in examples(network.call, data):
         f = _outputs(network, model, example)
-        exact = estimator == "exact" or (estimator == "auto" and sum(t.numel() for t in f) <= EXACT_OUTPUTS)
+        exact = estimator == "exact" or (
+            estimator == "auto" and sum(t.numel() for t in f) <= EXACT_OUTPUTS
+        )
         seeds = _unit_seeds(f) if exact else _sign_seeds(f, draws, generator)
         weight = 1.0 if exact else 1 / draws
         for seed in seeds:
             gradients = torch.autograd.grad(
-                f, list(weights.values()), seed, retain_graph=True, materialize_grads=True, allow_unused=True
+                f,
+                list(weights.values()),
+                seed,
+                retain_graph=True,
+                materialize_grads=True,
+                allow_unused=True,
             )
             for name, gradient in zip(weights, gradients, strict=True):
                 total[name].add_(widened(gradient).square(), alpha=weight)
@@ -107,7 +117,9 @@ def _outputs(network: Network, model: nn.Module, example: Any) -> list[Tensor]:
     args, kwargs = arguments_in(pytree.tree_map_only(Tensor, lambda t: t.detach().clone(), example))
     outputs = [t for t in network.returned(model(*args, **kwargs)) if t.requires_grad]
     if not outputs:
-        raise ValueError("no output of the model depends on a weight of the network: nothing is sensitive")
+        raise ValueError(
+            "no output of the model depends on a weight of the network: nothing is sensitive"
+        )
     return outputs
 
 
@@ -138,13 +150,14 @@ def importance(
 ) -> dict[str, Tensor]:
     """Return how much the outputs would change without each weight, w^2 times its :func:`sensitivity`.
 
-    This is the score of Optimal Brain Damage (LeCun, Denker and Solla 1990), to first order, with outputs in the place
-    of a loss. Rescaling does not change it. ``torch.nn.utils.prune`` takes it as ``importance_scores``.
+    This is the score of Optimal Brain Damage (LeCun, Denker and Solla 1990), to first order, with
+    outputs in the place of a loss. Rescaling does not change it. ``torch.nn.utils.prune`` takes it
+    as ``importance_scores``.
 
     Args:
         network: a traced network.
-        data: see :func:`sensitivity`. None: kappa takes the place of the sensitivity, and w^2 kappa is the squared path
-            norm of all paths through a weight, whether or not data open them.
+        data: see :func:`sensitivity`. None: kappa takes the place of the sensitivity, and w^2 kappa
+            is the squared path norm of all paths through a weight, whether or not data open them.
         estimator: see :func:`sensitivity`.
         draws: likewise.
         generator: likewise.

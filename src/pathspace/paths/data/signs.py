@@ -1,18 +1,20 @@
 """Random signs at the nodes, by which one backward pass estimates a sum over nodes.
 
-A seed eps_o^i sqrt(psi_o) at every node o of every example i gives J^i = sum_o eps_o^i sqrt(psi_o) J_o^i, and
+A seed eps_o^i sqrt(psi_o) at every node o of every example i gives J^i = sum_o eps_o^i sqrt(psi_o)
+J_o^i, and
 
     E[(J^i)^2] = sum_o psi_o (J_o^i)^2                                 R = M: the mean over the examples
     E[1/2 (J^i - J^j)^2] = sum_o psi_o 1/2 (J_o^i - J_o^j)^2           R = C: i and j have the same signs
 
-The second, averaged over random pairs of examples, is the variance, but for the factor (n - 1) / n. Signs that differ
-from pair to pair make it far better than signs that all examples share.
+The second, averaged over random pairs of examples, is the variance, but for the factor (n - 1) / n.
+Signs that differ from pair to pair make it far better than signs that all examples share.
 
-The signs of two examples need to be uncorrelated, not independent: eps^i = a^(i div k) o b^(i mod k) with a few random
-rows a and b costs a tenth of n random rows, and the estimate has the same variance.
+The signs of two examples need to be uncorrelated, not independent: eps^i = a^(i div k) o b^(i mod
+k) with a few random rows a and b costs a tenth of n random rows, and the estimate has the same
+variance.
 
-In data parallelism every process draws a and b for the whole batch and makes the rows of its own examples: the mean
-over the processes is then what one process would have computed.
+In data parallelism every process draws a and b for the whole batch and makes the rows of its own
+examples: the mean over the processes is then what one process would have computed.
 
 Letters: n examples, m pairs, o node, D units of all nodes together.
 """
@@ -71,14 +73,17 @@ def random_part(
 ) -> Tensor | None:
     """Draw half of n examples, all equally likely; return their numbers, or None for all if the batch is small.
 
-    One of two neighbours is drawn, so that processes with even parts of a batch draw what one process would.
+    One of two neighbours is drawn, so that processes with even parts of a batch draw what one
+    process would.
     """
     half = size_of_part(count, place=place)
     if half == count:
         return None
     number, processes = place
     drawn = torch.randint(2, (processes * half,), generator=generator, device=generator.device)
-    chosen = drawn[number * half : (number + 1) * half] + 2 * torch.arange(half, device=generator.device)
+    chosen = drawn[number * half : (number + 1) * half] + 2 * torch.arange(
+        half, device=generator.device
+    )
     if count % 2:  # the last has no neighbour: let it be any of them
         chosen += torch.randint(count, (1,), generator=generator, device=generator.device)
         chosen %= count
@@ -155,7 +160,9 @@ def random_signs(
     count = shape[0] * shape[1]
     # the first sign in the lowest bit
     drawn = torch.randint(0, 256, (-(-count // 8),), generator=generator, device=generator.device)
-    return _signs_of_bytes(dtype, generator.device).index_select(0, drawn).view(-1)[:count].view(shape)
+    return (
+        _signs_of_bytes(dtype, generator.device).index_select(0, drawn).view(-1)[:count].view(shape)
+    )
 
 
 @functools.cache

@@ -1,16 +1,17 @@
 """Two networks in one function space: the inner product and the distance of their path vectors.
 
-The path vector Phi of a network has an entry for every path from an input or the bias node to an output: the product of
-its weights. No rescaling changes it. A sum over paths factorizes, so the squared network, fed with other products than
-squares, gives in one pass
+The path vector Phi of a network has an entry for every path from an input or the bias node to an
+output: the product of its weights. No rescaling changes it. A sum over paths factorizes, so the
+squared network, fed with other products than squares, gives in one pass
 
     <Phi_a, Phi_b> = sum over paths of  prod_e a_e b_e  =  G(a b),        |Phi_a|^2 = G(a^2)
 
-Fixed edges, maxima, shared weights and recurrences count as in the squared path norm. Where a network divides by a
-statistic of what enters, m is the one of each network by itself, so that 1 / sqrt(m_a m_b) stands for 1 / m, and it is
-held constant in derivatives.
+Fixed edges, maxima, shared weights and recurrences count as in the squared path norm. Where a
+network divides by a statistic of what enters, m is the one of each network by itself, so that 1 /
+sqrt(m_a m_b) stands for 1 / m, and it is held constant in derivatives.
 
-Letters: a and b weights of the two networks, e an edge, G squared network, m statistic of a normalization.
+Letters: a and b weights of the two networks, e an edge, G squared network, m statistic of a
+normalization.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ _ALIKE: WeakKeyDictionary[Network, WeakSet[Network]] = WeakKeyDictionary()
 def path_inner(a: Network, b: Network) -> Tensor:
     """Return the inner product of the path vectors of two networks of one architecture.
 
-    <Phi_a, Phi_b> = sum over all paths of the product of the weights of both along the path. Rescaling either network
-    does not change it; permuting hidden units of one does.
+    <Phi_a, Phi_b> = sum over all paths of the product of the weights of both along the path.
+    Rescaling either network does not change it; permuting hidden units of one does.
 
     Args:
         a: a traced network.
         b: another one, with parameters of the same names and shapes and the same forward pass.
 
     Returns:
-        A 0-dim float64 tensor, differentiable in the weights of both. It costs one pass through the squared network;
-        networks with normalizations take three.
+        A 0-dim float64 tensor, differentiable in the weights of both. It costs one pass through the
+        squared network; networks with normalizations take three.
 
     Raises:
         ValueError: the networks have different architectures.
@@ -59,7 +60,9 @@ def path_inner(a: Network, b: Network) -> Tensor:
         -12.0
     """
     first, second = _weights_of_both(a, b)
-    return _inner(a, b, first, second, (inverse_statistics(a, first), inverse_statistics(b, second)))
+    return _inner(
+        a, b, first, second, (inverse_statistics(a, first), inverse_statistics(b, second))
+    )
 
 
 def path_distance(a: Network, b: Network) -> Tensor:
@@ -69,16 +72,16 @@ def path_distance(a: Network, b: Network) -> Tensor:
     and does not depend on how either network is scaled. It is a distance of weights up to rescaling, not up to
     permutation: align the networks first if their units may be in another order.
 
-    The three terms cancel where the networks are near: the result has an error of about 1e-8 times the larger norm,
-    so distances below that are rounding.
+    The three terms cancel where the networks are near: the result has an error of about 1e-8 times
+    the larger norm, so distances below that are rounding.
 
     Args:
         a: a traced network.
         b: another one, with parameters of the same names and shapes and the same forward pass.
 
     Returns:
-        A 0-dim float64 tensor, differentiable in the weights of both; where it is 0, its gradient is taken as 0. It
-        costs three passes through the squared network.
+        A 0-dim float64 tensor, differentiable in the weights of both; where it is 0, its gradient
+        is taken as 0. It costs three passes through the squared network.
 
     Raises:
         ValueError: the networks have different architectures.
@@ -134,11 +137,15 @@ def expect_alike(a: Network, b: Network) -> None:
     """Raise ValueError unless two networks have parameters of the same names and shapes, and the same paths."""
     if a is b or b in _ALIKE.get(a, ()):
         return
-    shapes = [{name: tuple(p.shape) for name, p in network.parameters.items()} for network in (a, b)]
+    shapes = [
+        {name: tuple(p.shape) for name, p in network.parameters.items()} for network in (a, b)
+    ]
     for name in dict.fromkeys([*shapes[0], *shapes[1]]):
         found = [of.get(name) for of in shapes]
         if found[0] != found[1]:
-            first, second = ("lacks it" if shape is None else f"has shape {shape}" for shape in found)
+            first, second = (
+                "lacks it" if shape is None else f"has shape {shape}" for shape in found
+            )
             raise ValueError(
                 f"expected two networks of one architecture, but of the parameter '{name}' the first {first} and the "
                 f"second {second}: give two models of the same class and size"

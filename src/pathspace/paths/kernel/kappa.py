@@ -4,9 +4,10 @@
     kappa1_i = dG / d(p_i^2)                  G(p^2) = gamma_net^2, the squared network
     kappa2_i = 2 p_i^2 d^2 G / d(p_i^2)^2
 
-kappa1 counts every edge of a parameter by itself; kappa2 the ordered pairs of distinct edges of one parameter on
-one path, twice (P16 Eq. (10) lacks that factor 2, and Eq. (11), read as a sum over pairs with e before e', lacks a
-factor 4). kappa2 is zero for parameters that occur at most once on every path.
+kappa1 counts every edge of a parameter by itself; kappa2 the ordered pairs of distinct edges of one
+parameter on one path, twice (P16 Eq. (10) lacks that factor 2, and Eq. (11), read as a sum over
+pairs with e before e', lacks a factor 4). kappa2 is zero for parameters that occur at most once on
+every path.
 
 Letters: p parameter, q = p^2, G squared network.
 """
@@ -34,15 +35,15 @@ def kappa(
 
     Args:
         network: a traced network.
-        second_term: add kappa2, which is large for recurrent weights near the identity (4 (T-2)/3 times kappa1 on
-            the diagonal for W_rec = I) and costs more.
+        second_term: add kappa2, which is large for recurrent weights near the identity (4 (T-2)/3
+            times kappa1 on the diagonal for W_rec = I) and costs more.
         parameters: values to use instead of the model's own, by name.
 
     Returns:
-        Parameter name -> tensor of the parameter's shape, non-negative. In the parameter's own type (float32 for
-        half-precision parameters; float64 for all, if a model mixes it with others). Where that overflows, the
-        computation is repeated in float64, and if a value exceeds what the type can hold, all of kappa is returned
-        in float64.
+        Parameter name -> tensor of the parameter's shape, non-negative. In the parameter's own type
+        (float32 for half-precision parameters; float64 for all, if a model mixes it with others).
+        Where that overflows, the computation is repeated in float64, and if a value exceeds what
+        the type can hold, all of kappa is returned in float64.
 
     Raises:
         FloatingPointError: kappa is not finite even in float64.
@@ -86,7 +87,9 @@ def surveyed_kappa(
     return in_safe_type(network, parameters, compute, seen, repeat)
 
 
-def squared_gradients(network: Network, source: Mapping[str, Tensor], names: Sequence[str]) -> Values:
+def squared_gradients(
+    network: Network, source: Mapping[str, Tensor], names: Sequence[str]
+) -> Values:
     """kappa1_i = dG/d(p_i^2) of some parameters, by one backward pass through the squared network.
 
     Args:
@@ -95,8 +98,9 @@ def squared_gradients(network: Network, source: Mapping[str, Tensor], names: Seq
         names: the parameters to return.
 
     Returns:
-        Parameter name -> tensor of the parameter's shape, or the product delta_v h_u where a matrix is used once; inf
-        where the type overflows. Tensors may share memory. The part in this process of a parameter that is split.
+        Parameter name -> tensor of the parameter's shape, or the product delta_v h_u where a matrix
+        is used once; inf where the type overflows. Tensors may share memory. The part in this
+        process of a parameter that is split.
     """
     if not names:
         return {}
@@ -104,7 +108,9 @@ def squared_gradients(network: Network, source: Mapping[str, Tensor], names: Seq
         wide = all_widened(source, network.parameters)
         q = {name: p.detach().square().requires_grad_() for name, p in wide.items()}
         maps = {name: ends for name, ends in network.tape.maps.items() if name in names}
-        total, values = network.tape.run(q, network.live, [slot for ends in maps.values() for slot in ends])
+        total, values = network.tape.run(
+            q, network.live, [slot for ends in maps.values() for slot in ends]
+        )
         h = dict(zip(maps, values[::2], strict=True))
         # what leaves a matrix: the matrix itself where more than one vector enters
         leaves = {
@@ -114,6 +120,8 @@ def squared_gradients(network: Network, source: Mapping[str, Tensor], names: Seq
         ends = [leaves.get(name, q[name]) for name in names]
         gradients = torch.autograd.grad(total, ends, materialize_grads=True)
     return {
-        name: local(g) if end is q[name] else Outer(cut(g.reshape(-1), q[name]), h[name].detach().reshape(-1))
+        name: local(g)
+        if end is q[name]
+        else Outer(cut(g.reshape(-1), q[name]), h[name].detach().reshape(-1))
         for name, g, end in zip(names, gradients, ends, strict=True)
     }

@@ -1,32 +1,36 @@
 """Path mass into and out of unit classes, the gauge that makes scale-dependent quantities comparable.
 
-For a unit class c, gamma_in,c is the sum of gamma^2 over its units (all time steps and positions), gamma_out,c the sum
-of dG/dgamma^2: what all paths from it to the outputs weigh. Under node-wise rescaling they become s_c^2 gamma_in and
-gamma_out / s_c^2, so their product is invariant, and (gamma_in / gamma_out)^(1/4) tells how far c is from balance.
+For a unit class c, gamma_in,c is the sum of gamma^2 over its units (all time steps and positions),
+gamma_out,c the sum of dG/dgamma^2: what all paths from it to the outputs weigh. Under node-wise
+rescaling they become s_c^2 gamma_in and gamma_out / s_c^2, so their product is invariant, and
+(gamma_in / gamma_out)^(1/4) tells how far c is from balance.
 
-A ReLU lets half of what enters it through, if signs are even: so of what enters a unit half is counted, w^2 / 2 for
-w^2, and mass stays what it is from layer to layer of He's start. Counted whole it would double, which is a constant in
-kappa; but balance would take the two ends of a deep network apart by 2^(depth / 2): the first and the last layer would
-stand still, and biases near the end run away.
+A ReLU lets half of what enters it through, if signs are even: so of what enters a unit half is
+counted, w^2 / 2 for w^2, and mass stays what it is from layer to layer of He's start. Counted whole
+it would double, which is a constant in kappa; but balance would take the two ends of a deep network
+apart by 2^(depth / 2): the first and the last layer would stand still, and biases near the end run
+away.
 
-In a network that normalizes, by statistics of what enters, balance is no measure of a weight: scales in front of a
-normalization are 1, and whatever lies behind a gain, such as an average over n positions, which divides path mass by n,
-would be made up for by that gain. What enters a unit has a size of its own there, and the gauge is that size. A maximum
-has the size of one of its n values, so there it counts as their mean, where kappa adds them up: behind a window of
-four, steps of what enters a unit would else be four times as long, and those of what leaves it a quarter.
+In a network that normalizes, by statistics of what enters, balance is no measure of a weight:
+scales in front of a normalization are 1, and whatever lies behind a gain, such as an average over n
+positions, which divides path mass by n, would be made up for by that gain. What enters a unit has a
+size of its own there, and the gauge is that size. A maximum has the size of one of its n values, so
+there it counts as their mean, where kappa adds them up: behind a window of four, steps of what
+enters a unit would else be four times as long, and those of what leaves it a quarter.
 
-Nor is it where a unit is read at many positions, as channels of a convolution are: gamma_out is a sum over positions
-then, and what is read at fewer of them, the linear layers at the end, would seem to weigh little. There the gain from
-layer to layer is made even instead: with M the path mass of one output, l_c and l'_c the mean numbers of weights on the
-paths into c and out of it,
+Nor is it where a unit is read at many positions, as channels of a convolution are: gamma_out is a
+sum over positions then, and what is read at fewer of them, the linear layers at the end, would seem
+to weigh little. There the gain from layer to layer is made even instead: with M the path mass of
+one output, l_c and l'_c the mean numbers of weights on the paths into c and out of it,
 
     b_c^2 = gamma_in,c / n_c / M^(l_c / (l_c + l'_c))
 
-is the path mass of one node in units of what it would be if every weight changed mass by the same factor, as in the
-starts of He, of Glorot and of PyTorch. Mass is counted whole there: a factor for every weight of a path cancels.
-Networks that are recurrent in time alone keep balance.
+is the path mass of one node in units of what it would be if every weight changed mass by the same
+factor, as in the starts of He, of Glorot and of PyTorch. Mass is counted whole there: a factor for
+every weight of a path cancels. Networks that are recurrent in time alone keep balance.
 
-Letters: c unit class, n_c its number of nodes, h value of a node in the squared network, delta = dG/dh.
+Letters: c unit class, n_c its number of nodes, h value of a node in the squared network, delta =
+dG/dh.
 """
 
 from __future__ import annotations
@@ -72,22 +76,25 @@ class NodeMass:
     def gauge(self) -> Tensor:
         """Return the scales b_c at which each class stands, covariant: b_c becomes s_c b_c.
 
-        Those of the balanced member; in a network that normalizes b_c = sqrt(gamma_in / n_c), and at an even gain where
-        units are read at many positions. A class that no path enters has the scale of its other side, 1 /
-        sqrt(gamma_out).
+        Those of the balanced member; in a network that normalizes b_c = sqrt(gamma_in / n_c), and
+        at an even gain where units are read at many positions. A class that no path enters has the
+        scale of its other side, 1 / sqrt(gamma_out).
         """
         balance = self.balance()
         if not self.normalized and self.even is None:
             return balance
         size = self.into / self.nodes.clamp_min(1)
-        return torch.where(self.into > 0, (size if self.even is None else size / self.even).sqrt(), balance)
+        return torch.where(
+            self.into > 0, (size if self.even is None else size / self.even).sqrt(), balance
+        )
 
     def balance(self) -> Tensor:
         """Return how far each class is from balance, (gamma_in / gamma_out)^(1/4): 1 where as much enters as leaves.
 
-        A class that no path leaves, as in front of a zero-initialised layer, still has the scale of what enters one of
-        its nodes, sqrt(gamma_in / n), as He's start has it; one that no path enters has that of what leaves it,
-        1 / sqrt(gamma_out), and one without any path has no scale: 1 stands for it.
+        A class that no path leaves, as in front of a zero-initialised layer, still has the scale of
+        what enters one of its nodes, sqrt(gamma_in / n), as He's start has it; one that no path
+        enters has that of what leaves it, 1 / sqrt(gamma_out), and one without any path has no
+        scale: 1 stands for it.
         """
         enters, leaves = self.into > 0, self.out_of > 0
         into = torch.where(enters, self.into, 1.0)
@@ -100,8 +107,8 @@ class NodeMass:
 def node_mass(network: Network) -> NodeMass:
     """Path mass into and out of every unit class.
 
-    Half of what enters a unit is counted, but all of it in a network that normalizes or whose units have positions; in
-    one that normalizes, one of the values of a maximum.
+    Half of what enters a unit is counted, but all of it in a network that normalizes or whose units
+    have positions; in one that normalizes, one of the values of a maximum.
 
     Raises:
         FloatingPointError: a mass is not finite in float64.
@@ -113,7 +120,8 @@ def node_mass(network: Network) -> NodeMass:
     into, out_of, nodes, mass = _sums(network, q)
     if not bool(torch.isfinite(into.sum() + out_of.sum())):
         worst = next(
-            (n for n, p in source.items() if not bool(torch.isfinite(local(p.detach())).all())), None
+            (n for n, p in source.items() if not bool(torch.isfinite(local(p.detach())).all())),
+            None,
         )
         raise FloatingPointError(
             "the path mass of a unit class is not finite in float64: "
@@ -124,9 +132,11 @@ def node_mass(network: Network) -> NodeMass:
         for square in q.values():
             local(square).mul_(_MORE)
         longer_in, longer_out, _, _ = _sums(network, q)
-        # q^l: where all squares grow by a factor, mass grows by it as often as there are weights on a path
+        # q^l: where all squares grow by a factor, mass grows by it as often as there are weights on
+        # a path
         length, rest = (longer_in / into).log(), (longer_out / out_of).log()
-        # where no path leaves, as in front of a zero-initialised layer, what a ReLU lets through of one layer is 1
+        # where no path leaves, as in front of a zero-initialised layer, what a ReLU lets through of
+        # one layer is 1
         even = torch.where((into > 0) & (out_of > 0), mass ** (length / (length + rest)), 2.0)
     return NodeMass(into, out_of, nodes, normalized, even)
 
@@ -168,7 +178,9 @@ def _sums(network: Network, q: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Te
         outputs = sum(value.numel() for value in values[len(network.nodes) :])
         # (labels, h, what has the gradient dG/dh)
         masses = [(labels, h, h) for labels, h in zip(network.nodes.values(), values, strict=False)]
-        masses += [(network.edges[tap.recurrent].target.T, tap.states, tap.entering) for tap in taps]
+        masses += [
+            (network.edges[tap.recurrent].target.T, tap.states, tap.entering) for tap in taps
+        ]
         masses = [mass for mass in masses if mass[2].requires_grad]
         ends = [end for _, _, end in masses]
         deltas = torch.autograd.grad(total, ends, materialize_grads=True) if ends else ()
@@ -178,7 +190,9 @@ def _sums(network: Network, q: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Te
         single = torch.where(labels.abs() > network.num_classes, 0, labels)  # no product of classes
         flat = single.to(into.device).expand(value.shape).reshape(-1)
         h, d = value.detach().reshape(-1), delta.reshape(-1)
-        inverse = flat < 0  # a unit with the inverse scale of its class: its two masses change places
+        inverse = (
+            flat < 0
+        )  # a unit with the inverse scale of its class: its two masses change places
         into.index_add_(0, flat.abs(), torch.where(inverse, d, h))
         out_of.index_add_(0, flat.abs(), torch.where(inverse, h, d))
         count.index_add_(0, flat.abs(), torch.ones_like(h))
@@ -199,15 +213,19 @@ def _with_means(tape: Tape) -> Tape:
 def _has_positions(network: Network) -> bool:
     """Return whether some operation has several nodes of one class at once, as at positions of an image.
 
-    In time a unit feeds itself by a parameter that is read at every step: what counts there is whether one step has
-    several nodes of a class, as in a recurrent convolution.
+    In time a unit feeds itself by a parameter that is read at every step: what counts there is
+    whether one step has several nodes of a class, as in a recurrent convolution.
     """
     if any(instruction.recurrent for instruction in network.tape.instructions):
         return False
-    several = {slot for slot, labels in network.nodes.items() if labels.numel() > labels.unique().numel()}
+    several = {
+        slot for slot, labels in network.nodes.items() if labels.numel() > labels.unique().numel()
+    }
     if not several:
         return False
-    readers: defaultdict[int, list[Instruction]] = defaultdict(list)  # of a slot, through views of parameters
+    readers: defaultdict[int, list[Instruction]] = defaultdict(
+        list
+    )  # of a slot, through views of parameters
     for instruction in reversed(network.tape.instructions):
         views = instruction.outputs if instruction.of_parameter else ()
         through = [reader for view in views for reader in readers[view]]

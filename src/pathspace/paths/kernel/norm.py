@@ -18,22 +18,24 @@ from pathspace.squared.tape import Sums, raised
 def squared_path_norm(network: Network, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
     """Return the squared path norm gamma_net^2, the sum over all paths of the product of their squared weights.
 
-    gamma_v^2 = 1 at inputs and at the bias node; gamma_v^2 = sum over edges u -> v of gamma_u^2 w_uv^2;
-    gamma_net^2 is the sum over the outputs for one example. It does not change under node-wise rescaling.
-    P16 lists the initial state h_0 among the inputs; it counts as 0 here, because as ones it would destroy the
-    invariance.
+    gamma_v^2 = 1 at inputs and at the bias node; gamma_v^2 = sum over edges u -> v of gamma_u^2
+    w_uv^2; gamma_net^2 is the sum over the outputs for one example. It does not change under
+    node-wise rescaling. P16 lists the initial state h_0 among the inputs; it counts as 0 here,
+    because as ones it would destroy the invariance.
 
-    A normalization by statistics of what enters divides by the mean m of the path mass over the set that it normalizes
-    (docs/theory/normalization.md). m enters the value, but is held constant in the gradient, which is 2 p kappa1: so
-    for such a network kappa is not the derivative of the norm.
+    A normalization by statistics of what enters divides by the mean m of the path mass over the set
+    that it normalizes (docs/theory/normalization.md). m enters the value, but is held constant in
+    the gradient, which is 2 p kappa1: so for such a network kappa is not the derivative of the
+    norm.
 
     Args:
         network: a traced network.
         parameters: values to use instead of the model's own, by name.
 
     Returns:
-        A 0-dim tensor, differentiable in the parameters any number of times, so it serves as a regularizer. In
-        float32 it overflows to inf beyond 3e38 (long unstable recurrences); give parameters in float64 then.
+        A 0-dim tensor, differentiable in the parameters any number of times, so it serves as a
+        regularizer. In float32 it overflows to inf beyond 3e38 (long unstable recurrences); give
+        parameters in float64 then.
 
     Raises:
         KeyError: ``parameters`` lacks a parameter of the network.
@@ -52,7 +54,9 @@ def squared_path_norm(network: Network, parameters: Mapping[str, Tensor] | None 
     return network.squared(squared)
 
 
-def path_norm(network: Network, p: float = 2.0, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
+def path_norm(
+    network: Network, p: float = 2.0, parameters: Mapping[str, Tensor] | None = None
+) -> Tensor:
     """Return the L^p norm of the path vector, which has the product of the weights along a path for every path.
 
     |Phi|_p = (sum over all paths of |prod_e w_e|^p)^(1/p), by one pass through the squared network with |w|^p in the
@@ -61,8 +65,9 @@ def path_norm(network: Network, p: float = 2.0, parameters: Mapping[str, Tensor]
     constant of a plain ReLU network, with inputs measured by their largest entry and outputs by the sum of theirs.
     Rescaling does not change it.
 
-    A normalization by statistics of what enters divides each path by the root of m, the mean of squared path mass
-    (docs/theory/normalization.md), whatever p is. m is held constant in derivatives.
+    A normalization by statistics of what enters divides each path by the root of m, the mean of
+    squared path mass (docs/theory/normalization.md), whatever p is. m is held constant in
+    derivatives.
 
     Args:
         network: a traced network.
@@ -70,11 +75,13 @@ def path_norm(network: Network, p: float = 2.0, parameters: Mapping[str, Tensor]
         parameters: values to use instead of the model's own, by name.
 
     Returns:
-        A 0-dim float64 tensor, differentiable in the parameters; where the norm is 0, its gradient is taken as 0.
-        Powers of small or large weights leave the range of float64 for p in the dozens.
+        A 0-dim float64 tensor, differentiable in the parameters; where the norm is 0, its gradient
+        is taken as 0. Powers of small or large weights leave the range of float64 for p in the
+        dozens.
 
     Raises:
-        ValueError: p is less than 1 or not finite; one of ``parameters`` has another shape than the network's.
+        ValueError: p is less than 1 or not finite; one of ``parameters`` has another shape than the
+            network's.
         KeyError: ``parameters`` lacks a parameter of the network.
         RuntimeError: a parameter was split over processes.
         TypeError: ``network`` is no traced network.
@@ -96,7 +103,9 @@ def path_norm(network: Network, p: float = 2.0, parameters: Mapping[str, Tensor]
 @in_full_precision
 def _norm(network: Network, p: float, weights: Mapping[str, Tensor]) -> Tensor:
     """Return |Phi|_p of some weights."""
-    inverses = {slot: value.pow(p / 2) for slot, value in inverse_statistics(network, weights).items()}
+    inverses = {
+        slot: value.pow(p / 2) for slot, value in inverse_statistics(network, weights).items()
+    }
     powers = {name: raised(value, p) for name, value in weights.items()}
     total = network.tape.run(powers, network.live, sums=Sums(power=p, held=inverses))[0]
     # the root has no slope at 0

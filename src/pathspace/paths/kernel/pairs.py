@@ -2,12 +2,14 @@
 
     kappa2_i = 2 p_i^2 d^2G/d(p_i^2)^2 = 2 p_i^2 * (sum over ORDERED pairs of distinct edges of i on one path)
 
-P16 Eq. (10) lacks the factor 2. A recurrent layer has a closed form; other parameters that occur more than once on a
-path take the diagonal of the Hessian of G, one Hessian-vector product an element.
+P16 Eq. (10) lacks the factor 2. A recurrent layer has a closed form; other parameters that occur
+more than once on a path take the diagonal of the Hessian of G, one Hessian-vector product an
+element.
 
-Letters: q = p^2, G squared network. Of a recurrent layer: T time, H hidden, t = 0..T-1 a transition; S = W_rec o W_rec
-``[H, H]``; ``before[t]`` the squared state that enters transition t (h_{t-1} of P16, zero or the start at t = 0);
-``delta[t]`` = dG/dh_t, the path mass that leaves the state after it; both ``[T, H]``.
+Letters: q = p^2, G squared network. Of a recurrent layer: T time, H hidden, t = 0..T-1 a
+transition; S = W_rec o W_rec ``[H, H]``; ``before[t]`` the squared state that enters transition t
+(h_{t-1} of P16, zero or the start at t = 0); ``delta[t]`` = dG/dh_t, the path mass that leaves the
+state after it; both ``[T, H]``.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ _CHUNK = 64  # Hessian-vector products at a time
 _LOOK_EVERY = 8  # products of recurrent matrices between two looks at whether the others matter
 
 
-def second_term(network: Network, parameters: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+def second_term(
+    network: Network, parameters: Mapping[str, Tensor] | None = None
+) -> dict[str, Tensor]:
     """kappa2_i = 2 p_i^2 d^2G/d(p_i^2)^2 for every parameter.
 
     Args:
@@ -37,10 +41,10 @@ def second_term(network: Network, parameters: Mapping[str, Tensor] | None = None
         parameters: values to use instead of the model's own, by name.
 
     Returns:
-        Parameter name -> tensor of the parameter's shape; zeros where no path meets a parameter twice. Exact. The
-        recurrent matrix of an ``nn.RNN`` costs T products of H x H matrices; a parameter of n elements that a
-        hand-written loop reuses costs n Hessian-vector products. In float64 where the type overflows (see
-        :func:`pathspace.paths.kappa`).
+        Parameter name -> tensor of the parameter's shape; zeros where no path meets a parameter
+        twice. Exact. The recurrent matrix of an ``nn.RNN`` costs T products of H x H matrices; a
+        parameter of n elements that a hand-written loop reuses costs n Hessian-vector products. In
+        float64 where the type overflows (see :func:`pathspace.paths.kappa`).
 
     Raises:
         FloatingPointError: a value is not finite even in float64.
@@ -61,7 +65,10 @@ def second_term(network: Network, parameters: Mapping[str, Tensor] | None = None
         result = pairs_term(network, values)
         return {n: result.get(n, torch.zeros_like(widened(values[n]))) for n in network.parameters}
 
-    return {name: dense(value) for name, value in in_safe_type(network, parameters, compute).values.items()}
+    return {
+        name: dense(value)
+        for name, value in in_safe_type(network, parameters, compute).values.items()
+    }
 
 
 @in_full_precision
@@ -72,10 +79,12 @@ def pairs_term(network: Network, source: Mapping[str, Tensor]) -> dict[str, Tens
         uses.update(_in_both_factors(network))
         wide = all_widened(source, network.parameters)
         q = {n: p.detach().square().requires_grad_() for n, p in wide.items()}
-        # q = q_0 f at f = 1: derivatives in the factor f have no scale, where d^2G/dq^2 may leave the type though q
-        # times it does not
+        # q = q_0 f at f = 1: derivatives in the factor f have no scale, where d^2G/dq^2 may leave
+        # the type though q times it does not
         repeated = {n: torch.ones_like(q[n]).requires_grad_() for n in q if uses[n] > 1}
-        scaled = {n: square.detach() * repeated[n] if n in repeated else square for n, square in q.items()}
+        scaled = {
+            n: square.detach() * repeated[n] if n in repeated else square for n, square in q.items()
+        }
         taps: list[Tap] = []
         total, _ = network.tape.run(scaled, network.live, taps=taps)
         result: dict[str, Tensor] = {}
@@ -87,7 +96,9 @@ def pairs_term(network: Network, source: Mapping[str, Tensor]) -> dict[str, Tens
                 if tap.backwards:
                     before, delta = before.flip(0), delta.flip(0)
                 hidden = before.shape[-1]
-                rows = zip(*(t.reshape(len(t), -1, hidden).unbind(1) for t in (before, delta)), strict=True)
+                rows = zip(
+                    *(t.reshape(len(t), -1, hidden).unbind(1) for t in (before, delta)), strict=True
+                )
                 result[tap.recurrent] = sum(recurrent_second_term(S, h, d) for h, d in rows)  # type: ignore[assignment]
         if repeated:
             first = torch.autograd.grad(
@@ -123,7 +134,9 @@ def _in_both_factors(network: Network) -> set[str]:
         return set()
     names = [leaf.name for leaf in network.tape.leaves if leaf.kind == "parameter"]
     before = {
-        leaf.slot: 1 << names.index(leaf.name) for leaf in network.tape.leaves if leaf.kind == "parameter"
+        leaf.slot: 1 << names.index(leaf.name)
+        for leaf in network.tape.leaves
+        if leaf.kind == "parameter"
     }
     both = 0  # sets of parameters, as the bits of a number
     for instruction in network.tape.instructions:
@@ -141,7 +154,9 @@ def _hessian_diagonal(gradient: Tensor, f: Tensor, *, batched: bool) -> Tensor |
     flat = gradient.reshape(-1)
     diagonal = torch.zeros_like(flat)
     (probe,) = torch.autograd.grad(flat.sum(), f, retain_graph=True, allow_unused=True)
-    if probe is None or not bool(probe.any()):  # not negative: no path has a pair of edges of this parameter
+    if probe is None or not bool(
+        probe.any()
+    ):  # not negative: no path has a pair of edges of this parameter
         return None
     chunk = _CHUNK if batched else 1
     for start in range(0, flat.numel(), chunk):
@@ -149,7 +164,9 @@ def _hessian_diagonal(gradient: Tensor, f: Tensor, *, batched: bool) -> Tensor |
         rows = torch.zeros(len(index), flat.numel(), dtype=flat.dtype, device=flat.device)
         rows[torch.arange(len(index), device=flat.device), index] = 1
         rows = rows if batched else rows[0]
-        (products,) = torch.autograd.grad(flat, f, rows, retain_graph=True, is_grads_batched=batched)
+        (products,) = torch.autograd.grad(
+            flat, f, rows, retain_graph=True, is_grads_batched=batched
+        )
         diagonal[index] = products.reshape(len(index), -1).gather(1, index[:, None])[:, 0]
     return diagonal.reshape(f.shape)
 
@@ -163,8 +180,9 @@ def recurrent_second_term(S: Tensor, before: Tensor, delta: Tensor) -> Tensor:
         delta: path mass after each transition, ``[T, H]``.
 
     Returns:
-        kappa2, ``[H, H]``. P16 Eq. (11), whose footnote 3 prints h_{t2} for h_{t2-1} and drops the factor 4. For an S
-        that contracts, the sum ends as soon as a proved bound on the rest is below rounding.
+        kappa2, ``[H, H]``. P16 Eq. (11), whose footnote 3 prints h_{t2} for h_{t2-1} and drops the
+        factor 4. For an S that contracts, the sum ends as soon as a proved bound on the rest is
+        below rounding.
     """
     steps = before.shape[0]
     total = torch.zeros_like(S)
@@ -175,12 +193,15 @@ def recurrent_second_term(S: Tensor, before: Tensor, delta: Tensor) -> Tensor:
     for m in range(steps - 1):
         # The edge k -> j at transitions t and t + m + 1, joined by S^m from j back to k.
         pairs = delta[m + 1 :].t() @ before[: steps - m - 1]
-        # kappa2 = 4 sum_m S o (S^m)^T o [sum_t delta_{t+m+1} before_t^T]; S o (S^m)^T first, because a loop has no
-        # scale, where the other two factors may leave the type together though the product of all three does not
+        # kappa2 = 4 sum_m S o (S^m)^T o [sum_t delta_{t+m+1} before_t^T]; S o (S^m)^T first,
+        # because a loop has no scale, where the other two factors may leave the type together
+        # though the product of all three does not
         torch.mul(S, power.t(), out=loops)
         total.addcmul_(loops, pairs)
         following = power @ S
-        if m % _LOOK_EVERY == _LOOK_EVERY - 1 and _negligible(power, following, loops * most, total):
+        if m % _LOOK_EVERY == _LOOK_EVERY - 1 and _negligible(
+            power, following, loops * most, total
+        ):
             break
         power = following
     return total.mul_(4)
@@ -189,9 +210,9 @@ def recurrent_second_term(S: Tensor, before: Tensor, delta: Tensor) -> Tensor:
 def _negligible(power: Tensor, following: Tensor, last: Tensor, total: Tensor) -> bool:
     """Return whether all further terms are below the rounding of the sum so far, in every entry.
 
-    With S^{m+1} <= r S^m elementwise, S^{m+i} <= r^i S^m for all i, since S is not negative: all further terms add up
-    to at most r / (1 - r) ``last``, a bound on the last term taken. r and the comparison are made of ratios that
-    rescaling does not change.
+    With S^{m+1} <= r S^m elementwise, S^{m+i} <= r^i S^m for all i, since S is not negative: all
+    further terms add up to at most r / (1 - r) ``last``, a bound on the last term taken. r and the
+    comparison are made of ratios that rescaling does not change.
     """
     grows = torch.where(following > 0, following / power, 0.0).amax()
     r = float(grows)

@@ -1,8 +1,8 @@
 """A computation on a GPU that is recorded once as a CUDA graph and then repeated by one launch.
 
-A refresh of kappa is many small operations. On a GPU, launching them one by one takes much longer than they run. A CUDA
-graph repeats exactly the same kernels on the same memory, so its results are those of the operations themselves, to the
-last bit.
+A refresh of kappa is many small operations. On a GPU, launching them one by one takes much longer
+than they run. A CUDA graph repeats exactly the same kernels on the same memory, so its results are
+those of the operations themselves, to the last bit.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ T = TypeVar("T")
 class Recording:
     """Repeats a computation that reads the same memory each time.
 
-    The first time something is evaluated, its operations run one by one; the second time they are recorded; from then
-    on one launch repeats them. They are recorded only where ``PATHSPACE_RECORD=1`` is in the environment, all tensors
-    are on one GPU, and no operation waits for a result.
+    The first time something is evaluated, its operations run one by one; the second time they are
+    recorded; from then on one launch repeats them. They are recorded only where
+    ``PATHSPACE_RECORD=1`` is in the environment, all tensors are on one GPU, and no operation waits
+    for a result.
 
     Attributes:
         is_recorded: whether the latest evaluation was a launch of the recording.
@@ -59,8 +60,8 @@ class Recording:
         """Evaluate a function, or repeat its recording.
 
         Args:
-            reads: all tensors that the function reads and that others write. What it changes in them must have been
-                written anew before the next evaluation.
+            reads: all tensors that the function reads and that others write. What it changes in
+                them must have been written anew before the next evaluation.
             decisions: what else decides which operations it runs; compared by ``==``.
             evaluate: the function. It must not draw random numbers.
             objects: the same, compared by identity.

@@ -25,7 +25,8 @@ class Surveyed:
 
     Attributes:
         values: the values.
-        bounds: by name, the smallest and largest element of each factor: of the tensor, or of rows and columns.
+        bounds: by name, the smallest and largest element of each factor: of the tensor, or of rows
+            and columns.
         means: by name, the mean of each factor; empty where nobody asked for them.
     """
 
@@ -80,7 +81,10 @@ class Measured:
         spans = self.spans.items()
         return Surveyed(
             self.values,
-            {name: tuple((numbers[2 * i], numbers[2 * i + 1]) for i in span) for name, span in spans},
+            {
+                name: tuple((numbers[2 * i], numbers[2 * i + 1]) for i in span)
+                for name, span in spans
+            },
             {name: tuple(means[i] for i in span) for name, span in spans} if self.has_means else {},
         )
 
@@ -99,7 +103,8 @@ def measured(
 
     Args:
         values: tensors or outer products by name; none negative.
-        parameters: whose values they are; where these are split over processes, it is all parts that are looked at.
+        parameters: whose values they are; where these are split over processes, it is all parts
+            that are looked at.
         with_means: whether to find means, too.
     """
     owners = {} if parameters is None else {name: parameters[name] for name in values}
@@ -137,21 +142,21 @@ def in_safe_type(
 ) -> Surveyed:
     """Compute non-negative quantities of parameters, again in float64 if they overflow or vanish.
 
-    Elements grow and shrink with the scales of the weights, so that of two members of a rescaling class one may fit a
-    type and the other not, and rounding would tell them apart. Means in the gauge do not: where one is extreme, both
-    are computed and kept in float64.
+    Elements grow and shrink with the scales of the weights, so that of two members of a rescaling
+    class one may fit a type and the other not, and rounding would tell them apart. Means in the
+    gauge do not: where one is extreme, both are computed and kept in float64.
 
     Args:
         network: a traced network.
         parameters: values by name; the network's own if None.
         compute: from parameters to a tensor for each of some of them.
-        seen: what is looked at and returned in the place of the quantities: they as they are in the gauge of the
-            network. Means are found of these.
+        seen: what is looked at and returned in the place of the quantities: they as they are in the
+            gauge of the network. Means are found of these.
         repeat: evaluates what is computed in the parameters' types, as a recording does.
 
     Returns:
-        The tensors, in the parameters' types (float32 for half precision), or all in float64 if one of
-        them has a largest value that those cannot hold, or a mean is extreme.
+        The tensors, in the parameters' types (float32 for half precision), or all in float64 if one
+        of them has a largest value that those cannot hold, or a mean is extreme.
 
     Raises:
         FloatingPointError: a value is not finite even in float64.
@@ -159,13 +164,17 @@ def in_safe_type(
     source = network.parameters if parameters is None else parameters
 
     def look(values: Values) -> Measured:
-        return measured(values if seen is None else seen(values), source, with_means=seen is not None)
+        return measured(
+            values if seen is None else seen(values), source, with_means=seen is not None
+        )
 
     def evaluate() -> Measured:
         return look(compute(all_widened(source, network.parameters)))
 
     result = (evaluate() if repeat is None else repeat(evaluate)).read()
-    moderate = result.moderate or all(value.dtype == torch.float64 for value in result.values.values())
+    moderate = result.moderate or all(
+        value.dtype == torch.float64 for value in result.values.values()
+    )
     if moderate and all(result.fits(name, value.dtype) for name, value in result.values.items()):
         return result
     # factors of a product that fits need not fit themselves

@@ -1,15 +1,15 @@
 """Which units are active, from the values of basis paths and the signs of skeleton weights (S19 Theorem 2).
 
-Let z_u be the value of unit u of class c before its activation, h_u after it. Carried on along O they are sums over
-paths, which basis values decide:
+Let z_u be the value of unit u of class c before its activation, h_u after it. Carried on along O
+they are sums over paths, which basis values decide:
 
     Z_u = B_c z_u = sum over edges e = (u' -> u) of H_u' v_e / V_c',    V_c = A_c B_c,  H = B h,  V = H = x at an input
     h_u = z_u where z_u > 0, that is where sign(B_c) Z_u > 0, and 0 elsewhere
 
-V_c is a basis value, and sign(B_c) the product of the signs of the skeleton weights from c to an output. So both
-together say what is active, one unit after the other, and with S19 Eq. (3) what the network returns. By
-:func:`weights_from_values` they are the weights of a network with |B_c| = 1 everywhere, for which Z_u is z_u up to the
-sign; and that network is run.
+V_c is a basis value, and sign(B_c) the product of the signs of the skeleton weights from c to an
+output. So both together say what is active, one unit after the other, and with S19 Eq. (3) what the
+network returns. By :func:`weights_from_values` they are the weights of a network with |B_c| = 1
+everywhere, for which Z_u is z_u up to the sign; and that network is run.
 
 Letters: c unit class, u unit, e edge, v_e value of the basis path through e.
 """
@@ -38,12 +38,13 @@ def activity_from_values(
         network: a traced network; its weights are not looked at.
         skeleton: a skeleton of it.
         values: basis values by name, as :func:`basis_values` gives them.
-        signs: the sign of O(c) for every class, ``[num_classes]``, as :func:`skeleton_signs` gives them.
+        signs: the sign of O(c) for every class, ``[num_classes]``, as :func:`skeleton_signs` gives
+            them.
         data: see :func:`activity`.
 
     Returns:
-        Inputs, gates and outputs, in float64 on the CPU, as :func:`activity` of any network with these values and
-        signs; but for gates on no path to an output, which nothing depends on.
+        Inputs, gates and outputs, in float64 on the CPU, as :func:`activity` of any network with
+        these values and signs; but for gates on no path to an output, which nothing depends on.
 
     Raises:
         ValueError: see :func:`weights_from_values` and :func:`activity`.

@@ -129,7 +129,9 @@ class Handler:
         """Return all steps of packed sequences, and a mask."""
         del func
         with self._taken_apart(mode):
-            return self._packed.pack(x, lengths, batch_first, fixed=not self.capture.depends(lengths))
+            return self._packed.pack(
+                x, lengths, batch_first, fixed=not self.capture.depends(lengths)
+            )
 
     def pad(self, mode: TorchFunctionMode, func: Any, *args: Any) -> tuple[Tensor, Tensor]:
         """Undo :meth:`pack`."""
@@ -194,9 +196,13 @@ def _check_cut(cut: Cut, tensors: Sequence[Tensor], listing: Listing) -> None:
     # of parameters that lead to no output, and are outside the network, nothing is a unit
     if entering != list(cut.entering) and (cut.counts or any(entering)):
         why = "the network was cut there, and written out the model takes another way than it did then"
-        raise UntraceableError(cut.operation, cut.module, why, "Trace it in evaluation form (model.eval())")
+        raise UntraceableError(
+            cut.operation, cut.module, why, "Trace it in evaluation form (model.eval())"
+        )
     if any(map(listing.is_weight, tensors)):
-        raise UntraceableError(cut.operation, cut.module, "it takes a parameter of the network", NOT_WRITTEN)
+        raise UntraceableError(
+            cut.operation, cut.module, "it takes a parameter of the network", NOT_WRITTEN
+        )
 
 
 def outside(handler: Handler, module: torch.nn.Module) -> None:

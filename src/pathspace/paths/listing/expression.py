@@ -1,14 +1,15 @@
 """Every path value as a product of integer powers of basis values (S19 Theorem 1, Eq. (4)).
 
-With I(c) and O(c) the skeleton edges of class c, A_c and B_c the products along them, and v_e = A_u w_e B_v the value
-of the basis path through e = (u -> v):
+With I(c) and O(c) the skeleton edges of class c, A_c and B_c the products along them, and v_e = A_u
+w_e B_v the value of the basis path through e = (u -> v):
 
     v_p = prod over edges e of p of v_e  /  prod over classes c that p passes of A_c B_c
 
-because each pass multiplies the path in front of c by B_c and the path behind it by A_c. The values v_e of e in O and
-A_c B_c are basis values themselves: for e = O(u), v_e = A_u B_u; and A_c B_c = v_e with e = I(c), which is a basis
-value if I(c) is outside O, and else A_u B_u of the class u where I(c) starts. So the exponents are whole numbers;
-negative ones stand at skeleton paths alone, which are not zero.
+because each pass multiplies the path in front of c by B_c and the path behind it by A_c. The values
+v_e of e in O and A_c B_c are basis values themselves: for e = O(u), v_e = A_u B_u; and A_c B_c =
+v_e with e = I(c), which is a basis value if I(c) is outside O, and else A_u B_u of the class u
+where I(c) starts. So the exponents are whole numbers; negative ones stand at skeleton paths alone,
+which are not zero.
 
 Letters: P paths, E weights, N basis paths.
 """
@@ -34,7 +35,8 @@ class BasisExpression:
     """Paths in terms of a basis; made by :func:`express`.
 
     Attributes:
-        edges: numbers of the edges e whose basis paths these are, ``[N]``, in the order of :func:`basis_paths`.
+        edges: numbers of the edges e whose basis paths these are, ``[N]``, in the order of
+            :func:`basis_paths`.
         counts: the basis paths' counting vectors, int64 ``[N, E]``.
         exponents: int64 ``[P, N]``.
     """
@@ -70,8 +72,8 @@ def express(network: Network, skeleton: Skeleton, paths: Paths) -> BasisExpressi
         Basis paths and exponents: ``paths.counts == exponents @ counts``.
 
     Raises:
-        ValueError: the skeleton lacks an edge of some class, it or the paths are another network's, or the network
-            uses a matrix in both directions.
+        ValueError: the skeleton lacks an edge of some class, it or the paths are another network's,
+            or the network uses a matrix in both directions.
 
     Example:
         >>> import torch, pathspace as ps
@@ -101,10 +103,12 @@ def express(network: Network, skeleton: Skeleton, paths: Paths) -> BasisExpressi
 
     nothing = len(kept)
     passes = {node: through(node) for node in range(1, classes + 1) if node in ends}
-    stands_for = [place[e] if e in place else passes.get(source[e], nothing) for e in range(graph.num_edges)]
+    stands_for = [
+        place[e] if e in place else passes.get(source[e], nothing) for e in range(graph.num_edges)
+    ]
     exponents = torch.zeros(len(paths), nothing + 1, dtype=torch.long)
-    # + 1 for every edge, - 1 for every class between two edges: the classes are those at which all edges but the
-    # first of a stretch between fixed units start
+    # + 1 for every edge, - 1 for every class between two edges: the classes are those at which all
+    # edges but the first of a stretch between fixed units start
     of_edge = torch.tensor([*stands_for, nothing])
     of_class = torch.tensor([passes.get(node, nothing) for node in source] + [nothing])
     rows = torch.where(paths.weights == NONE, graph.num_edges, paths.weights)

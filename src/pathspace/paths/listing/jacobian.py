@@ -1,16 +1,17 @@
 """The path-Jacobian, degrees of freedom, and units that data leave dead (D16 Section 5, S19 Section 3).
 
-J = dv/dw with v the values of all paths: J_pe = n_pe v_p / w_e. Node-wise rescaling moves the weights in num_classes
-directions that no path value sees, so the rank of J is generically (number of weights) - (number of unit classes); S19
-takes as many paths as a basis of path space.
+J = dv/dw with v the values of all paths: J_pe = n_pe v_p / w_e. Node-wise rescaling moves the
+weights in num_classes directions that no path value sees, so the rank of J is generically (number
+of weights) - (number of unit classes); S19 takes as many paths as a basis of path space.
 
-d_G(w), the degrees of freedom at w, is the rank of the derivative of the network's outputs over the data in the
-weights, df/dw = (df/dv) J. It is at most the rank of J, reaches it in typical networks on enough data, and drops with
-dead units. (The two biases of an ``nn.RNN`` are two paths of which the function sees the sum: one degree less for each
-pair.) It is the rank of the Fisher information of a Gaussian output. Where the outputs are the logits of a softmax, the
-divergence KL(p_w || p_w') takes its place: its second derivative at w is the Fisher information of the softmax (see
-``fisher``), which does not see what is added to all logits of an example alike, so its rank is that of df/dw with the
-mean over the K logits taken away.
+d_G(w), the degrees of freedom at w, is the rank of the derivative of the network's outputs over the
+data in the weights, df/dw = (df/dv) J. It is at most the rank of J, reaches it in typical networks
+on enough data, and drops with dead units. (The two biases of an ``nn.RNN`` are two paths of which
+the function sees the sum: one degree less for each pair.) It is the rank of the Fisher information
+of a Gaussian output. Where the outputs are the logits of a softmax, the divergence KL(p_w || p_w')
+takes its place: its second derivative at w is the Fisher information of the softmax (see
+``fisher``), which does not see what is added to all logits of an example alike, so its rank is that
+of df/dw with the mean over the K logits taken away.
 
 Letters: P paths (or places of an output), E weights, n examples, K outputs.
 """
@@ -48,7 +49,8 @@ def path_jacobian(network: Network, paths: Paths | None = None, *, limit: int = 
         limit: how many paths may be listed then.
 
     Returns:
-        ``[P, E]`` in float64 on the CPU; weights in the order of :func:`reduction_graph`. Exact where weights are zero.
+        ``[P, E]`` in float64 on the CPU; weights in the order of :func:`reduction_graph`. Exact
+        where weights are zero.
 
     Raises:
         TooManyPathsError: there are more than ``limit`` paths.
@@ -65,7 +67,9 @@ def path_jacobian(network: Network, paths: Paths | None = None, *, limit: int = 
     current_values(network)
     paths = enumerate_paths(network, limit) if paths is None else paths
     expect_own(paths.reduction, network, "list of paths was made")
-    w = paths.reduction.flatten({n: p.detach().double().cpu() for n, p in network.parameters.items()})
+    w = paths.reduction.flatten(
+        {n: p.detach().double().cpu() for n, p in network.parameters.items()}
+    )
     factors = torch.cat([w, w.new_ones(1)])[paths.weights]  # [P, L]
     ones = factors.new_ones(len(paths), 1)
     before = torch.cat([ones, factors.cumprod(1)[:, :-1]], 1)
@@ -81,7 +85,8 @@ def path_jacobian(network: Network, paths: Paths | None = None, *, limit: int = 
 def path_rank(jacobian: Tensor) -> int:
     """Compute the rank of a path-Jacobian, or of the derivative of outputs in the weights.
 
-    Columns and rows are brought to length one first: their lengths say how a network is scaled, not its rank.
+    Columns and rows are brought to length one first: their lengths say how a network is scaled, not
+    its rank.
 
     Args:
         jacobian: ``[P, E]``, float64.
@@ -99,7 +104,9 @@ def path_rank(jacobian: Tensor) -> int:
         14
     """
     if not isinstance(jacobian, Tensor):
-        raise TypeError(f"this needs the matrix of path_jacobian(network), got {type(jacobian).__name__}")
+        raise TypeError(
+            f"this needs the matrix of path_jacobian(network), got {type(jacobian).__name__}"
+        )
     matrix = jacobian
     for _ in range(4):
         for dim in (0, 1):
@@ -114,25 +121,27 @@ def degrees_of_freedom(
 ) -> int:
     """Count the directions of weight space that change the network's function.
 
-    Without data: (weights on a path) - (unit classes on a path), the generic rank of the path-Jacobian, whatever the
-    size of the network; more than the rank where shared weights have more symmetry (docs/theory/network.md).
-    With data: d_G(w), the rank of the outputs' derivative in the weights over these examples.
+    Without data: (weights on a path) - (unit classes on a path), the generic rank of the
+    path-Jacobian, whatever the size of the network; more than the rank where shared weights have
+    more symmetry (docs/theory/network.md). With data: d_G(w), the rank of the outputs' derivative
+    in the weights over these examples.
 
     Args:
         network: a traced network.
-        data: examples, as the example input of :func:`pathspace.trace` was; None for the generic number. The derivative
-            is a matrix of (examples x outputs) x weights in float64, so take small networks.
-        output: what the outputs are: ``"gaussian"``, means of a Gaussian, or ``"softmax"``, logits of one, for which
-            the number is that of the directions that change the Kullback-Leibler divergence. Without data it is
-            that of a Gaussian.
+        data: examples, as the example input of :func:`pathspace.trace` was; None for the generic
+            number. The derivative is a matrix of (examples x outputs) x weights in float64, so take
+            small networks.
+        output: what the outputs are: ``"gaussian"``, means of a Gaussian, or ``"softmax"``, logits
+            of one, for which the number is that of the directions that change the Kullback-Leibler
+            divergence. Without data it is that of a Gaussian.
         dim: the dimension of the outputs along which the softmax runs.
 
     Returns:
         The number of degrees of freedom.
 
     Raises:
-        ValueError: the data are not of the form of the example input, or the outputs on them are not finite; or there
-            is no such ``output``.
+        ValueError: the data are not of the form of the example input, or the outputs on them are
+            not finite; or there is no such ``output``.
 
     Example:
         >>> import torch, pathspace as ps
@@ -156,7 +165,9 @@ def degrees_of_freedom(
     graph = reduction_graph(network)
     used = used_edges(network, graph)
     ends = graph.factors(torch.cat([graph.source[used], graph.target[used]])).abs().flatten()
-    return int(used.sum()) - int((torch.bincount(ends, minlength=graph.num_classes + 1)[1:] > 0).sum())
+    return int(used.sum()) - int(
+        (torch.bincount(ends, minlength=graph.num_classes + 1)[1:] > 0).sum()
+    )
 
 
 @tables_on_the_cpu()
@@ -165,8 +176,9 @@ def degrees_of_freedom(
 def dead_units(network: Network, data: Any) -> Tensor:
     """Find unit classes through which nothing flows to an output on any of the examples.
 
-    A class is dead when its units are inactive on all examples, at all time steps and positions, or when what they say
-    meets inactive units alone. Weights into and out of it have no gradient then, whatever the loss.
+    A class is dead when its units are inactive on all examples, at all time steps and positions, or
+    when what they say meets inactive units alone. Weights into and out of it have no gradient then,
+    whatever the loss.
 
     Args:
         network: a traced network.
@@ -176,7 +188,8 @@ def dead_units(network: Network, data: Any) -> Tensor:
         bool ``[num_classes]``.
 
     Raises:
-        ValueError: the data are not of the form of the example input, or the outputs on them are not finite.
+        ValueError: the data are not of the form of the example input, or the outputs on them are
+            not finite.
 
     Example:
         >>> import torch, pathspace as ps
@@ -191,8 +204,12 @@ def dead_units(network: Network, data: Any) -> Tensor:
     outputs = outputs_on(network, model, data, "gaussian", -1)
     # random weights for the outputs of every example: what flows cancels with probability zero
     generator = torch.Generator().manual_seed(0)
-    total = sum((torch.randn(o.shape, dtype=o.dtype, generator=generator) * o).sum() for o in outputs)
-    gradients = torch.autograd.grad(torch.as_tensor(total), list(parameters.values()), materialize_grads=True)
+    total = sum(
+        (torch.randn(o.shape, dtype=o.dtype, generator=generator) * o).sum() for o in outputs
+    )
+    gradients = torch.autograd.grad(
+        torch.as_tensor(total), list(parameters.values()), materialize_grads=True
+    )
     flows = graph.flatten(dict(zip(parameters, gradients, strict=True))) != 0
 
     def classes(sources: Tensor, targets: Tensor) -> Tensor:
@@ -227,8 +244,8 @@ def derivatives(
         dim: the dimension of the outputs that is put last.
 
     Yields:
-        For every tensor that the network returns the outputs ``[P, K]`` at P places, K along ``dim``, and df/dw
-        ``[P, K, E]``; float64 on the CPU.
+        For every tensor that the network returns the outputs ``[P, K]`` at P places, K along
+        ``dim``, and df/dw ``[P, K, E]``; float64 on the CPU.
     """
     graph = reduction_graph(network)
     model, parameters = in_float64(network)
@@ -239,7 +256,9 @@ def derivatives(
             f = tensor.movedim(dim, -1) if tensor.dim() else tensor.reshape(1)
             rows = []
             for value in f.reshape(-1).unbind():
-                gradients = torch.autograd.grad(value, weights, retain_graph=True, materialize_grads=True)
+                gradients = torch.autograd.grad(
+                    value, weights, retain_graph=True, materialize_grads=True
+                )
                 rows.append(graph.flatten(dict(zip(parameters, gradients, strict=True))))
             places = f.detach().reshape(-1, f.shape[-1])
             result.append((places, torch.stack(rows).reshape(*places.shape, -1)))
@@ -254,7 +273,9 @@ def in_float64(network: Network) -> tuple[nn.Module, dict[str, Tensor]]:
     return model, {name: model.get_parameter(name).requires_grad_() for name in network.parameters}
 
 
-def outputs_on(network: Network, model: nn.Module, data: Any, output: Output, dim: int) -> list[Tensor]:
+def outputs_on(
+    network: Network, model: nn.Module, data: Any, output: Output, dim: int
+) -> list[Tensor]:
     """Return outputs of a copy of the model, of a softmax along ``dim`` if given; undo changes of its modules."""
     next(examples(network.call, data))  # which looks at their form
     args, kwargs = arguments_in(pytree.tree_map_only(Tensor, _doubled, data))
@@ -290,4 +311,6 @@ def _check_outputs(outputs: Sequence[Tensor], output: Output, dim: int) -> None:
         return
     for f in outputs:
         if not -f.dim() <= dim < f.dim() or f.shape[dim] < 2:
-            raise ValueError(f"dim={dim} holds no classes: outputs of one example are {tuple(f.shape)}")
+            raise ValueError(
+                f"dim={dim} holds no classes: outputs of one example are {tuple(f.shape)}"
+            )

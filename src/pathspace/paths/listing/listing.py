@@ -2,11 +2,13 @@
 
     f(x)_k = sum over paths p from an input (or the bias node) to output k of  x_p a_p c_p v_p
 
-x_p the input that p starts at (1 for the bias node), a_p = 1 if all units on p are active and 0 otherwise (the product
-of its gates), c_p the product of its fixed factors (1 but for averages and running statistics), and v_p the product of
-its weights: the *value* of the path. Tied weights make many paths of an unrolled network have one value.
+x_p the input that p starts at (1 for the bias node), a_p = 1 if all units on p are active and 0
+otherwise (the product of its gates), c_p the product of its fixed factors (1 but for averages and
+running statistics), and v_p the product of its weights: the *value* of the path. Tied weights make
+many paths of an unrolled network have one value.
 
-Letters: P paths, E weights, n examples, L edges of the longest path; n_pe how often path p uses weight e.
+Letters: P paths, E weights, n examples, L edges of the longest path; n_pe how often path p uses
+weight e.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ class Paths:
 
     Attributes:
         reduction: the graph that numbers the weights.
-        weights: numbers of the weights of every path in the order from input to output, ``[P, L]``, filled with -1.
+        weights: numbers of the weights of every path in the order from input to output, ``[P, L]``,
+            filled with -1.
         gates: numbers of its gates, ``[P, Lg]``, filled with -1.
         factor: c_p, ``[P]``.
         start: which input it starts at, ``[P]``; -1 for the bias node.
@@ -110,10 +113,13 @@ class Paths:
 
 
 @tables_on_the_cpu()
-def enumerate_paths(network: Network, limit: int = LIMIT, *, graph: UnrolledGraph | None = None) -> Paths:
+def enumerate_paths(
+    network: Network, limit: int = LIMIT, *, graph: UnrolledGraph | None = None
+) -> Paths:
     """List all paths of a network, from an input or the bias node to an output.
 
-    A recurrent network is written out over the time steps of its example input, a convolution over its positions.
+    A recurrent network is written out over the time steps of its example input, a convolution over
+    its positions.
 
     Args:
         network: a traced network.
@@ -170,7 +176,9 @@ def _walk(graph: UnrolledGraph) -> Iterator[_Row]:
         ends.setdefault(node, []).append(place)
     starts = [(BIAS, NONE), *((node, place) for place, node in enumerate(graph.inputs.tolist()))]
     for first, start in starts:
-        unfinished: list[tuple[int, tuple[int, ...], tuple[int, ...], float]] = [(first, (), (), 1.0)]
+        unfinished: list[tuple[int, tuple[int, ...], tuple[int, ...], float]] = [
+            (first, (), (), 1.0)
+        ]
         while unfinished:
             node, weights, gates, c = unfinished.pop()
             for end in ends.get(node, ()):

@@ -38,7 +38,8 @@ def layers(
         train: likewise.
         bidirectional: whether a second cell of each layer runs backwards.
         batch_first: whether the batch comes before the time.
-        mask: ones at the steps of each sequence and zeros after them, ``[T, B, 1]``; None if all are of one length.
+        mask: ones at the steps of each sequence and zeros after them, ``[T, B, 1]``; None if all
+            are of one length.
 
     Returns:
         The sequence of states of the last layer, and the last states of all cells.
@@ -99,11 +100,15 @@ class PackedSequences:
     def __init__(self) -> None:
         self._masks: dict[int, tuple[Tensor, Tensor | None]] = {}  # by the id of the batch sizes
 
-    def pack(self, x: Tensor, lengths: Tensor, batch_first: bool, *, fixed: bool) -> tuple[Tensor, Tensor]:
+    def pack(
+        self, x: Tensor, lengths: Tensor, batch_first: bool, *, fixed: bool
+    ) -> tuple[Tensor, Tensor]:
         """Return rows and batch sizes; ``fixed`` says that the lengths are constants, equal for all."""
         x = x.transpose(0, 1) if batch_first else x
         steps = int(lengths[0]) if fixed else x.shape[0]
-        mask = None if fixed else (torch.arange(steps)[:, None] < lengths[None, :]).double()[..., None]
+        mask = (
+            None if fixed else (torch.arange(steps)[:, None] < lengths[None, :]).double()[..., None]
+        )
         sizes = torch.full((steps,), x.shape[1], dtype=torch.long)
         self._masks[id(sizes)] = sizes, mask
         return x[:steps].reshape(-1, *x.shape[2:]), sizes
@@ -133,7 +138,9 @@ class PackedSequences:
         return rows.reshape(len(sizes), -1, *rows.shape[1:])
 
 
-def cell(x: Tensor, h: Tensor | None, w_in: Tensor, w_rec: Tensor, *biases: Tensor | None) -> Tensor:
+def cell(
+    x: Tensor, h: Tensor | None, w_in: Tensor, w_rec: Tensor, *biases: Tensor | None
+) -> Tensor:
     """Compute a step h' = relu(W_in x + b_in + W_rec h + b_rec); a previous state of None is zero."""
     z = functional.linear(x, w_in)
     if h is not None:
@@ -142,7 +149,12 @@ def cell(x: Tensor, h: Tensor | None, w_in: Tensor, w_rec: Tensor, *biases: Tens
 
 
 def bags(
-    input: Tensor, weight: Tensor, *_: Any, mode: str = "mean", padding_idx: int | None = None, **__: Any
+    input: Tensor,
+    weight: Tensor,
+    *_: Any,
+    mode: str = "mean",
+    padding_idx: int | None = None,
+    **__: Any,
 ) -> Tensor:
     """Sum, average or compare the rows of a table over bags of one length.
 

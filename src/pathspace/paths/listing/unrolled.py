@@ -105,13 +105,15 @@ class Activity:
 def unroll(network: Network) -> UnrolledGraph:
     """Write a traced network out: one node for every unit at every time step and position.
 
-    The graph has the number of steps and positions of the example input that the network was traced with.
+    The graph has the number of steps and positions of the example input that the network was traced
+    with.
 
     Args:
         network: a traced network.
 
     Returns:
-        The graph, on the CPU. It holds no weights but those outside the network, running statistics and constants.
+        The graph, on the CPU. It holds no weights but those outside the network, running statistics
+        and constants.
 
     Raises:
         UntraceableError: an operation cannot be written out, or the graph is too large.
@@ -125,7 +127,11 @@ def unroll(network: Network) -> UnrolledGraph:
     expect_weights(network)
     try:
         listing, graph, nodes, _ = _run(network, _example(network.call, 0), with_edges=True)
-    except (IndexError, RuntimeError, UntraceableError):  # a length, or a mask that hides everything
+    except (
+        IndexError,
+        RuntimeError,
+        UntraceableError,
+    ):  # a length, or a mask that hides everything
         listing, graph, nodes, _ = _run(network, _example(network.call, 1), with_edges=True)
     edges = listing.edges
     empty = torch.zeros(0, dtype=torch.long)
@@ -156,13 +162,15 @@ def _example(call: Call, whole: int) -> Any:
 
 
 @tables_on_the_cpu()
-def activity(network: Network, data: Any, parameters: Mapping[str, Tensor] | None = None) -> Activity:
+def activity(
+    network: Network, data: Any, parameters: Mapping[str, Tensor] | None = None
+) -> Activity:
     """Compute which gates of the unrolled graph are open, example by example.
 
     Args:
         network: a traced network.
-        data: what its model is called with, as the example input of :func:`pathspace.trace` was: as many steps and
-            positions, any number of examples.
+        data: what its model is called with, as the example input of :func:`pathspace.trace` was: as
+            many steps and positions, any number of examples.
         parameters: weights to use instead of the model's own, by name.
 
     Returns:
@@ -170,7 +178,8 @@ def activity(network: Network, data: Any, parameters: Mapping[str, Tensor] | Non
 
     Raises:
         KeyError: ``parameters`` lacks a parameter of the network.
-        ValueError: one of them has another shape, or the data are not of the form of the example input.
+        ValueError: one of them has another shape, or the data are not of the form of the example
+            input.
 
     Example:
         >>> import torch, pathspace as ps
@@ -197,7 +206,9 @@ def examples(call: Call, data: Any) -> Iterator[Any]:
     traced, form = pytree.tree_flatten(call.arguments)
     leaves, other = pytree.tree_flatten(data)
     if form != other or not all(map(_is_alike, traced, leaves)):
-        raise ValueError("the data are not of the form of the example input that the network was traced with")
+        raise ValueError(
+            "the data are not of the form of the example input that the network was traced with"
+        )
     first = next(k for k in traced if isinstance(k, Tensor))
     dims = [batch_in(k, first, call.batch_dim) if isinstance(k, Tensor) else None for k in traced]
     count = _count(leaves, dims)
@@ -240,15 +251,25 @@ def _check_sums(network: Network) -> None:
     why = "it multiplies two activations or weights"
     for instruction in network.tape.instructions:
         kind = instruction.name.partition(" in ")[0]
-        if not name and isinstance(instruction.form, Normalization) and ("mul" in kind or "div" in kind):
+        if (
+            not name
+            and isinstance(instruction.form, Normalization)
+            and ("mul" in kind or "div" in kind)
+        ):
             name = instruction.name
             why = "it divides by a statistic of what enters"
     if name:
-        raise UntraceableError(name, "", f"{why}, so what it returns is no sum over paths", NOT_WRITTEN)
+        raise UntraceableError(
+            name, "", f"{why}, so what it returns is no sum over paths", NOT_WRITTEN
+        )
 
 
 def _run(
-    network: Network, example: Any, *, with_edges: bool, parameters: Mapping[str, Tensor] | None = None
+    network: Network,
+    example: Any,
+    *,
+    with_edges: bool,
+    parameters: Mapping[str, Tensor] | None = None,
 ) -> tuple[Listing, ReductionGraph, Tensor, Tensor]:
     """Run a copy of the model on one example; returns the list, the graph, the output nodes and their values."""
     current_values(network)
@@ -273,10 +294,14 @@ def _run(
 
     def prepare(key: int | str, value: Any) -> Any:
         def one(tensor: Tensor) -> Tensor:
-            copy = tensor.detach().to("cpu", torch.float64 if tensor.is_floating_point() else None, copy=True)
+            copy = tensor.detach().to(
+                "cpu", torch.float64 if tensor.is_floating_point() else None, copy=True
+            )
             if key in call.states:
                 if bool(copy.any()) and not with_edges:
-                    raise ValueError(f"the state {key!r} carried over from earlier data must be zero")
+                    raise ValueError(
+                        f"the state {key!r} carried over from earlier data must be zero"
+                    )
                 return wrapped(torch.zeros_like(copy))
             listing.bind_data(copy)
             capture.derived.add(id(copy))
@@ -294,13 +319,17 @@ def _run(
         AtLeast(torch.float64),
         KeepsWhole(handler),
     ):
-        returned = [plain(t) for t in network.returned(functional_call(model, state, tuple(args), kwargs))]
+        returned = [
+            plain(t) for t in network.returned(functional_call(model, state, tuple(args), kwargs))
+        ]
     with torch.no_grad():
         write_down(capture.live(returned), listing)
     outputs = [node for t in returned for node in listing.before_the_end(t)] + listing.entered
     outputs = list({id(t): (t, n) for t, n in outputs}.values())
     if not outputs:
-        raise UntraceableError("output", "", "no tensor that the model returns depends on its parameters")
+        raise UntraceableError(
+            "output", "", "no tensor that the model returns depends on its parameters"
+        )
     nodes = torch.cat([n.flatten() for _, n in outputs])
     return listing, graph, nodes, torch.cat([t.detach().double().flatten() for t, _ in outputs])
 

@@ -1,12 +1,12 @@
 """Basis paths: as many paths as path space has dimensions, whose values determine those of all others.
 
-S19 with its Skeleton Method corrected: for every edge e = (u -> v) that is not O(c) of a class, the path that comes
-to u along I, takes e, and goes on from v along O. Their number is #weights - #unit classes, counting those that are on
-a path at all. (S19's choice, one edge in
-and one out of every unit taken by itself, gives 22 paths of rank 16 in a stack of two recurrent layers of two units.)
+S19 with its Skeleton Method corrected: for every edge e = (u -> v) that is not O(c) of a class, the
+path that comes to u along I, takes e, and goes on from v along O. Their number is #weights - #unit
+classes, counting those that are on a path at all. (S19's choice, one edge in and one out of every
+unit taken by itself, gives 22 paths of rank 16 in a stack of two recurrent layers of two units.)
 
-Letters: c a unit class, e = (u -> v) an edge, w_e its weight, A and B the products along the skeleton, v_e the value
-of the basis path through e.
+Letters: c a unit class, e = (u -> v) an edge, w_e its weight, A and B the products along the
+skeleton, v_e the value of the basis path through e.
 """
 
 from __future__ import annotations
@@ -34,13 +34,15 @@ def basis_paths(network: Network, skeleton: Skeleton) -> list[tuple[Edge, ...]]:
         skeleton: a skeleton of it.
 
     Returns:
-        A list of paths, each a tuple of edges (parameter name, index) from input to output. Edges at classes without
-        a skeleton edge are on no basis path and are left out, and so are weights on no path of the network (see
-        :func:`used_edges`); without either there are #weights - #unit classes paths.
+        A list of paths, each a tuple of edges (parameter name, index) from input to output. Edges
+        at classes without a skeleton edge are on no basis path and are left out, and so are weights
+        on no path of the network (see :func:`used_edges`); without either there are #weights -
+        #unit classes paths.
 
     Raises:
-        ValueError: the skeleton is another network's, or a matrix is used in both directions (a tied input and output
-            embedding), so that no forest leads all paths from inputs to outputs.
+        ValueError: the skeleton is another network's, or a matrix is used in both directions (a
+            tied input and output embedding), so that no forest leads all paths from inputs to
+            outputs.
 
     Example:
         >>> import torch, pathspace as ps
@@ -79,7 +81,8 @@ def basis_values(
 ) -> dict[str, Tensor]:
     """Return the values v_e = A_u w_e B_v of the basis paths, without writing the paths down.
 
-    They do not change under node-wise rescaling, and together they are what the network's function depends on.
+    They do not change under node-wise rescaling, and together they are what the network's function
+    depends on.
 
     Args:
         network: a traced network.
@@ -87,8 +90,9 @@ def basis_values(
         parameters: values to use instead of the model's own, by name.
 
     Returns:
-        Parameter name -> float64 tensor of the parameter's shape; at e = O(c), which is on no basis path of its own,
-        A_c B_c; nan for weights on no path, and where a class has no skeleton edge.
+        Parameter name -> float64 tensor of the parameter's shape; at e = O(c), which is on no basis
+        path of its own, A_c B_c; nan for weights on no path, and where a class has no skeleton
+        edge.
 
     Raises:
         KeyError, ValueError: see :func:`basis_paths`, and for ``parameters`` :func:`kappa`.
@@ -117,7 +121,8 @@ def checked(network: Network, skeleton: Skeleton) -> ReductionGraph:
 
     Raises:
         TypeError: it is no skeleton.
-        ValueError: it was chosen for another network, or the network has no basis made of skeleton edges.
+        ValueError: it was chosen for another network, or the network has no basis made of skeleton
+            edges.
     """
     expect_network(network)
     if not isinstance(skeleton, Skeleton):

@@ -1,16 +1,16 @@
 """Charts of path space: which weights move how when the values of basis paths are the coordinates.
 
-The weights O of a skeleton are held. Then the values v_e = A_u w_e B_v of the basis paths are coordinates, and every
-step of them is one step of the weights (see ``frame``). A chart is the part of this that does not
-change while a network is trained: numbers of nodes, classes and elements.
+The weights O of a skeleton are held. Then the values v_e = A_u w_e B_v of the basis paths are
+coordinates, and every step of them is one step of the weights (see ``frame``). A chart is the part
+of this that does not change while a network is trained: numbers of nodes, classes and elements.
 
-Some classes cannot move along. Their products are constants to a chart: those without a skeleton edge, those with
-units of the inverse scale (tied input and output embeddings), and those where a weight that would have to change takes
-no part.
+Some classes cannot move along. Their products are constants to a chart: those without a skeleton
+edge, those with units of the inverse scale (tied input and output embeddings), and those where a
+weight that would have to change takes no part.
 
-Letters: c a unit class, C their number, e = (u -> v) an edge. Nodes are those of the double cover (see
-``condensation``): 0, 1 + c with the product A_c, 1 + C + c with B_c. P is the number of classes that
-move, K = 2 P that of their skeleton edges.
+Letters: c a unit class, C their number, e = (u -> v) an edge. Nodes are those of the double cover
+(see ``condensation``): 0, 1 + c with the product A_c, 1 + C + c with B_c. P is the number of
+classes that move, K = 2 P that of their skeleton edges.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class Ends:
         if not bool((nodes > 0).any()):
             return None
         nodes = nodes.reshape((1,) * (dims - nodes.dim()) + tuple(nodes.shape))
-        nodes = without_repeats(compressed(nodes))  # one along a dimension along which nothing varies
+        nodes = without_repeats(
+            compressed(nodes)
+        )  # one along a dimension along which nothing varies
         return Ends(Index.of(nodes.reshape(-1), device), tuple(nodes.shape))
 
     def at(self, slots: Slots) -> Tensor:
@@ -61,7 +63,8 @@ class Place:
     Attributes:
         sources: nodes whose product is A_u; None where it is 1 for all elements.
         targets: nodes whose product is B_v; likewise.
-        skeleton: flat indices of those of its elements that are skeleton edges; None if there are none.
+        skeleton: flat indices of those of its elements that are skeleton edges; None if there are
+            none.
         among: where these are among the K.
     """
 
@@ -94,7 +97,8 @@ class Chart:
         starts: node where I(c) starts; None if it is 0 for all.
         moved: which of the P have a coordinate at I(c), because it is in no O; None if all.
         single: 1 where O(c) is no I(c'), 0 where it is, float64; None if all are 1.
-        links: which of the P have O(c) = I(c'), and the places of c', the last before an output first.
+        links: which of the P have O(c) = I(c'), and the places of c', the last before an output
+            first.
         like: which of the P gives each its R; None if each has its own.
     """
 
@@ -131,7 +135,9 @@ class Measure:
         return result if chart.starts is None else result * chart.starts.take(self.units)
 
 
-def chart(network: Network, skeleton: Skeleton, names: Collection[str], device: torch.device) -> Chart:
+def chart(
+    network: Network, skeleton: Skeleton, names: Collection[str], device: torch.device
+) -> Chart:
     """Return the chart around a skeleton, with its numbers on a device.
 
     Parameters take part whose ``names`` are given; the network's others are to stay as they are.

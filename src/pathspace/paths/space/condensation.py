@@ -1,9 +1,9 @@
 """Cycles of unit classes, and the order in which paths run through what is not a cycle.
 
-Signed nodes: a unit may have the inverse scale of its class (tied input and output embeddings). Every edge s -> t is
-therefore read a second time as -t -> -s: on the *double cover*, whose nodes are 0 (fixed scale), 1 + c (class c) and
-1 + C + c (its inverse), edges have one direction. Without inverse scales it is the reduction graph and, apart from
-it, the reduction graph reversed.
+Signed nodes: a unit may have the inverse scale of its class (tied input and output embeddings).
+Every edge s -> t is therefore read a second time as -t -> -s: on the *double cover*, whose nodes
+are 0 (fixed scale), 1 + c (class c) and 1 + C + c (its inverse), edges have one direction. Without
+inverse scales it is the reduction graph and, apart from it, the reduction graph reversed.
 
 Letters: C number of unit classes, c one of them.
 """
@@ -28,13 +28,14 @@ def cover(nodes: Tensor, num_classes: int) -> Tensor:
 def condensation(network: Network, graph: ReductionGraph) -> tuple[Tensor, Tensor]:
     """Strongly connected components of the double cover, and how deep each lies.
 
-    Recurrent matrices, and residual blocks that lead back to the stream they read, tie classes into cycles. Zero
-    weights count like any others, so the result does not change while a network is trained.
+    Recurrent matrices, and residual blocks that lead back to the stream they read, tie classes into
+    cycles. Zero weights count like any others, so the result does not change while a network is
+    trained.
 
     Returns:
-        Two int64 tensors ``[1 + 2 C]``: the component of every node, and its level. An edge between two components
-        leads from a lower to a higher level. Node 0, where paths start and end, is left out: it has level 0 and a
-        component of its own.
+        Two int64 tensors ``[1 + 2 C]``: the component of every node, and its level. An edge between
+        two components leads from a lower to a higher level. Node 0, where paths start and end, is
+        left out: it has level 0 and a component of its own.
     """
     size = 1 + 2 * network.num_classes
     successors: list[list[int]] = [[] for _ in range(size)]
@@ -57,7 +58,9 @@ def condensation(network: Network, graph: ReductionGraph) -> tuple[Tensor, Tenso
     return of_node, levels
 
 
-def _add_edges(successors: list[list[int]], source: Tensor, target: Tensor, num_classes: int) -> None:
+def _add_edges(
+    successors: list[list[int]], source: Tensor, target: Tensor, num_classes: int
+) -> None:
     varying = [{d for d, n in enumerate(reversed(t.shape)) if n > 1} for t in (source, target)]
     for start, end in ((source, target), (-target, -source)):
         start, end = cover(start, num_classes), cover(end, num_classes)

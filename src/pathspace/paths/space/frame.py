@@ -1,8 +1,9 @@
 """Gradients and steps in path space, at one point of it.
 
-S19 with its Algorithm 2 corrected: as printed masks are missing, a sum runs over the wrong axis, and G/W stands for
-G/s. It also counts outgoing skeleton weights as 1, as they are from the start that it presumes (see ``ones``); here
-they may be any. With g = dL/dw, and everything on the right taken before the step:
+S19 with its Algorithm 2 corrected: as printed masks are missing, a sum runs over the wrong axis,
+and G/W stands for G/s. It also counts outgoing skeleton weights as 1, as they are from the start
+that it presumes (see ``ones``); here they may be any. With g = dL/dw, and everything on the right
+taken before the step:
 
     q_e = v_e dL/dv_e = w_e g_e                          for e outside I and O
     q_c = w_e g_e - S_c                                  for e = I(c), S_c the sum of q over all paths that go on from c
@@ -13,10 +14,10 @@ they may be any. With g = dL/dw, and everything on the right taken before the st
     w_e <- w_e R_c / R_u                                 for e = I(c)
     w_e <- (w_e + dv_e / (A_u B_v)) / R_u                for all others
 
-R = 1 at inputs and the bias node. The coordinates are x_e = v_e / a_e, where a_e = a_u b_v > 0 are units that rescaling
-does not change; f_u = a_u / A_u and f_v = b_v / B_v are the factors between a weight's gradient and that of its path:
-dL/dx_e = g f_u f_v, and dw = dx f_u f_v. Factors are numbered like the products, by nodes (see
-``chart``).
+R = 1 at inputs and the bias node. The coordinates are x_e = v_e / a_e, where a_e = a_u b_v > 0 are
+units that rescaling does not change; f_u = a_u / A_u and f_v = b_v / B_v are the factors between a
+weight's gradient and that of its path: dL/dx_e = g f_u f_v, and dw = dx f_u f_v. Factors are
+numbered like the products, by nodes (see ``chart``).
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ class _Part:
 class Frame:
     """Path space at the present weights: made once for a chart, and brought up to date by :meth:`look`.
 
-    A step of a small network costs what its calls cost, and the first call of an operation several times what others
-    do: hence the memory that is kept here, and operations of few kinds.
+    A step of a small network costs what its calls cost, and the first call of an operation several
+    times what others do: hence the memory that is kept here, and operations of few kinds.
 
     Args:
         chart: the chart.
@@ -87,8 +88,11 @@ class Frame:
             t: self._wide if t == fixed.dtype else _Vectors(self._wide.values.to(t), nodes, edges)
             for t in set(self.dtypes)
         }
-        self._parts = {n: _Part(p, self._vectors[weights[n].dtype]) for n, p in chart.places.items()}
-        # at nodes: A and B, T; at the K edges: g, w g; at the P classes: 1, a_e / v_e for e = I(c), q
+        self._parts = {
+            n: _Part(p, self._vectors[weights[n].dtype]) for n, p in chart.places.items()
+        }
+        # at nodes: A and B, T; at the K edges: g, w g; at the P classes: 1, a_e / v_e for e = I(c),
+        # q
         self._products = fixed.clone()
         self._almost_zero = torch.full_like(fixed, _ALMOST_ZERO)
         self._leaving = Slots(torch.zeros_like(fixed))
@@ -96,7 +100,10 @@ class Frame:
         self._one = torch.ones_like(self._rates)
         self._slopes, self.moments = torch.empty_like(self._one), torch.empty_like(self._one)
         # what is read and written at every step of these vectors
-        self._at_classes = self._wide.factors.at(chart.classes), self._wide.factors.at(chart.inverses)
+        self._at_classes = (
+            self._wide.factors.at(chart.classes),
+            self._wide.factors.at(chart.inverses),
+        )
         self._at_skeleton = self._terms.at(chart.into), self._terms.at(chart.out_of)
         self._own_sums = self._leaving.at(chart.classes)
         self._own_weights = self._wide.edges.at(chart.into)
@@ -108,7 +115,9 @@ class Frame:
         ]
         sources = [(n, ends) for n, p in chart.places.items() if (ends := p.sources) is not None]
         self._sources = [(n, ends, ends.nodes.view(self._leaving.values)) for n, ends in sources]
-        result = [(n, p.skeleton, p.among) for n, p in chart.places.items() if p.skeleton is not None]
+        result = [
+            (n, p.skeleton, p.among) for n, p in chart.places.items() if p.skeleton is not None
+        ]
         self._weights_at = [(n, at, among.take(self._wide.edges.values)) for n, at, among in result]
         self._gradients_at = [(n, at, among.take(self._gradients)) for n, at, among in result]
 
@@ -139,9 +148,11 @@ class Frame:
         torch.mul(*self._at_classes, out=self._slopes).mul_(self._rates)
         return self
 
-    # --- gradients ---------------------------------------------------------------------------------------
+    # --- gradients --------------------------------------------------------------------------------
 
-    def gradients(self, weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def gradients(
+        self, weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
         """dL/dx of every basis path, at the element that it belongs to; 0 at edges O.
 
         Args:
@@ -214,7 +225,7 @@ class Frame:
             q.index_add_(0, classes, q.index_select(0, after))
         return q
 
-    # --- steps -------------------------------------------------------------------------------------------
+    # --- steps ------------------------------------------------------------------------------------
 
     def ratios(
         self,
@@ -227,7 +238,8 @@ class Frame:
         Args:
             directions: d of every basis path, by name.
             lrs: learning rates by name.
-            shrinking: factors that multiply all values v of a parameter's paths before the step; None for ones.
+            shrinking: factors that multiply all values v of a parameter's paths before the step;
+                None for ones.
         """
         _gather(directions, self._gradients_at)
         return self._ratios(self.chart.into.take(self._gradients), lrs, shrinking)

@@ -1,14 +1,15 @@
 """Back from path space to weights: basis values and signs of a skeleton say which network it is, up to rescaling.
 
-Node-wise rescaling reaches every length of the weights O(c), and no sign of them. So one member of every rescaling
-class has O(c) = +-1, and its other weights follow from the basis values:
+Node-wise rescaling reaches every length of the weights O(c), and no sign of them. So one member of
+every rescaling class has O(c) = +-1, and its other weights follow from the basis values:
 
     B_c = s_c B_v  for O(c) = (c -> v),   B = 1 at outputs,   s_c the sign of O(c)
     A_c B_c = v_e  for e = I(c) outside O, else A_u B_u of the class u where I(c) starts;   A = 1 at inputs
     w_e = v_e / (A_u B_v)  for e = (u -> v)
 
-Letters: c a unit class, C their number, e = (u -> v) an edge, v_e the value of the basis path through e. Nodes are
-those of the double cover: 0, 1 + c for the paths into c, 1 + C + c for those out of it.
+Letters: c a unit class, C their number, e = (u -> v) an edge, v_e the value of the basis path
+through e. Nodes are those of the double cover: 0, 1 + c for the paths into c, 1 + C + c for those
+out of it.
 """
 
 from __future__ import annotations
@@ -63,24 +64,25 @@ def weights_from_values(
 ) -> dict[str, Tensor]:
     """Undo :func:`basis_values`: the weights of the network that has these basis values, with O(c) = +-1.
 
-    What the network computes depends on the basis values and the signs alone (S19 Theorems 1 and 2), so these weights
-    compute what those do that the values were taken from.
+    What the network computes depends on the basis values and the signs alone (S19 Theorems 1 and
+    2), so these weights compute what those do that the values were taken from.
 
     Args:
         network: a traced network; its weights are not looked at.
         skeleton: a skeleton of it.
-        values: basis values by name, as :func:`basis_values` gives them. Those at O(c), which are no coordinates of
-            their own, are not looked at.
-        signs: the sign of O(c) for every class, as :func:`skeleton_signs` gives them, ``[num_classes]``.
+        values: basis values by name, as :func:`basis_values` gives them. Those at O(c), which are
+            no coordinates of their own, are not looked at.
+        signs: the sign of O(c) for every class, as :func:`skeleton_signs` gives them,
+            ``[num_classes]``.
 
     Returns:
         Parameter name -> float64 tensor of the parameter's shape; 0 for weights on no path.
 
     Raises:
         KeyError: ``values`` lacks a parameter of the network.
-        ValueError: see :func:`basis_paths`; or a value has another shape than the parameter, a class on a path has no
-            skeleton edges, or a basis path that consists of skeleton edges alone has the value zero: there path space
-            has no coordinates.
+        ValueError: see :func:`basis_paths`; or a value has another shape than the parameter, a
+            class on a path has no skeleton edges, or a basis path that consists of skeleton edges
+            alone has the value zero: there path space has no coordinates.
 
     Example:
         >>> import torch, pathspace as ps
@@ -99,7 +101,9 @@ def weights_from_values(
     c = graph.num_classes
     if signs.shape != (c,) or bool((signs[skeleton.complete].abs() != 1).any()):
         raise ValueError(f"signs must hold 1 or -1 for each of the {c} unit classes")
-    v = graph.flatten({n: v.detach().double().cpu() for n, v in current_values(network, values).items()})
+    v = graph.flatten(
+        {n: v.detach().double().cpu() for n, v in current_values(network, values).items()}
+    )
     held = torch.zeros(graph.num_edges, dtype=torch.bool)
     outgoing = skeleton.edges[1 + c :]
     held[outgoing[outgoing >= 0]] = True
@@ -110,7 +114,9 @@ def weights_from_values(
         edges, starts = skeleton.edges[into], skeleton.starts[into]
         through[into] = torch.where(held[edges], through[starts], v[edges])
         # B_c = s_c B_v
-        b[out_of - c] = signs.cpu().double()[out_of - c - 1] * b[(skeleton.starts[out_of] - c).clamp(min=0)]
+        b[out_of - c] = (
+            signs.cpu().double()[out_of - c - 1] * b[(skeleton.starts[out_of] - c).clamp(min=0)]
+        )
     on_path = torch.zeros(1 + c, dtype=torch.bool)
     on_path[graph.source[used]] = True
     singular = (on_path & ((through == 0) | ~through.isfinite())).nonzero().flatten().tolist()

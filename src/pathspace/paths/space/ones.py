@@ -26,12 +26,14 @@ def skeleton_ones_(
 
         A_c = B_c = 1 for every class c,   v_e = w_e for every basis path
 
-    so the multipliers 1 / (A_u B_v)^2 of ``GSGD(units="none")`` begin at 1, and its step is that of S19's Algorithm 2.
-    That algorithm (B.1, Eqs. 10 to 12) counts outgoing skeleton weights as 1 and never moves them.
+    so the multipliers 1 / (A_u B_v)^2 of ``GSGD(units="none")`` begin at 1, and its step is that of
+    S19's Algorithm 2. That algorithm (B.1, Eqs. 10 to 12) counts outgoing skeleton weights as 1 and
+    never moves them.
 
     Args:
         network: a traced network, whose model's parameters are changed.
-        skeleton: a skeleton of the network, or the rule to choose one by; S19's Algorithm 1 is ``"cyclic"``.
+        skeleton: a skeleton of the network, or the rule to choose one by; S19's Algorithm 1 is
+            ``"cyclic"``.
         generator: see :func:`skeleton`.
 
     Returns:
@@ -40,8 +42,8 @@ def skeleton_ones_(
     Raises:
         RuntimeError: a parameter of the model was replaced after tracing.
         TypeError: ``network`` is no traced network.
-        ValueError: the network multiplies activations, so there are no basis paths; the skeleton is another
-            network's; or there is no such rule. Nothing has been changed then.
+        ValueError: the network multiplies activations, so there are no basis paths; the skeleton is
+            another network's; or there is no such rule. Nothing has been changed then.
 
     Example:
         >>> import torch, pathspace as ps

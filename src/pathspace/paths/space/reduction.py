@@ -1,12 +1,14 @@
 """The reduction graph of a network: unit classes as nodes, parameter elements as edges (S19 Section 4).
 
-A recurrent network unrolled over time, or a convolution over its positions, is a large graph with tied weights.
-What node-wise rescaling sees of it is small: one node per unit class and one edge per parameter element, a recurrent
-weight being an edge between two classes of one layer, or a self-loop. All nodes of fixed scale (inputs, bias node,
-outputs, and inner units whose scale is tied to 1) are one node here, number 0. Weights on no path from an input to an
-output have no gradient, and count in no dimension.
+A recurrent network unrolled over time, or a convolution over its positions, is a large graph with
+tied weights. What node-wise rescaling sees of it is small: one node per unit class and one edge per
+parameter element, a recurrent weight being an edge between two classes of one layer, or a
+self-loop. All nodes of fixed scale (inputs, bias node, outputs, and inner units whose scale is tied
+to 1) are one node here, number 0. Weights on no path from an input to an output have no gradient,
+and count in no dimension.
 
-Letters: c a unit class, node 1 + c; e an edge, numbered through all parameters in the network's order; w_e its weight.
+Letters: c a unit class, node 1 + c; e an edge, numbered through all parameters in the network's
+order; w_e its weight.
 """
 
 from __future__ import annotations
@@ -38,13 +40,15 @@ class ReductionGraph:
     Attributes:
         names: the parameters, in the order in which their elements are numbered.
         shapes: their shapes.
-        source: node at the start of every edge, int64 ``[E]``: 0 fixed, 1 + c class c, -(1 + c) a unit whose scale is
-            the inverse of that of class c (where one matrix is used both ways round, and of queries and keys).
+        source: node at the start of every edge, int64 ``[E]``: 0 fixed, 1 + c class c, -(1 + c) a
+            unit whose scale is the inverse of that of class c (where one matrix is used both ways
+            round, and of queries and keys).
         target: node at the end of every edge, likewise.
         bias: which edges come from the bias node, bool ``[E]``.
         num_classes: how many unit classes there are.
         class_names: where each was made.
-        monomials: the factors of the scales of products, nodes 1 + C + k with C classes (see :class:`Network`).
+        monomials: the factors of the scales of products, nodes 1 + C + k with C classes (see
+            :class:`Network`).
     """
 
     names: tuple[str, ...]
@@ -81,7 +85,9 @@ class ReductionGraph:
             raise KeyError(f"no parameter '{name}' in the network; it has {', '.join(self.names)}")
         place = self.names.index(name)
         shape = self.shapes[place]
-        if len(index) != len(shape) or any(not 0 <= i < n for i, n in zip(index, shape, strict=True)):
+        if len(index) != len(shape) or any(
+            not 0 <= i < n for i, n in zip(index, shape, strict=True)
+        ):
             raise KeyError(f"'{name}' of shape {tuple(shape)} has no element {tuple(index)}")
         strides = torch.empty(shape, device="meta").stride()
         return self._ends[place] + sum(i * n for i, n in zip(index, strides, strict=True))
@@ -95,7 +101,10 @@ class ReductionGraph:
         if not 0 <= number < self.num_edges:
             raise IndexError(f"there is no edge {number}: the network has {self.num_edges} weights")
         place = bisect_right(self._ends, number) - 1
-        flat, strides = number - self._ends[place], torch.empty(self.shapes[place], device="meta").stride()
+        flat, strides = (
+            number - self._ends[place],
+            torch.empty(self.shapes[place], device="meta").stride(),
+        )
         index = (flat // n % size for n, size in zip(strides, self.shapes[place], strict=True))
         return self.names[place], tuple(index)
 
@@ -103,7 +112,9 @@ class ReductionGraph:
         """One vector ``[E]`` of tensors shaped as the parameters, by name; ValueError where one has another shape."""
         for name, shape in zip(self.names, self.shapes, strict=True):
             if tensors[name].shape != shape:
-                raise ValueError(f"'{name}' has shape {tuple(tensors[name].shape)}, not {tuple(shape)}")
+                raise ValueError(
+                    f"'{name}' has shape {tuple(tensors[name].shape)}, not {tuple(shape)}"
+                )
         return torch.cat([tensors[name].reshape(-1) for name in self.names])
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
@@ -115,7 +126,8 @@ class ReductionGraph:
     def exponents(self) -> Tensor:
         """Return how rescaling moves the log of the weights: d log|w_e| / d log s_c, float64 ``[E, num_classes]``.
 
-        Path values do not change under rescaling, so these columns span the part of weight space that no path sees.
+        Path values do not change under rescaling, so these columns span the part of weight space
+        that no path sees.
         """
         result = torch.zeros(self.num_edges, self.num_classes + 1, dtype=torch.float64)
         edges = torch.arange(self.num_edges)
@@ -186,8 +198,8 @@ def reduction_graph(network: Network) -> ReductionGraph:
 def used_edges(network: Network, graph: ReductionGraph | None = None) -> Tensor:
     """Return which weights are on a path from an input to an output, bool ``[E]``.
 
-    The backward direction of a bidirectional layer that is read at the last step, for example, takes a single step,
-    so its recurrent weights are on none.
+    The backward direction of a bidirectional layer that is read at the last step, for example,
+    takes a single step, so its recurrent weights are on none.
 
     Args:
         network: a traced network.
@@ -203,7 +215,8 @@ def used_edges(network: Network, graph: ReductionGraph | None = None) -> Tensor:
         tensor([ True, False])
     """
     graph = reduction_graph(network) if graph is None else graph
-    # kappa1 counts the paths through a weight, those without the weight's own factor, so ones keep all of them
+    # kappa1 counts the paths through a weight, those without the weight's own factor, so ones keep
+    # all of them
     same = {name: _small_weights(p) for name, p in network.parameters.items()}
     paths = squared_gradients(network, same, list(same))
     return graph.flatten({name: dense(value) for name, value in paths.items()}).cpu() > 0

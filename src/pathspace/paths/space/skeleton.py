@@ -1,16 +1,16 @@
 """Skeletons: two forests of edges over the unit classes that turn weights into coordinates of path space.
 
-S19: "Path Space for Recurrent Neural Networks with ReLU Activations", 2019, after Meng et al., "G-SGD: Optimizing ReLU
-Neural Networks in its Positively Scale-Invariant Space", 2018.
+S19: "Path Space for Recurrent Neural Networks with ReLU Activations", 2019, after Meng et al.,
+"G-SGD: Optimizing ReLU Neural Networks in its Positively Scale-Invariant Space", 2018.
 
-Every class c gets I(c), one edge that enters it, and O(c), one that leaves it; following I back leads to an input,
-following O on leads to an output. The products of weights along them are A_c and B_c. S19's Skeleton Method chooses
-one edge in and one edge out per unit by itself, and its paths become dependent with two hidden layers or a stacked
-RNN; the forests here do not (see ``basis``).
+Every class c gets I(c), one edge that enters it, and O(c), one that leaves it; following I back
+leads to an input, following O on leads to an output. The products of weights along them are A_c and
+B_c. S19's Skeleton Method chooses one edge in and one edge out per unit by itself, and its paths
+become dependent with two hidden layers or a stacked RNN; the forests here do not (see ``basis``).
 
-Letters: c a unit class, C their number, e an edge (parameter element) from u to v, w_e its weight, E their number.
-Nodes are those of the double cover (see ``condensation``), on which O is a forest like I: O(c) is
-the edge that enters the inverse of c.
+Letters: c a unit class, C their number, e an edge (parameter element) from u to v, w_e its weight,
+E their number. Nodes are those of the double cover (see ``condensation``), on which O is a forest
+like I: O(c) is the edge that enters the inverse of c.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Skeleton:
 
     Attributes:
         graph: the reduction graph that numbers the edges.
-        edges: the edge that enters every node of the double cover, int64 ``[1 + 2 C]``: place 1 + c has I(c), place
-            1 + C + c has O(c); -1 where there is none.
+        edges: the edge that enters every node of the double cover, int64 ``[1 + 2 C]``: place 1 + c
+            has I(c), place 1 + C + c has O(c); -1 where there is none.
         starts: the node from which each of these edges comes, likewise.
     """
 
@@ -82,15 +82,16 @@ class Skeleton:
 
         Args:
             network: a traced network.
-            incoming: I(c) for every unit class, as (parameter name, index); None for a class without one.
+            incoming: I(c) for every unit class, as (parameter name, index); None for a class
+                without one.
             outgoing: O(c) likewise.
 
         Returns:
             The skeleton.
 
         Raises:
-            ValueError: the lists are not one edge per class, an edge is at no end of its class or on no path, or the
-                edges run in a circle or start at a class without one.
+            ValueError: the lists are not one edge per class, an edge is at no end of its class or
+                on no path, or the edges run in a circle or start at a class without one.
             KeyError: there is no such edge.
         """
         graph = reduction_graph(network)
@@ -193,7 +194,9 @@ class Skeleton:
         for nodes in self.levels:
             # A_c = w_e A_u for e = I(c) = (u -> c); B_c = w_e B_v for e = O(c) = (c -> v)
             at = nodes.to(weights.device)
-            result[at] = weights[self.edges[nodes].to(at.device)] * result[self.starts[nodes].to(at.device)]
+            result[at] = (
+                weights[self.edges[nodes].to(at.device)] * result[self.starts[nodes].to(at.device)]
+            )
         return result
 
     def __repr__(self) -> str:
@@ -202,7 +205,9 @@ class Skeleton:
 
 
 @tables_on_the_cpu()
-def skeleton(network: Network, rule: Rule = "largest", generator: torch.Generator | None = None) -> Skeleton:
+def skeleton(
+    network: Network, rule: Rule = "largest", generator: torch.Generator | None = None
+) -> Skeleton:
     """Choose skeleton edges: one that enters every unit class and one that leaves it.
 
     .. code-block:: text
@@ -210,14 +215,15 @@ def skeleton(network: Network, rule: Rule = "largest", generator: torch.Generato
         A_c = w_e A_u  for e = I(c) = (u -> c),   A = 1 at inputs
         B_c = w_e B_v  for e = O(c) = (c -> v),   B = 1 at outputs
 
-    Zero weights, weights on no path (see :func:`used_edges`), biases, recurrent edges (between classes of one cycle),
-    and edges at units whose scale is a product of scales are never taken. Residual blocks are cycles of the stream that
-    they read and add to; classes of such a cycle that no edge joins to the outside take an edge of it.
+    Zero weights, weights on no path (see :func:`used_edges`), biases, recurrent edges (between
+    classes of one cycle), and edges at units whose scale is a product of scales are never taken.
+    Residual blocks are cycles of the stream that they read and add to; classes of such a cycle that
+    no edge joins to the outside take an edge of it.
 
-    - ``"largest"`` maximizes the sizes of A_c and B_c for every class at once. All products that lead to a
-      class change by its own scale under node-wise rescaling, so this choice, unlike that of the largest weight, does
-      not change.
-      Products within a millionth of the largest count as equal to it; the first of them is taken.
+    - ``"largest"`` maximizes the sizes of A_c and B_c for every class at once. All products that
+      lead to a class change by its own scale under node-wise rescaling, so this choice, unlike that
+      of the largest weight, does not change. Products within a millionth of the largest count as
+      equal to it; the first of them is taken.
     - ``"cyclic"`` is S19's Algorithm 1: unit j of a layer takes edge j mod n of the n there are.
     - ``"random"`` takes any edge.
 
@@ -250,7 +256,9 @@ def skeleton(network: Network, rule: Rule = "largest", generator: torch.Generato
     if rule == "largest":
         preference = None
     elif rule == "random":
-        preference = torch.rand(2 * graph.num_edges, dtype=torch.float64, generator=generator)[arcs.number]
+        preference = torch.rand(2 * graph.num_edges, dtype=torch.float64, generator=generator)[
+            arcs.number
+        ]
     else:
         preference = -arcs.turns(graph)
     return _grow(graph, arcs, logs, preference)
@@ -279,7 +287,9 @@ class _Arcs:
     @staticmethod
     def of(graph: ReductionGraph, network: Network) -> _Arcs:
         component, level = condensation(network, graph)
-        source, target = (torch.where(graph.single, nodes, 0) for nodes in (graph.source, graph.target))
+        source, target = (
+            torch.where(graph.single, nodes, 0) for nodes in (graph.source, graph.target)
+        )
         ways = [(source, target), (-target, -source)]
         start, end = (torch.cat([cover(w[i], graph.num_classes) for w in ways]) for i in (0, 1))
         usable = used_edges(network, graph) & ~graph.bias & graph.single
@@ -290,7 +300,11 @@ class _Arcs:
         reached[end[number[~inside[number]]]] = True
         number = number[~(inside & reached[end])[number]]
         number = number[torch.argsort(level[end[number]], stable=True)]
-        counts = torch.bincount(level[end[number]]) if number.numel() else torch.zeros(1, dtype=torch.long)
+        counts = (
+            torch.bincount(level[end[number]])
+            if number.numel()
+            else torch.zeros(1, dtype=torch.long)
+        )
         return _Arcs(
             edge=number % max(1, graph.num_edges),
             number=number,
@@ -303,7 +317,8 @@ class _Arcs:
     def turns(self, graph: ReductionGraph) -> Tensor:
         """For the cyclic rule: how many places an arc stands after number j mod n of the n that end where it does.
 
-        j counts the units of a layer, which are those whose first arcs are elements of one parameter.
+        j counts the units of a layer, which are those whose first arcs are elements of one
+        parameter.
         """
         order = torch.argsort(self.end, stable=True)
         end = self.end[order]
@@ -316,7 +331,9 @@ class _Arcs:
         layer = torch.bucketize(self.number[order[begin]], sizes.cumsum(0), right=True)
         by_layer = torch.argsort(layer, stable=True)
         j = torch.empty_like(layer)
-        j[by_layer] = torch.arange(len(layer)) - torch.searchsorted(layer[by_layer], layer[by_layer])
+        j[by_layer] = torch.arange(len(layer)) - torch.searchsorted(
+            layer[by_layer], layer[by_layer]
+        )
         turns = torch.empty_like(order)
         turns[order] = (torch.arange(len(end)) - begin[node] - (j % count)[node]) % count[node]
         return turns.double()

@@ -1,7 +1,7 @@
 """What the models are compared with: general compressors, context tree weighting, hidden Markov models.
 
-Every baseline answers the same question as the models: how many bits does a text take after another has been
-seen?
+Every baseline answers the same question as the models: how many bits does a text take after another
+has been seen?
 """
 
 from .compressors import COMPRESSORS, compressed_bits
@@ -9,4 +9,10 @@ from .context_tree import context_tree_bits
 from .hidden_markov import HiddenMarkov
 from .sparse_hidden_markov import SparseHiddenMarkov
 
-__all__ = ["COMPRESSORS", "HiddenMarkov", "SparseHiddenMarkov", "compressed_bits", "context_tree_bits"]
+__all__ = [
+    "COMPRESSORS",
+    "HiddenMarkov",
+    "SparseHiddenMarkov",
+    "compressed_bits",
+    "context_tree_bits",
+]

@@ -2,15 +2,17 @@
 
 Alphabet of this module: A symbols, D depth of the contexts, b binary digits of a symbol.
 
-A symbol is coded digit by digit, the highest first. Each node of the binary tree of digits has a context tree of
-its own, whose contexts are the last 0..D symbols; so every decision is weighted over all context lengths:
+A symbol is coded digit by digit, the highest first. Each node of the binary tree of digits has a
+context tree of its own, whose contexts are the last 0..D symbols; so every decision is weighted
+over all context lengths:
 
     P_w(s) = P_e(s)                                   if the context s has length D
            = 1/2 P_e(s) + 1/2 prod_y P_w(y s)         otherwise
-    P_e(a zeros, b ones) = Krichevsky-Trofimov: the next digit is 1 with probability (b + 1/2) / (a + b + 1)
+    P_e(a zeros, b ones) = Krichevsky-Trofimov: the next digit is 1 with probability (b + 1/2) / (a
+    + b + 1)
 
-Source: Willems, Shtarkov, Tjalkens, *The context-tree weighting method: basic properties*, 1995. A sequence
-begins in a context of a symbol that is not in the alphabet.
+Source: Willems, Shtarkov, Tjalkens, *The context-tree weighting method: basic properties*, 1995. A
+sequence begins in a context of a symbol that is not in the alphabet.
 """
 
 from __future__ import annotations
@@ -75,7 +77,9 @@ def _run(x, digits, depth, first, A):
                     if 2 * (used + 1) > len(keys):
                         keys, zeros, ones, beta = _grow(keys, zeros, ones, beta)
                         for e in range(d):
-                            again = (contexts[e] ^ (node * 3202034522624059733)) * 2685821657736338717 + e
+                            again = (
+                                contexts[e] ^ (node * 3202034522624059733)
+                            ) * 2685821657736338717 + e
                             path[e] = _place(keys, again if again != 0 else 1)
                         place = _place(keys, key)
                     keys[place] = key

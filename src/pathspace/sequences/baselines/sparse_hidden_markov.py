@@ -10,8 +10,8 @@ Alphabet of this module: S hidden states, d edges that leave each, A symbols, T 
 
 alpha_t sums to 1, c_t is what it was divided by, and the log-likelihood is sum_t log c_t.
 
-Source: O13, footnote 9, for the graph and the start; L. Rabiner, *A tutorial on hidden Markov models*, 1989, for the
-scaled passes.
+Source: O13, footnote 9, for the graph and the start; L. Rabiner, *A tutorial on hidden Markov
+models*, 1989, for the scaled passes.
 """
 
 from __future__ import annotations
@@ -97,14 +97,16 @@ def _normalized(counts: Array, before: Array) -> Array:
 class SparseHiddenMarkov(HiddenMarkov):
     """The hidden Markov model that O13 compares its networks with.
 
-    Its graph is random, with the same number of edges leaving each state, its loop included. The transitions of each
-    state start from Dirichlet(1/2, ..., 1/2) over its edges, its emissions from the frequencies of the symbols, each
-    multiplied by a number from U[0, 1]. A transition that the graph lacks has probability 0, and keeps it.
+    Its graph is random, with the same number of edges leaving each state, its loop included. The
+    transitions of each state start from Dirichlet(1/2, ..., 1/2) over its edges, its emissions from
+    the frequencies of the symbols, each multiplied by a number from U[0, 1]. A transition that the
+    graph lacks has probability 0, and keeps it.
 
     Args:
         states: S.
         edges: d, at most S; None: the number of symbols, as in the paper.
-        iterations: most iterations of expectation-maximization; it ends before if one gains less than 0.01 nats.
+        iterations: most iterations of expectation-maximization; it ends before if one gains less
+            than 0.01 nats.
         seed: of the graph and the start values.
 
     Attributes:
@@ -120,7 +122,9 @@ class SparseHiddenMarkov(HiddenMarkov):
         O13, footnote 9, which does not say where the first state is drawn from: uniformly here.
     """
 
-    def __init__(self, states: int, edges: int | None = None, iterations: int = 100, seed: int = 0) -> None:
+    def __init__(
+        self, states: int, edges: int | None = None, iterations: int = 100, seed: int = 0
+    ) -> None:
         super().__init__(states, iterations, seed)
         self.edges = edges
 
@@ -128,8 +132,8 @@ class SparseHiddenMarkov(HiddenMarkov):
         """Learn a sequence of symbols 0..A-1 and return the model.
 
         Raises:
-            ValueError: if the text is empty, memory has no room for the states, an iteration would take days, or
-                ``edges`` is below 1.
+            ValueError: if the text is empty, memory has no room for the states, an iteration would
+                take days, or ``edges`` is below 1.
         """
         x = np.asarray(x, np.int64)
         edges = min(A if self.edges is None else self.edges, self.states)

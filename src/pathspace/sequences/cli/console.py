@@ -42,13 +42,16 @@ def errors() -> Iterator[None]:
 
 
 def _shown_as_a_line(message: Warning | str, *_: Any) -> None:
-    console.print(f"[yellow]warning:[/yellow] {escape(str(message))}", highlight=False, soft_wrap=True)
+    console.print(
+        f"[yellow]warning:[/yellow] {escape(str(message))}", highlight=False, soft_wrap=True
+    )
 
 
 def say(as_json: bool, figures: dict[str, Any], *lines: str, output: Path | None = None) -> None:
     """Print the figures as JSON, or the lines; infinite and undefined figures are null in JSON.
 
-    Where the output of the command is standard output itself, they go to standard error: they are no part of it.
+    Where the output of the command is standard output itself, they go to standard error: they are
+    no part of it.
     """
     told = (json.dumps(_plain(figures), allow_nan=False),) if as_json else lines
     for line in told:
@@ -74,7 +77,9 @@ def per_symbol(bits: float, symbols: int) -> float:
 
 
 @contextmanager
-def symbols_shown(name: str, quiet: bool, contexts: bool = True) -> Iterator[Callable[[int, int], None]]:
+def symbols_shown(
+    name: str, quiet: bool, contexts: bool = True
+) -> Iterator[Callable[[int, int], None]]:
     """Show how far a command is while the block runs; it is told how many symbols of how many are done.
 
     Args:

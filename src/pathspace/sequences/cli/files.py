@@ -42,23 +42,30 @@ def standard_output(path: Path | None) -> Path | None:
     return STANDARD_OUTPUT if str(path) == "-" else path
 
 
-ModelPath = Annotated[Path, typer.Argument(help="Model file written by `fit`.", exists=True, dir_okay=False)]
+ModelPath = Annotated[
+    Path, typer.Argument(help="Model file written by `fit`.", exists=True, dir_okay=False)
+]
 InputPath = Annotated[
     Path,
     typer.Argument(help="File to read; -: standard input.", callback=standard_input),
 ]
 AsText = Annotated[
-    bool, typer.Option("--text", help="Read UTF-8 characters instead of bytes: --tokens characters.")
+    bool,
+    typer.Option("--text", help="Read UTF-8 characters instead of bytes: --tokens characters."),
 ]
 Kind = Literal["bytes", "characters", "words", "lines"]
 """What a symbol of a file is."""
 KINDS: tuple[Kind, ...] = ("bytes", "characters", "words", "lines")
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress, only results and errors.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Show no progress, only results and errors.")
+]
 Force = Annotated[bool, typer.Option("--force", "-f", help="Overwrite the output without asking.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 After = Annotated[
     str | None,
-    typer.Option(help="Only the symbols right after this one are to be predicted, as in the xor task."),
+    typer.Option(
+        help="Only the symbols right after this one are to be predicted, as in the xor task."
+    ),
 ]
 
 
@@ -153,7 +160,9 @@ def writable(path: Path, *used: Path | None) -> Path:
     if path.is_dir():
         raise ValueError(f"{path} is a folder: give --output a file name")
     if path.is_file() and any(one.samefile(path) for one in used if one is not None):
-        raise ValueError(f"the output file {path} is one that this command reads: give another --output")
+        raise ValueError(
+            f"the output file {path} is one that this command reads: give another --output"
+        )
     try:
         check_writable(path)
     except FileNotFoundError as error:
@@ -172,7 +181,9 @@ def may_overwrite(path: Path, force: bool) -> None:
     if force or not _holds_something(path):
         return
     if not _somebody_answers():
-        raise ValueError(f"the output file {path} exists: give another --output, or --force to overwrite it")
+        raise ValueError(
+            f"the output file {path} exists: give another --output, or --force to overwrite it"
+        )
     try:
         agreed = typer.confirm(f"{path} exists. Overwrite it?", err=True)
     except typer.Abort as error:  # Ctrl-C, or the end of the input

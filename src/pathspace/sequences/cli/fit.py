@@ -68,9 +68,7 @@ class _FitReport:
         if self._seconds is not None:
             done = max(done, training.seconds / self._seconds if self._seconds else 1.0)
         state = f"network {self._number}  " if self._number > 1 else ""
-        state += (
-            f"pass {training.passes}  {per_symbol(-training.log_likelihood / math.log(2), self._symbols):.4f}"
-        )
+        state += f"pass {training.passes}  {per_symbol(-training.log_likelihood / math.log(2), self._symbols):.4f}"
         if self._held and not math.isnan(training.validation_bits):  # parts of a text have no look
             state += f" train {per_symbol(training.validation_bits, self._held):.4f} valid"
         state += f" bits/symbol  rates {training.rate_w:.2g} {training.rate_tau:.2g}"
@@ -85,7 +83,10 @@ def fit(
     output: Annotated[
         Path,
         typer.Option(
-            "--output", "-o", help="Model file to write; -: standard output.", callback=standard_output
+            "--output",
+            "-o",
+            help="Model file to write; -: standard output.",
+            callback=standard_output,
         ),
     ] = Path("model.safetensors"),
     model: Annotated[str, typer.Option(help="Kind of network: pcnn, cnn or rnn.")] = "pcnn",
@@ -99,14 +100,23 @@ def fit(
             help="Of transition steps: rbp, rutsd, rbp-qd, rutsd-qd, fb or bp; default rbp, of an RNN rbp-qd."
         ),
     ] = None,
-    writing: Annotated[str, typer.Option(help="Rule of writing steps: qdh, dh, fisher or bp.")] = "qdh",
-    damping: Annotated[float, typer.Option(help="Added to the diagonal of the metric.", min=0)] = 1.0,
+    writing: Annotated[
+        str, typer.Option(help="Rule of writing steps: qdh, dh, fisher or bp.")
+    ] = "qdh",
+    damping: Annotated[
+        float, typer.Option(help="Added to the diagonal of the metric.", min=0)
+    ] = 1.0,
     writing_damping: Annotated[
-        float, typer.Option(help="Factor of the damping of writing steps, the frequency of a symbol.", min=0)
+        float,
+        typer.Option(
+            help="Factor of the damping of writing steps, the frequency of a symbol.", min=0
+        ),
     ] = 1.0,
     reach: Annotated[
         float,
-        typer.Option(help="Bound on how much a step changes what a symbol adds to a unit; 0: none.", min=0),
+        typer.Option(
+            help="Bound on how much a step changes what a symbol adds to a unit; 0: none.", min=0
+        ),
     ] = 0.0,
     prior_writing: Annotated[
         float, typer.Option(help="Precision of a prior on writing weights.", min=0)
@@ -148,18 +158,22 @@ def fit(
     patience: Annotated[
         int, typer.Option(help="Passes without improvement before it stops; 0: never.", min=0)
     ] = 300,
-    restarts: Annotated[int, typer.Option(help="Networks to train, of which the best is kept.", min=1)] = 1,
+    restarts: Annotated[
+        int, typer.Option(help="Networks to train, of which the best is kept.", min=1)
+    ] = 1,
     heat: Annotated[
         int,
         typer.Option(
-            help="Passes after which all but the best quarter of the restarts end; 0: none does.", min=0
+            help="Passes after which all but the best quarter of the restarts end; 0: none does.",
+            min=0,
         ),
     ] = 100,
     ensemble: Annotated[int, typer.Option(help="Restarts to merge into one model.", min=1)] = 1,
     folds: Annotated[
         int,
         typer.Option(
-            help="Parts of the file that take turns as the validation part; 1: the last tenth.", min=1
+            help="Parts of the file that take turns as the validation part; 1: the last tenth.",
+            min=1,
         ),
     ] = 1,
     jobs: Annotated[int, typer.Option(help="Processes for the restarts.", min=1)] = 1,
@@ -173,7 +187,8 @@ def fit(
     seed: Annotated[int, typer.Option(help="Seed of the graph and the start values.", min=0)] = 0,
     text: AsText = False,
     tokens: Annotated[
-        str | None, typer.Option(help="What a symbol is: bytes, characters, words or lines; default bytes.")
+        str | None,
+        typer.Option(help="What a symbol is: bytes, characters, words or lines; default bytes."),
     ] = None,
     after: After = None,
     mask_numbers: Annotated[
@@ -185,7 +200,9 @@ def fit(
     ] = False,
     alphabet: Annotated[
         Path | None,
-        typer.Option(help="File whose symbols the model shall know too.", exists=True, dir_okay=False),
+        typer.Option(
+            help="File whose symbols the model shall know too.", exists=True, dir_okay=False
+        ),
     ] = None,
     context: Annotated[
         bool | None,
@@ -203,31 +220,39 @@ def fit(
         ),
     ] = False,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start over, whatever a stopped fit has left beside the output.")
+        bool,
+        typer.Option(
+            "--fresh", help="Start over, whatever a stopped fit has left beside the output."
+        ),
     ] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Learn a file and write the model; the best by the validation part is kept.
 
-    Contexts are read first: what followed the last symbols, the word, the longest match. Logs and English text need
-    them, and seconds later their bits are said. Then a network is trained. Without --passes, --seconds, --patience,
-    --restarts and --grow it goes on as long as it gains contexts 1 % of the validation part each time its passes
-    double, from 25 on. It is mixed with contexts; a second network of half the text tells how far to trust it. The
-    mixture, the network or contexts alone are kept, whichever need the fewest bits on the validation part. Where there
-    is none, contexts alone are kept, as nothing tells whether the network has learned the file by heart; with --folds,
-    the network if it needs fewer bits on what they held back. With contexts the file holds the training text, packed;
-    --context keeps the mixture, --no-context the network alone.
+    Contexts are read first: what followed the last symbols, the word, the longest match. Logs and
+    English text need them, and seconds later their bits are said. Then a network is trained.
+    Without --passes, --seconds, --patience, --restarts and --grow it goes on as long as it gains
+    contexts 1 % of the validation part each time its passes double, from 25 on. It is mixed with
+    contexts; a second network of half the text tells how far to trust it. The mixture, the network
+    or contexts alone are kept, whichever need the fewest bits on the validation part. Where there
+    is none, contexts alone are kept, as nothing tells whether the network has learned the file by
+    heart; with --folds, the network if it needs fewer bits on what they held back. With contexts
+    the file holds the training text, packed; --context keeps the mixture, --no-context the network
+    alone.
 
-    At the end, the bits per symbol of the validation part stand beside those of bzip2, xz and context tree weighting
-    after the same training part; not so with --after, whose symbols they cannot single out, and with --folds.
+    At the end, the bits per symbol of the validation part stand beside those of bzip2, xz and
+    context tree weighting after the same training part; not so with --after, whose symbols they
+    cannot single out, and with --folds.
 
-    With --tokens a symbol is a word (a run of letters and digits, or of blanks, or another character) or a line: event
-    names, one on each line, are such a file. Predictions and samples then are of words or lines.
+    With --tokens a symbol is a word (a run of letters and digits, or of blanks, or another
+    character) or a line: event names, one on each line, are such a file. Predictions and samples
+    then are of words or lines.
 
-    Checkpoints lie in a folder beside the output until it is written. After a kill or a failure the same command goes
-    on from there. Ctrl-C saves what a network has learned, for --resume, and ends with its exit code; a model that was
-    there before stays, and the same command goes on. A file that holds anything but a model is never written over.
+    Checkpoints lie in a folder beside the output until it is written. After a kill or a failure the
+    same command goes on from there. Ctrl-C saves what a network has learned, for --resume, and ends
+    with its exit code; a model that was there before stays, and the same command goes on. A file
+    that holds anything but a model is never written over.
 
     \b
     Examples:
@@ -242,7 +267,9 @@ def fit(
     with errors():
         writable(output, file, validation, alphabet)
         if resume and not output.exists():
-            raise ValueError(f"there is no {output} to go on from: leave out --resume, or give its --output")
+            raise ValueError(
+                f"there is no {output} to go on from: leave out --resume, or give its --output"
+            )
         if not resume:
             may_become_model(output)
         _check_folds(restarts, ensemble, folds, validation, share)
@@ -316,7 +343,9 @@ def _check_folds(
 ) -> None:
     """Refuse numbers of networks that do not fit together."""
     if ensemble > restarts:
-        raise ValueError(f"the option --ensemble is {ensemble}: give at most the {restarts} of --restarts")
+        raise ValueError(
+            f"the option --ensemble is {ensemble}: give at most the {restarts} of --restarts"
+        )
     if restarts % folds or ensemble % folds:
         raise ValueError(
             f"--restarts {restarts} and --ensemble {ensemble} must be multiples of --folds {folds}: every fold has "
@@ -403,7 +432,9 @@ def _train(
         _say(f"going on from {place.checkpoint} (--fresh starts over)")
     begun, interrupted = network.training_.passes if place.resume else 0, False
     with shown("fit", console, quiet=quiet, bound="at most") as show:
-        report = _FitReport(show, network.passes, network.seconds, max(texts.counted, 1), texts.held_counted)
+        report = _FitReport(
+            show, network.passes, network.seconds, max(texts.counted, 1), texts.held_counted
+        )
         report.gains = gains
         try:
             network.fit(
@@ -423,7 +454,11 @@ def _train(
                 _say(str(enough))
         except KeyboardInterrupt:
             if report.last is None or network.restarts > 1 or place.replaces:
-                told = f"{place.again} goes on from its checkpoints" if place.begun else "nothing is saved"
+                told = (
+                    f"{place.again} goes on from its checkpoints"
+                    if place.begun
+                    else "nothing is saved"
+                )
                 stays = f"{place.output} stays as it was, " if place.replaces else ""
                 _say(f"interrupted: {stays}{told}")
                 raise
@@ -433,7 +468,9 @@ def _train(
         training = network.training_
         if place.resume and training.passes == begun and not training.broke_off:
             mixes = "" if context is False or not begun else ", and the network is mixed as it was"
-            warnings.warn(f"no pass was made{mixes}: {what_ended(network)}", RuntimeWarning, stacklevel=1)
+            warnings.warn(
+                f"no pass was made{mixes}: {what_ended(network)}", RuntimeWarning, stacklevel=1
+            )
         if place.saves_first and place.checkpoint is not None:
             network.save(place.output)
             if place.resume or interrupted:
@@ -453,11 +490,14 @@ def _mix(
 ) -> Result:
     """Mix the network with contexts unless that is refused, save what is kept, and return what the fit has come to."""
     counts = texts.counted, texts.held_counted
-    result = Result(place.output, network.training_, *counts, network.ensemble > 1, interrupted=interrupted)
+    result = Result(
+        place.output, network.training_, *counts, network.ensemble > 1, interrupted=interrupted
+    )
     kept: SequenceModel | Mixed = network
     if contexts is not None:
         context = network.told_["context"]
-        # without a validation part of its own nothing tells whether a mixture is better, and it is not kept
+        # without a validation part of its own nothing tells whether a mixture is better, and it is
+        # not kept
         measured = texts.held is not None and (gains is None or gains.has_any)
         try:
             mixtures = mix(network, texts, contexts, quiet, mixed=bool(context) or measured)

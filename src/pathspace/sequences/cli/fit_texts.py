@@ -48,7 +48,12 @@ class Choices:
                 f"the model in {output} was begun with a --validation file: give it again, or --share 0 for none"
             )
         first = 0.0 if told.get("validation") else told.get("share")
-        if not self.validation and self.share is not None and first is not None and self.share > first:
+        if (
+            not self.validation
+            and self.share is not None
+            and first is not None
+            and self.share > first
+        ):
             raise ValueError(
                 f"--share {self.share:g} holds back text that the model in {output} has learned: give at most "
                 f"{first:g}, which it has not seen, or a --validation file"
@@ -122,7 +127,9 @@ class Texts:
         held_counted = size if mask is None else int(mask[len(mask) - size :].sum())
         counted -= held_counted
         if mask is not None and size and not (counted and held_counted):
-            part = "training part" if held_counted else "last part, which is held out for validation,"
+            part = (
+                "training part" if held_counted else "last part, which is held out for validation,"
+            )
             raise ValueError(
                 f"no symbol of the {part} of {file} comes right after {after!r}, which --after names: give another "
                 "--share or a --validation file"

@@ -20,8 +20,8 @@ class Enough(Exception):  # noqa: N818 - no error: it ends a training
 class Gains:
     """What the validation part gains by a network beside contexts, from look to look.
 
-    For a look contexts read the validation part with the network as it is; they have learned the training text without
-    it, so that they do not trust it too far.
+    For a look contexts read the validation part with the network as it is; they have learned the
+    training text without it, so that they do not trust it too far.
 
     Args:
         contexts: which have read the training text.

@@ -45,7 +45,12 @@ class _Line:
         each = per_symbol(self.bits, self.symbols)
         if not as_json:
             return f"{self.bits:9.2f} {each:8.4f} {self.number:7d}  {self.text}"
-        figures = {"line": self.number, "bits": self.bits, "bits_per_symbol": each, "text": self.text}
+        figures = {
+            "line": self.number,
+            "bits": self.bits,
+            "bits_per_symbol": each,
+            "text": self.text,
+        }
         return json.dumps(figures)
 
 
@@ -56,19 +61,22 @@ def lines(
         int | None, typer.Option(help="Show the most surprising lines alone, at the end.", min=1)
     ] = None,
     frozen: Annotated[
-        bool, typer.Option("--frozen", help="Learn nothing from the lines: each is scored by itself.")
+        bool,
+        typer.Option("--frozen", help="Learn nothing from the lines: each is scored by itself."),
     ] = False,
     each_symbol: Annotated[
-        bool, typer.Option("--per-symbol", help="Rank by bits per symbol, not by the bits of the line.")
+        bool,
+        typer.Option("--per-symbol", help="Rank by bits per symbol, not by the bits of the line."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Score each line of a file: its bits, bits per symbol, number and text.
 
-    A line that the model has not seen the like of takes many bits. They are printed as they are read, so that a log may
-    be piped in while it is written; with --top at the end. Without --frozen a mixture learns each line once it is
-    scored, and what happens often surprises once. Numbers are masked where the model was fitted with --mask-numbers,
-    which finds more than numbers that are new. With --json each line is an object of its own.
+    A line that the model has not seen the like of takes many bits. They are printed as they are
+    read, so that a log may be piped in while it is written; with --top at the end. Without --frozen
+    a mixture learns each line once it is scored, and what happens often surprises once. Numbers are
+    masked where the model was fitted with --mask-numbers, which finds more than numbers that are
+    new. With --json each line is an object of its own.
 
     \b
     Examples:
@@ -85,7 +93,9 @@ def lines(
             typer.echo(line.shown(as_json))
 
 
-def _scored(estimator: SequenceModel | Mixed, file: Path, frozen: bool, each_symbol: bool) -> Iterator[_Line]:
+def _scored(
+    estimator: SequenceModel | Mixed, file: Path, frozen: bool, each_symbol: bool
+) -> Iterator[_Line]:
     place = estimator.frozen() if frozen else estimator.begin(0)
     alphabet, masked = estimator.alphabet_, masks_numbers(estimator)
     with file.open("rb") as opened:

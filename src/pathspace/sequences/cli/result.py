@@ -59,7 +59,8 @@ def mix(
 ) -> dict[str, Mixed]:
     """Return contexts beside the silent network, and the network mixed with them if that is asked for.
 
-    A network without a pass is not mixed: it says next to nothing, and that would take as long again.
+    A network without a pass is not mixed: it says next to nothing, and that would take as long
+    again.
     """
     found = {"contexts": beside_contexts(contexts, network)}
     training = network.training_
@@ -110,18 +111,27 @@ class Result:
         held = {name: each for name, each in bits.items() if each is not None}
         if held:
             held = {"network": self.training.result_bits, **held}
-        # on the text that a network was fitted to, neither it nor what it is mixed into is measured; of folds it has
-        # the bits of what they held back
+        # on the text that a network was fitted to, neither it nor what it is mixed into is
+        # measured; of folds it has the bits of what they held back
         unseen = self.training.result_bits if self.held_counted else math.inf
-        by = held or {**trained, "network": unseen, **dict.fromkeys(mixtures.keys() & {"mixed"}, math.inf)}
-        allowed: tuple[Kept, ...] = ("mixed", "contexts") if context else ("network", "mixed", "contexts")
+        by = held or {
+            **trained,
+            "network": unseen,
+            **dict.fromkeys(mixtures.keys() & {"mixed"}, math.inf),
+        }
+        allowed: tuple[Kept, ...] = (
+            ("mixed", "contexts") if context else ("network", "mixed", "contexts")
+        )
         there = [name for name in allowed if name in by]
         kept = there[0] if context else min(there, key=by.__getitem__)
         return replace(self, training_bits=trained, held_bits=held, kept=kept)
 
     def say(self, others: dict[str, float], as_json: bool) -> None:
         """Print it, beside the bits per symbol of the baselines."""
-        training, each = self.training, per_symbol(-self.training.log_likelihood / math.log(2), self.counted)
+        training, each = (
+            self.training,
+            per_symbol(-self.training.log_likelihood / math.log(2), self.counted),
+        )
         lines = [
             f"{self.output}: {training.passes} passes in {training.seconds:.1f} s, {training.result.units} units",
         ]
@@ -145,8 +155,12 @@ class Result:
         if self.held_counted:
             figures |= {"validation_bits_per_symbol": held, "best_pass": training.result_pass}
             figures["fitted_to_validation"] = self.ensemble
-            told = ", to which the weights of the merged networks are fitted" if self.ensemble else ""
-            lines.append(f"validation {held:.4f} bits/symbol{told}, best at pass {training.result_pass}")
+            told = (
+                ", to which the weights of the merged networks are fitted" if self.ensemble else ""
+            )
+            lines.append(
+                f"validation {held:.4f} bits/symbol{told}, best at pass {training.result_pass}"
+            )
         if self.training_bits is not None:
             bits, counted, part = self.training_bits, self.counted, "training"
             if self.held_bits:

@@ -19,11 +19,15 @@ def network_of(output: Path) -> SequenceModel:
     estimator = load(output)
     network = estimator.model if isinstance(estimator, Mixed) else estimator
     if network is None:
-        raise ValueError(f"{output} holds contexts alone, and no network to go on with: leave out --resume")
+        raise ValueError(
+            f"{output} holds contexts alone, and no network to go on with: leave out --resume"
+        )
     return network
 
 
-def check_resumed(network: SequenceModel, output: Path, kind: Kind | None, asked: dict[str, Any]) -> None:
+def check_resumed(
+    network: SequenceModel, output: Path, kind: Kind | None, asked: dict[str, Any]
+) -> None:
     """Refuse options that were given and differ from those that the training was begun with."""
     metric = network.stored().settings.metric  # where the default was taken, its name
     begun = network.get_params() | {"model": network.kind, "metric": metric}

@@ -22,7 +22,9 @@ def generate_task(
     task: Annotated[str, typer.Argument(help="alphabet, alphabet-9, music, xor or anbn.")],
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", help="File to write; -: standard output.", callback=standard_output),
+        typer.Option(
+            "--output", "-o", help="File to write; -: standard output.", callback=standard_output
+        ),
     ],
     seed: Annotated[int, typer.Option(help="Seed of the random numbers.", min=0)] = 0,
     force: Force = False,
@@ -59,20 +61,25 @@ def generate_task(
 
 
 def baseline(
-    training: Annotated[Path, typer.Argument(help="File to learn from.", exists=True, dir_okay=False)],
+    training: Annotated[
+        Path, typer.Argument(help="File to learn from.", exists=True, dir_okay=False)
+    ],
     file: Annotated[Path, typer.Argument(help="File to score.", exists=True, dir_okay=False)],
-    depth: Annotated[int, typer.Option(help="Longest context of the context trees.", min=0, max=1000)] = 8,
+    depth: Annotated[
+        int, typer.Option(help="Longest context of the context trees.", min=0, max=1000)
+    ] = 8,
     states: Annotated[int, typer.Option(help="Hidden states of the HMMs; 0: no HMM.", min=0)] = 0,
     iterations: Annotated[int, typer.Option(help="Iterations of the HMMs.", min=1)] = 100,
     task: Annotated[
-        str | None, typer.Option(help="Name of a synthetic task, whose true code length is subtracted.")
+        str | None,
+        typer.Option(help="Name of a synthetic task, whose true code length is subtracted."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Score a file by bzip2, xz, context tree weighting and two hidden Markov models, after a training file.
 
-    Where a file is so short that what a compressor makes of both is no longer than of the first alone, that row is left
-    out.
+    Where a file is so short that what a compressor makes of both is no longer than of the first
+    alone, that row is left out.
 
     \b
     Examples:
@@ -92,19 +99,31 @@ def baseline(
             after = baselines.compressed_bits(name, text, seen)
             if after > 0:  # files of whole blocks may get no longer, or shorter, by a few symbols
                 rows[f"{name} after training"] = after
-        rows["context trees after training"] = baselines.context_tree_bits(x, len(alphabet), depth, before)
+        rows["context trees after training"] = baselines.context_tree_bits(
+            x, len(alphabet), depth, before
+        )
         if states:
             dense = baselines.HiddenMarkov(states, iterations).fit(before, len(alphabet))
             rows[f"HMM of {states} states"] = dense.bits(x)
-            sparse = baselines.SparseHiddenMarkov(states, iterations=iterations).fit(before, len(alphabet))
+            sparse = baselines.SparseHiddenMarkov(states, iterations=iterations).fit(
+                before, len(alphabet)
+            )
             rows[f"sparse HMM of {states} states"] = sparse.bits(x)
     if as_json:
-        figures = {"task": task, "symbols": len(text), "bits": {name: v - true for name, v in rows.items()}}
+        figures = {
+            "task": task,
+            "symbols": len(text),
+            "bits": {name: v - true for name, v in rows.items()},
+        }
         say(True, figures)
         return
-    table = Table("baseline", "bits" if task is None else "bits beyond the true code length", "bits/symbol")
+    table = Table(
+        "baseline", "bits" if task is None else "bits beyond the true code length", "bits/symbol"
+    )
     for name, value in rows.items():
-        table.add_row(name, f"{round(value - true, 1) + 0.0:.1f}", f"{per_symbol(value, len(text)):.4f}")
+        table.add_row(
+            name, f"{round(value - true, 1) + 0.0:.1f}", f"{per_symbol(value, len(text)):.4f}"
+        )
     Console().print(table)
 
 

@@ -41,7 +41,8 @@ def sample(
     seed: Annotated[int, typer.Option(help="Seed of the random numbers.", min=0)] = 0,
     prompt: Annotated[str, typer.Option(help="Text to read first.")] = "",
     temperature: Annotated[
-        float, typer.Option(help="1: the model's probabilities; below 1 likely symbols become likelier.")
+        float,
+        typer.Option(help="1: the model's probabilities; below 1 likely symbols become likelier."),
     ] = 1.0,
 ) -> None:
     """Write text drawn from the model to the standard output.
@@ -88,8 +89,16 @@ def bits(model: ModelPath, file: InputPath, after: After = None, as_json: AsJson
         "symbols": counted,
         "unknown_symbols": foreign,
     }
-    told = f", {foreign} of them unknown to the model (fit --alphabet FILE knows them)" if foreign else ""
-    say(as_json, figures, f"{total:.3f} bits, {total / counted:.5f} bits/symbol, {counted} symbols{told}")
+    told = (
+        f", {foreign} of them unknown to the model (fit --alphabet FILE knows them)"
+        if foreign
+        else ""
+    )
+    say(
+        as_json,
+        figures,
+        f"{total:.3f} bits, {total / counted:.5f} bits/symbol, {counted} symbols{told}",
+    )
 
 
 def predict(
@@ -100,7 +109,8 @@ def predict(
 ) -> None:
     """Show the most probable next symbols.
 
-    In JSON a byte that is no character stands as its code, such as \\xff, a tuple as a list, and infinity as inf.
+    In JSON a byte that is no character stands as its code, such as \\xff, a tuple as a list, and
+    infinity as inf.
 
     \b
     Examples:
@@ -114,7 +124,10 @@ def predict(
     symbols = [bytes([symbol]) if are_bytes else symbol for symbol, _ in best]
     shown = [repr(symbol)[1:] if are_bytes else repr(symbol) for symbol in symbols]
     named = [_json_symbol(symbol) for symbol in symbols]
-    figures = {"context": context, "next": [[name, p] for name, (_, p) in zip(named, best, strict=True)]}
+    figures = {
+        "context": context,
+        "next": [[name, p] for name, (_, p) in zip(named, best, strict=True)],
+    }
     say(as_json, figures, *(f"{p:.6f} {name}" for (_, p), name in zip(best, shown, strict=True)))
 
 
@@ -131,7 +144,8 @@ def _json_symbol(symbol: Any) -> Any:
 
 def compress(
     first: Annotated[
-        Path, typer.Argument(metavar="[MODEL]", help="Model file written by `fit`; may be left out.")
+        Path,
+        typer.Argument(metavar="[MODEL]", help="Model file written by `fit`; may be left out."),
     ],
     second: Annotated[
         Path | None,
@@ -140,11 +154,17 @@ def compress(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="Default: FILE.psq; -: standard output.", callback=standard_output
+            "--output",
+            "-o",
+            help="Default: FILE.psq; -: standard output.",
+            callback=standard_output,
         ),
     ] = None,
     records: Annotated[
-        bool, typer.Option("--records", help="Compress each line so that the model alone brings it back.")
+        bool,
+        typer.Option(
+            "--records", help="Compress each line so that the model alone brings it back."
+        ),
     ] = False,
     force: Force = False,
     quiet: Quiet = False,
@@ -152,8 +172,9 @@ def compress(
 ) -> None:
     """Compress a file with a model's predictions and an arithmetic coder, or without a model.
 
-    Without a model, contexts learn the file while they code it, and it is unpacked without one. Asks before it
-    overwrites a file. Where nobody can answer, in a script, that is an error without --force.
+    Without a model, contexts learn the file while they code it, and it is unpacked without one.
+    Asks before it overwrites a file. Where nobody can answer, in a script, that is an error without
+    --force.
 
     \b
     Examples:
@@ -170,7 +191,9 @@ def compress(
             )
         output = output or file.with_name(file.name + ".psq")
         if records and model is None:
-            raise ValueError("--records needs a model that the lines share: compress MODEL FILE --records")
+            raise ValueError(
+                "--records needs a model that the lines share: compress MODEL FILE --records"
+            )
         writable(output, model, file)
         may_overwrite(output, force)
         estimator, data = None if model is None else load(model), file.read_bytes()
@@ -178,15 +201,24 @@ def compress(
             packed = compress_bytes(estimator, data, progress, by_record=records)
         write(output, packed)
     each = 8 * len(packed) / max(len(data), 1)
-    figures = {"output": str(output), "bytes": len(data), "compressed": len(packed), "bits_per_byte": each}
+    figures = {
+        "output": str(output),
+        "bytes": len(data),
+        "compressed": len(packed),
+        "bits_per_byte": each,
+    }
     say(
-        as_json, figures, f"{output}: {len(data)} bytes to {len(packed)}, {each:.4f} bits/byte", output=output
+        as_json,
+        figures,
+        f"{output}: {len(data)} bytes to {len(packed)}, {each:.4f} bits/byte",
+        output=output,
     )
 
 
 def decompress(
     first: Annotated[
-        Path, typer.Argument(metavar="[MODEL]", help="The model file that compressed it, if one did.")
+        Path,
+        typer.Argument(metavar="[MODEL]", help="The model file that compressed it, if one did."),
     ],
     second: Annotated[
         Path | None,
@@ -195,7 +227,10 @@ def decompress(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="Default: FILE without .psq; -: standard output.", callback=standard_output
+            "--output",
+            "-o",
+            help="Default: FILE without .psq; -: standard output.",
+            callback=standard_output,
         ),
     ] = None,
     max_bytes: Annotated[
@@ -221,7 +256,9 @@ def decompress(
         writable(output, model, file)
         may_overwrite(output, force)
         estimator, packed = None if model is None else load(model), file.read_bytes()
-        with symbols_shown("decompress", quiet, not isinstance(estimator, SequenceModel)) as progress:
+        with symbols_shown(
+            "decompress", quiet, not isinstance(estimator, SequenceModel)
+        ) as progress:
             data = decompress_bytes(estimator, packed, progress, max_bytes)
         write(output, data)
     say(False, {}, f"{output}: {len(data)} bytes", output=output)

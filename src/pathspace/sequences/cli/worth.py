@@ -15,8 +15,8 @@ DEPTH = 6
 def baseline_bits(held: Text, before: Text, symbols: int | None = None) -> dict[str, float]:
     """Return the bits per symbol of a text after another, by bzip2, xz and context tree weighting.
 
-    Context trees are left out where the text alone is longer than `LONGEST`, and a compressor where the few symbols of
-    the text make its file, of whole blocks or bytes, no longer.
+    Context trees are left out where the text alone is longer than `LONGEST`, and a compressor where
+    the few symbols of the text make its file, of whole blocks or bytes, no longer.
 
     Args:
         held: the text.
@@ -45,7 +45,8 @@ def verdict(
         model: bits per symbol of the model.
         others: those of the baselines.
         mixing_tried: whether it was mixed with contexts.
-        overfitted: whether the network got worse in most of its passes, so that more of them are no advice.
+        overfitted: whether the network got worse in most of its passes, so that more of them are no
+            advice.
     """
     listed = ", ".join(f"{name} {bits:.4f}" for name, bits in others.items())
     shorter = [name for name in sorted(others, key=others.__getitem__) if others[name] < model]

@@ -1,8 +1,9 @@
 """The arithmetic coder, compiled, and what codes by a network alone; `mixing` codes by contexts too.
 
-A symbol is coded decision by decision: at a node of the tree of `decisions` its digit is 0 or 1. The coder keeps an
-interval [low, high] of 56 bits, splits it in the proportion of p, the probability of digit 1, and puts out the leading
-bytes that are settled. Encoder and decoder run the very same code, which differs only in where the digit comes from.
+A symbol is coded decision by decision: at a node of the tree of `decisions` its digit is 0 or 1.
+The coder keeps an interval [low, high] of 56 bits, splits it in the proportion of p, the
+probability of digit 1, and puts out the leading bytes that are settled. Encoder and decoder run the
+very same code, which differs only in where the digit comes from.
 
 Alphabet of this module: A symbols, N units, t symbols read so far.
 """
@@ -128,7 +129,11 @@ def decode(coder, p):
     while low >> _BYTE == high >> _BYTE:
         more = int(coder.content[coder.at[0]]) if coder.at[0] < len(coder.content) else 0
         coder.at[0] += 1
-        low, high, code = low << 8 & _INTERVAL, high << 8 & _INTERVAL | 255, code << 8 & _INTERVAL | more
+        low, high, code = (
+            low << 8 & _INTERVAL,
+            high << 8 & _INTERVAL | 255,
+            code << 8 & _INTERVAL | more,
+        )
     coder.interval[0], coder.interval[1], coder.interval[2] = low, high, code
     return digit
 

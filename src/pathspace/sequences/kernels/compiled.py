@@ -1,16 +1,17 @@
 """The passes over a text, compiled: states, backpropagation and the sums the steps are made of.
 
-Alphabet of this module: T symbols, A in the alphabet, S sequences, N units, unit 0 always on, E edges sorted
-by target, R = T + S rows of states (a sequence of length T_s has T_s + 1 states), P predicted positions.
+Alphabet of this module: T symbols, A in the alphabet, S sequences, N units, unit 0 always on, E
+edges sorted by target, R = T + S rows of states (a sequence of length T_s has T_s + 1 states), P
+predicted positions.
 
     x[t]         symbols of all sequences, one after the other       bounds[s]    first t of sequence s
     a[r, i]      activities, row r = t + s before x[t] is read       B, m[r, i]   gradient and modulus
     bias[y, j]   weight of the edge from unit 0 when y is read       V0[j]        start values
 
-Dense graphs use a matrix per symbol, padded with zeros to a multiple of 8 columns. Sparse graphs use D slots
-per unit, D being the largest number of edges that leave a unit: slot k of unit i holds the target[k, i] and the
-weight[y, k, i] of its k-th edge, or target 0 and weight 0. Nothing is ever stored per pair of units and time:
-the memory is a multiple of R (N + 1) and of A times the edges.
+Dense graphs use a matrix per symbol, padded with zeros to a multiple of 8 columns. Sparse graphs
+use D slots per unit, D being the largest number of edges that leave a unit: slot k of unit i holds
+the target[k, i] and the weight[y, k, i] of its k-th edge, or target 0 and weight 0. Nothing is ever
+stored per pair of units and time: the memory is a multiple of R (N + 1) and of A times the edges.
 """
 
 from __future__ import annotations
@@ -149,7 +150,23 @@ def _write(modulus, now, B, m):
 
 @njit(error_model="numpy", fastmath=_SUMS, cache=True)
 def backpropagate_dense(
-    x, bounds, begin, end, chi, tau, squared, loop, a, u, variance, persistent, logistic, modulus, now, B, m
+    x,
+    bounds,
+    begin,
+    end,
+    chi,
+    tau,
+    squared,
+    loop,
+    a,
+    u,
+    variance,
+    persistent,
+    logistic,
+    modulus,
+    now,
+    B,
+    m,
 ):
     """Fill the gradients B[r, i] and the RBP moduli m[r, i] of a dense graph for t = end-1 down to begin.
 
@@ -272,7 +289,8 @@ def moments(detail, order, offsets, a, B, m, first, sources, triangle, G, diagon
     Positions are taken symbol by symbol, in blocks laid out with time contiguous.
 
     Args:
-        detail: 0 for the gradient, 1 for the diagonal and row 0 of the metric too, 2 for all of the metric.
+        detail: 0 for the gradient, 1 for the diagonal and row 0 of the metric too, 2 for all of the
+            metric.
         order: (T,) rows r of all positions, those with symbol 0 first.
         offsets: (A+1,) where each symbol begins in ``order``.
         a: (R, N+1) activities.
@@ -313,7 +331,9 @@ def moments(detail, order, offsets, a, B, m, first, sources, triangle, G, diagon
                     for k in range(n):
                         weighted[k] = active[k] * modulus[k]
                     if detail == 1:
-                        _add_dots(weighted, n, block_a, into[f : f + 1], diagonal[y, first[j] + f :])
+                        _add_dots(
+                            weighted, n, block_a, into[f : f + 1], diagonal[y, first[j] + f :]
+                        )
                     else:
                         _add_dots(weighted, n, block_a, into[: f + 1], M[y, entry : entry + f + 1])
                     entry += f + 1

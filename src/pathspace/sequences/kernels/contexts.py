@@ -26,11 +26,12 @@ SHORTEST = 6
 """Symbols that a match must have."""
 STATES = 1 + 16 * 4
 
-# places of `Memory.place`: t; where this text began; where the match goes on, its length and last misses; the hashes
-# of the word so far and of the one before; the state of the match; where in `last` this place belongs, or -1
+# places of `Memory.place`: t; where this text began; where the match goes on, its length and last
+# misses; the hashes of the word so far and of the one before; the state of the match; where in
+# `last` this place belongs, or -1
 T, BEGIN, POINTER, LENGTH, MISSES, WORD, WORD_BEFORE, STATE, HERE = range(9)
-# the hash of the word before that; where this line began; the number of the field; 1 + where the symbol above is, 0 for
-# none; which of the two rows of fields is that of this line
+# the hash of the word before that; where this line began; the number of the field; 1 + where the
+# symbol above is, 0 for none; which of the two rows of fields is that of this line
 WORD_BEFORE_THAT, LINE, FIELD, ABOVE, ROW = range(9, 14)
 _ROWS, _FIELDS = 14, 32
 """From _ROWS on: where the fields of this line and of the one before began, for so many fields each; 0 for nowhere."""

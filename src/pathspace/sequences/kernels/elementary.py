@@ -4,8 +4,8 @@ The library calls behind ``np.exp`` and ``np.tanh`` stop vectorisation. These ar
 |r| <= log(2)/2, a polynomial for exp(r) - 1, and the power of two put together from its bits. Relative error
 below 4e-16; NaN stays NaN.
 
-``fastmath=False`` is said aloud because Numba lets a function inherit the option from whoever calls it first,
-and reordering would cancel the addition and subtraction of _SHIFT.
+``fastmath=False`` is said aloud because Numba lets a function inherit the option from whoever calls
+it first, and reordering would cancel the addition and subtraction of _SHIFT.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from .machine_code import njit
 _LOG2E = 1.0 / math.log(2.0)
 _LN2_HIGH = 6.93147180369123816490e-01  # log(2) rounded to 32 bits: k * _LN2_HIGH is exact
 _LN2_LOW = 1.90821492927058770002e-10
-_SHIFT = 6755399441055744.0  # 1.5 * 2^52: adding it rounds to the nearest integer, kept in the low bits
+_SHIFT = (
+    6755399441055744.0  # 1.5 * 2^52: adding it rounds to the nearest integer, kept in the low bits
+)
 _C2, _C3, _C4, _C5, _C6, _C7, _C8, _C9, _C10, _C11, _C12, _C13 = (
     1.0 / math.factorial(n) for n in range(2, 14)
 )
@@ -125,7 +127,8 @@ def _vector(builder, row, at):
 def dot(typingctx, a, i, b, j):  # noqa: ARG001
     """Return the sum of products of row i of the matrix a and row j of b, whose columns are a multiple of 4.
 
-    Each fourth product is added up by itself, on all processors: so the result does not depend on what they can do.
+    Each fourth product is added up by itself, on all processors: so the result does not depend on
+    what they can do.
     """
 
     def codegen(context, builder, signature, arguments):

@@ -15,12 +15,14 @@ from pathspace.kept_code import recompile_if_damaged
 def njit(*, owns_arrays: bool = True, **options: Any) -> Callable[[Callable[..., Any]], Any]:
     """Compile a function as `numba.njit` does; with ``cache``, but where no folder may be written, for this process.
 
-    Numba itself refuses a function whose code it can keep nowhere, so that an installation without a folder that its
-    user may write could not be imported. Kept code that is damaged is compiled anew.
+    Numba itself refuses a function whose code it can keep nowhere, so that an installation without
+    a folder that its user may write could not be imported. Kept code that is damaged is compiled
+    anew.
 
     Args:
-        owns_arrays: whether references to arrays are counted. A function that makes no array, nor part of one, needs no
-            count, which takes more than half of the time where functions hand on a tuple of many arrays.
+        owns_arrays: whether references to arrays are counted. A function that makes no array, nor
+            part of one, needs no count, which takes more than half of the time where functions hand
+            on a tuple of many arrays.
         options: those of `numba.njit`.
     """
     if not owns_arrays:

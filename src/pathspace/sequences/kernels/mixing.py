@@ -16,15 +16,17 @@ A decision is a node v of the tree of `decisions`; its digit is 0 or 1.  st(p) =
     learning          w_j += rate (digit - sigma(s_j)) x,  c_j += (rate/5) (digit - q) s_j,  both steps next to f move
                       to the digit by 0.02 times how near they are
 
-Seven cells of a context lie together in a line of 32 bytes: those of three decisions one after the other. The lines of
-all contexts lie in one hash table; when four neighbouring places are taken, the least visited gives way.
+Seven cells of a context lie together in a line of 32 bytes: those of three decisions one after the
+other. The lines of all contexts lie in one hash table; when four neighbouring places are taken, the
+least visited gives way.
 
 `run` codes what it reads by p, with the coder of `coding`.
 
-Alphabet of this module: K contexts, J inputs, M mixers, L most decisions of a symbol, A symbols, N units, t symbols
-read so far.
+Alphabet of this module: K contexts, J inputs, M mixers, L most decisions of a symbol, A symbols, N
+units, t symbols read so far.
 
-Source: M. Mahoney, *Adaptive weighing of context models for lossless data compression*, 2005 (the PAQ programs).
+Source: M. Mahoney, *Adaptive weighing of context models for lossless data compression*, 2005 (the
+PAQ programs).
 """
 
 from __future__ import annotations
@@ -120,7 +122,8 @@ class Memory(NamedTuple):
         by_last: (A+1 or 256, J) weights.
         final: (K+1, M) weights.
         corrections: (A-1, 1 or 1024; 33).
-        keys: (K,) hashes of the contexts; from here on, nothing is kept from one symbol to the next.
+        keys: (K,) hashes of the contexts; from here on, nothing is kept from one symbol to the
+            next.
         lines: (K,) where the line of each context begins, -1 for nowhere.
         x: (L, J) inputs at each decision on the way to the symbol.
         s: (L, M) sums of the mixers.
@@ -345,8 +348,9 @@ def run(mode, x, chi, m, tree, net, coder, bits, stop):
     """Read symbols and learn from them, digit by digit, and return how many were read.
 
     Args:
-        mode: READ learns the cells alone, SCORE the weights too and the bits, ENCODE writes the code, DECODE reads it;
-            with FROZEN added nothing is learned, and the memory keeps but what was read.
+        mode: READ learns the cells alone, SCORE the weights too and the bits, ENCODE writes the
+            code, DECODE reads it; with FROZEN added nothing is learned, and the memory keeps but
+            what was read.
         x: (T,) symbols; written with DECODE.
         chi: (T,) whether the symbol is to be predicted: where not, the cells alone learn.
         m: the memory, changed; its history has room for T more.
@@ -374,7 +378,8 @@ def run(mode, x, chi, m, tree, net, coder, bits, stop):
             k += 1
         if mode == DECODE:
             x[t] = ~v
-        # all digits of a symbol are decided before one of them is learned, so that symbols have probabilities
+        # all digits of a symbol are decided before one of them is learned, so that symbols have
+        # probabilities
         y = x[t]
         for k in range(tree.depth[y] if learning else 0):
             v, digit = tree.node[y, k], tree.digit[y, k]

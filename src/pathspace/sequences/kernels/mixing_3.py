@@ -15,13 +15,16 @@ A decision is a node v of the tree of `decisions`; its digit is 0 or 1.  st(p) =
     result            p = sigma( sum_j c_j s_j ),  with weights c chosen by how many n_k > 0
     learning          w_j += rate (digit - sigma(s_j)) x,   c_j += (rate/5) (digit - p) s_j
 
-The slots of all contexts lie in one hash table; when four neighbouring places are taken, the least visited gives way.
+The slots of all contexts lie in one hash table; when four neighbouring places are taken, the least
+visited gives way.
 
 `run` codes what it reads by p, with the coder of `coding`.
 
-Alphabet of this module: K contexts, J inputs, L most decisions of a symbol, A symbols, N units, t symbols read so far.
+Alphabet of this module: K contexts, J inputs, L most decisions of a symbol, A symbols, N units, t
+symbols read so far.
 
-Source: M. Mahoney, *Adaptive weighing of context models for lossless data compression*, 2005 (the PAQ programs).
+Source: M. Mahoney, *Adaptive weighing of context models for lossless data compression*, 2005 (the
+PAQ programs).
 """
 
 from __future__ import annotations
@@ -93,7 +96,8 @@ class Memory(NamedTuple):
     Args:
         history: (capacity,) symbols read so far.
         place: (PLACES,) numbers named in `contexts`.
-        slots: (2^b,) from the lowest bit: 22 of p, 8 of n, 8 of h, 23 that tell the slot's own context from others.
+        slots: (2^b,) from the lowest bit: 22 of p, 8 of n, 8 of h, 23 that tell the slot's own
+            context from others.
         last: (2^c,) where the last symbols were last seen, by hash.
         maps: (K, 256).
         match_map: (STATES,).
@@ -101,7 +105,8 @@ class Memory(NamedTuple):
         by_node: (A-1 or 1, J) weights.
         by_seen: (K+1, J) weights.
         final: (K+1, 3) weights.
-        keys: (K,) hashes of the contexts; from here on, nothing is kept from one symbol to the next.
+        keys: (K,) hashes of the contexts; from here on, nothing is kept from one symbol to the
+            next.
         x: (L, J) inputs at each decision on the way to the symbol.
         s: (L, 3) sums of the mixers.
         p: (L,) probabilities of digit 1, of 2^30.
@@ -251,8 +256,9 @@ def run(mode, x, chi, m, tree, net, coder, bits, stop):
     """Read symbols and learn from them, digit by digit, and return how many were read.
 
     Args:
-        mode: READ learns the slots alone, SCORE the weights too and the bits, ENCODE writes the code, DECODE reads it;
-            with FROZEN added nothing is learned, and the memory keeps but what was read.
+        mode: READ learns the slots alone, SCORE the weights too and the bits, ENCODE writes the
+            code, DECODE reads it; with FROZEN added nothing is learned, and the memory keeps but
+            what was read.
         x: (T,) symbols; written with DECODE.
         chi: (T,) whether the symbol is to be predicted: where not, the slots alone learn.
         m: the memory, changed; its history has room for T more.
@@ -278,7 +284,8 @@ def run(mode, x, chi, m, tree, net, coder, bits, stop):
             k += 1
         if mode == DECODE:
             x[t] = ~v
-        # all digits of a symbol are decided before one of them is learned, so that symbols have probabilities
+        # all digits of a symbol are decided before one of them is learned, so that symbols have
+        # probabilities
         y = x[t]
         for k in range(tree.depth[y] if learning else 0):
             v, digit = tree.node[y, k], tree.digit[y, k]

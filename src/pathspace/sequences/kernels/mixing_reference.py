@@ -1,7 +1,7 @@
 """What `mixing` computes, in plain Python: dictionaries of contexts, no hashing, one sequence of texts.
 
-Slow and short on purpose: this file is what the compiled kernel is tested against. The two agree to rounding as long as
-the compiled table has room.
+Slow and short on purpose: this file is what the compiled kernel is tested against. The two agree to
+rounding as long as the compiled table has room.
 """
 
 from __future__ import annotations
@@ -121,7 +121,11 @@ class Mixture:
         basic = [*orders, ("word", word, symbol), ("words", word, before[0], symbol)]
         line = self.line()
         if line is None:
-            further = [("skip", *padded[-3:-1]), ("far", word, before[1], symbol), (7, *padded[-7:])]
+            further = [
+                ("skip", *padded[-3:-1]),
+                ("far", word, before[1], symbol),
+                (7, *padded[-7:]),
+            ]
             return basic + further
         field, above, next_above = line
         place = [("above", field, above, symbol), ("field", field, word, symbol)]
@@ -173,7 +177,8 @@ class Mixture:
         if self.length < 16 and q:
             length = 0
             while (
-                length < min(32, q, len(self.text)) and self.read[q - 1 - length] == self.read[t - 1 - length]
+                length < min(32, q, len(self.text))
+                and self.read[q - 1 - length] == self.read[t - 1 - length]
             ):
                 length += 1
             if length > self.length:
@@ -200,7 +205,9 @@ class Mixture:
         decisions = []
         for k, (v, digit) in enumerate(self.ways[y]):
             way = [] if guess is None else self.ways[guess]
-            expected = way[k][1] if list(way[:k]) == list(self.ways[y][:k]) and len(way) > k else None
+            expected = (
+                way[k][1] if list(way[:k]) == list(self.ways[y][:k]) and len(way) > k else None
+            )
             decisions.append((v, digit, expected))
         probabilities = []
         if chi:

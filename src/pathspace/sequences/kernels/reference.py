@@ -2,7 +2,8 @@ r"""The definition of every quantity of a symbolic sequence model, in plain NumP
 
 Slow and short on purpose: this file is what the compiled kernels are tested against.
 
-Alphabet of this module: T symbols in the sequence, A symbols in the alphabet, N units, unit 0 always on.
+Alphabet of this module: T symbols in the sequence, A symbols in the alphabet, N units, unit 0
+always on.
 
     x[t]          symbol at time t, 0..A-1                     chi[t]   1 where x[t] is to be predicted
     w[i, y]       writing weight of unit i for symbol y        V0[j]    start value of unit j
@@ -13,8 +14,8 @@ Alphabet of this module: T symbols in the sequence, A symbols in the alphabet, N
 
 Column 0 of V, B and m and entry 0 of V0 are zero and mean nothing.
 
-Source: O13 = Y. Ollivier, *Riemannian metrics for neural networks II: recurrent networks and learning
-symbolic data sequences*, with the misprints listed in docs/sequences.md corrected.
+Source: O13 = Y. Ollivier, *Riemannian metrics for neural networks II: recurrent networks and
+learning symbolic data sequences*, with the misprints listed in docs/sequences.md corrected.
 """
 
 from __future__ import annotations
@@ -137,7 +138,14 @@ def quasi_diagonal_solve(G: Array, diagonal: Array, cross: Array) -> Array:
 
 
 def backpropagate(
-    kind: Kind, squash: Squash, w: Array, tau: Array, a: Array, logp: Array, x: Integers, chi: Integers
+    kind: Kind,
+    squash: Squash,
+    w: Array,
+    tau: Array,
+    a: Array,
+    logp: Array,
+    x: Integers,
+    chi: Integers,
 ) -> Array:
     """Return B[t, i] = derivative of the log-likelihood by V_i^t, (T+1, N+1)."""
     slope = squash_slope(squash, a)
@@ -224,7 +232,8 @@ def rnn_quasi_diagonal_step(G: Array, M: Array, edges: Mask, damping: float) -> 
     tau_step, rho_step = np.zeros((N1, N1)), np.zeros((N1, A))
     for j in range(1, N1):
         parents = np.flatnonzero(edges[:, j])
-        # the parameters of unit j are tau[parents, j] then rho[j, :]; M_yy = M_0y = sum_t [x_t = y] m_j^{t+1}
+        # the parameters of unit j are tau[parents, j] then rho[j, :]; M_yy = M_0y = sum_t [x_t = y]
+        # m_j^{t+1}
         G_all = np.concatenate([G[parents, j].sum(axis=1), G[0, j]])
         diagonal = np.concatenate([M[parents, parents, j].sum(axis=1), M[0, 0, j]]) + damping
         cross = np.concatenate([M[0, parents, j].sum(axis=1), M[0, 0, j]])

@@ -1,6 +1,7 @@
 """One symbol at a time: what sampling, prediction and the arithmetic coder need.
 
-Encoder and decoder call the very same compiled functions, so that both see the same probabilities bit by bit.
+Encoder and decoder call the very same compiled functions, so that both see the same probabilities
+bit by bit.
 
 Alphabet of this module: A symbols, N units, unit 0 always on, E edges sorted by target.
 """

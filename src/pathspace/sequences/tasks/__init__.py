@@ -1,7 +1,7 @@
 """Synthetic texts whose true code lengths are known (O13, Section 4).
 
-Each task module has ``generate(rng, ...)``, which makes a text, and ``true_bits(text)``, its code length under
-the generator: minus the base-2 logarithm of its probability.
+Each task module has ``generate(rng, ...)``, which makes a text, and ``true_bits(text)``, its code
+length under the generator: minus the base-2 logarithm of its probability.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Alphabet task: nested insertions into the alphabet.
 
-A line is a..z; after each letter, z too, with probability 1/26 the block "(0..9)"; inside it after each digit,
-9 too, with probability 1/5 "[" nine random capitals "]".
+A line is a..z; after each letter, z too, with probability 1/26 the block "(0..9)"; inside it after
+each digit, 9 too, with probability 1/5 "[" nine random capitals "]".
 
-O13 says "after each digit", and its example line in section 4 has capitals after the 9. Its validation text has 88,482
-true bits, where such a text has 97,942 with a standard deviation of 3,477. Without capitals after the 9 it has 88,760:
-that is the task "alphabet-9".
+O13 says "after each digit", and its example line in section 4 has capitals after the 9. Its
+validation text has 88,482 true bits, where such a text has 97,942 with a standard deviation of
+3,477. Without capitals after the 9 it has 88,760: that is the task "alphabet-9".
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ def true_bits(text: str, *, after_last: bool = True) -> float:
     while place < len(text):
         line = _LINE.match(text, place)
         if line is None:
-            raise ImpossibleTextError(f"not a line of the alphabet task: {text[place : place + 40]!r}...")
+            raise ImpossibleTextError(
+                f"not a line of the alphabet task: {text[place : place + 40]!r}..."
+            )
         for block in line.groups():
             bits -= math.log2(1 - _BLOCK) if block is None else math.log2(_BLOCK)
             if block is not None:

@@ -14,7 +14,9 @@ _LOW, _HIGH = 1024, 2048
 
 def generate(rng: np.random.Generator, blocks: int = 10) -> str:
     """Return a text of so many blocks."""
-    return "".join("a" * n + "\n" + "b" * n + "\n" for n in rng.integers(_LOW, _HIGH, blocks, endpoint=True))
+    return "".join(
+        "a" * n + "\n" + "b" * n + "\n" for n in rng.integers(_LOW, _HIGH, blocks, endpoint=True)
+    )
 
 
 _BLOCK = re.compile(r"(a+)\n(b+)\n")
@@ -30,7 +32,9 @@ def true_bits(text: str) -> float:
     while place < len(text):
         block = _BLOCK.match(text, place)
         if block is None:
-            raise ImpossibleTextError(f"not a block of the anbn task: {text[place : place + 40]!r}...")
+            raise ImpossibleTextError(
+                f"not a block of the anbn task: {text[place : place + 40]!r}..."
+            )
         a, b = len(block[1]), len(block[2])
         if a != b or not _LOW <= a <= _HIGH:
             raise ImpossibleTextError(f"a block of {a} a and {b} b")

@@ -1,7 +1,8 @@
 """Music task: a rhythm and a chord for every bar, drawn independently.
 
-A bar is its notes, each pitch and duration and a blank, then "|" and a newline: "c2 c4 |". The chords follow
-the 8-bar cycle I IV I V I IV V I; the rhythm is uniform among five, each pitch uniform in the chord.
+A bar is its notes, each pitch and duration and a blank, then "|" and a newline: "c2 c4 |". The
+chords follow the 8-bar cycle I IV I V I IV V I; the rhythm is uniform among five, each pitch
+uniform in the chord.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Distant XOR task: remember two marked bits over a long line of noise.
 
-A line has T' random bits, T' uniform in [T, 1.1 T], each after a blank, two of them after "X" instead, at
-positions in [0, T'/10) and [T'/10, T'/2); then "=", the XOR of the marked bits, and a newline. Only the bit
-after "=" is to be predicted.
+A line has T' random bits, T' uniform in [T, 1.1 T], each after a blank, two of them after "X"
+instead, at positions in [0, T'/10) and [T'/10, T'/2); then "=", the XOR of the marked bits, and a
+newline. Only the bit after "=" is to be predicted.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ def true_bits(text: str) -> float:
     while place < len(text):
         line = _LINE.match(text, place)
         if line is None:
-            raise ImpossibleTextError(f"not a line of the xor task: {text[place : place + 40]!r}...")
+            raise ImpossibleTextError(
+                f"not a line of the xor task: {text[place : place + 40]!r}..."
+            )
         marks, bits = line[1][::2], line[1][1::2]
         marked = [k for k, mark in enumerate(marks) if mark == "X"]
         half, tenth = len(marks) / 2, len(marks) / 10
