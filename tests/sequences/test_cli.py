@@ -77,6 +77,18 @@ def fit(run, book, *more, status=0):
     return run("fit", book, "-o", "m", "--units", 6, "--passes", 40, *more, status=status)
 
 
+def test_samples_of_whole_lines(run, tmp_path):
+    """They begin as any sample of the seed does, and end after a line, or where --length says."""
+    Path("log").write_bytes(b"".join(b"user %d logged in\r\n" % (i % 7) for i in range(60)))
+    run("fit", "log", "-o", "m", "--passes", 0, "--context", "--quiet")
+    three = run("sample", "m", "--lines", 3, "--seed", 1).stdout_bytes
+    assert (three.count(b"\n"), three.endswith(b"\n")) == (3, True)
+    longer = run("sample", "m", "--lines", 40, "--seed", 1).stdout_bytes
+    assert (longer.count(b"\n"), longer.startswith(three)) == (40, True)
+    short = run("sample", "m", "--lines", 3, "--seed", 1, "--length", 5).stdout_bytes
+    assert short == three[:5]
+
+
 def test_fit_score_sample_predict(run, book, tmp_path, monkeypatch):
     output = fit(run, book).output
     assert re.search(r"40 passes in [\d.]+ s, 6 units", output)

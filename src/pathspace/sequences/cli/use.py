@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,10 +35,26 @@ from .files import (
     write,
 )
 
+_LENGTH = 200
+"""Symbols of a sample."""
+
+_LONGEST = 100_000
+"""Most symbols of a sample of whole lines."""
+
 
 def sample(
     model: ModelPath,
-    length: Annotated[int, typer.Option(help="Symbols to draw.", min=0)] = 200,
+    length: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Symbols to draw, with --lines at most; default {_LENGTH}, with --lines {_LONGEST:,}.",
+            min=0,
+        ),
+    ] = None,
+    lines: Annotated[
+        int | None,
+        typer.Option(help="Stop after so many ends of lines, the prompt's apart.", min=1),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random numbers.", min=0)] = 0,
     prompt: Annotated[str, typer.Option(help="Text to read first.")] = "",
     temperature: Annotated[
@@ -50,20 +67,46 @@ def sample(
     \b
     Examples:
       pathspace sequence sample log.safetensors --length 500
+      pathspace sequence sample log.safetensors --lines 5
       pathspace sequence sample log.safetensors --prompt "GET /" --temperature 0.8
     """  # noqa: D301 (click wants the character, not the letters)
     with errors():
         estimator = load(model)
         read = argument_for(estimator, prompt)
-        drawn = estimator.sample(length, seed, prompt=read, temperature=temperature)
-        if isinstance(drawn, list):
-            drawn = joined(drawn, True)
+
+        def draw(count: int) -> bytes:
+            drawn = estimator.sample(count, seed, prompt=read, temperature=temperature)
+            if isinstance(drawn, list):
+                drawn = joined(drawn, True)
+            # half a surrogate pair, which is no UTF-8, is written as its code
+            return drawn.encode(errors="backslashreplace") if isinstance(drawn, str) else drawn
+
+        if lines is None:
+            drawn = draw(_LENGTH if length is None else length)
+        else:
+            drawn = _whole_lines(draw, lines, _LONGEST if length is None else length)
     stream = typer.get_binary_stream("stdout")
-    # half a surrogate pair, which is no UTF-8, as its code
-    stream.write(drawn.encode(errors="backslashreplace") if isinstance(drawn, str) else drawn)
-    if stream.isatty():  # else the shell goes on in the same line
+    stream.write(drawn)
+    # without it the shell goes on in the same line
+    if stream.isatty() and not drawn.endswith(b"\n"):
         stream.write(b"\n")
     stream.flush()
+
+
+def _whole_lines(draw: Callable[[int], bytes], lines: int, longest: int) -> bytes:
+    """Draw text until so many lines have ended, or all of ``longest`` symbols.
+
+    A longer draw begins as a shorter one does, because the seed is the same.
+    """
+    length = min(lines * _LENGTH, longest)
+    drawn = draw(length)
+    while drawn.count(b"\n") < lines and length < longest:
+        length = min(2 * length, longest)
+        drawn = draw(length)
+    parts = drawn.split(b"\n", lines)
+    if len(parts) <= lines:
+        return drawn
+    return b"\n".join(parts[:lines]) + b"\n"
 
 
 def bits(model: ModelPath, file: InputPath, after: After = None, as_json: AsJson = False) -> None:
