@@ -222,6 +222,26 @@ def test_what_a_model_prints_is_no_json(tmp_path: Path) -> None:
     assert "built" in result.stderr
 
 
+def test_a_model_written_for_a_single_example(tmp_path: Path) -> None:
+    """As files of ONNX are whose batch is fixed at one."""
+    path = tmp_path / "single.py"
+    path.write_text(
+        "import torch\nclass Single(torch.nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n"
+        "        self.a, self.b = torch.nn.Linear(4, 6), torch.nn.Linear(3, 2)\n"
+        "    def forward(self, x):\n"
+        "        return self.b(torch.relu(self.a(x)).reshape(2, 3))\n"
+        "def build():\n    return Single(), torch.ones(1, 4)\n"
+        "def pair():\n    return Single(), torch.ones(2, 4)\n"
+    )
+    for command in ("check-scale", "paths"):
+        result = CliRunner().invoke(app, [command, f"{path}:build"])
+        assert result.exit_code == 0, result.output
+        result = CliRunner().invoke(app, [command, f"{path}:pair"])
+        assert result.exit_code == 2
+        assert "the model's own forward fails" in result.output
+
+
 def test_drawn_examples_have_the_type_of_the_weights(tmp_path: Path) -> None:
     model = "import torch\ndef build(): return torch.nn.Linear(2, 2, dtype=torch.float64)"
     (tmp_path / "model.py").write_text(model)

@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+import pathspace
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.onnx_model import ENDING, load_onnx
 from pathspace.experiments.zoo import NETWORKS, build_network
+from pathspace.network import Network, UntraceableError
 
 EXAMPLES = 256
 """How many examples are drawn where a model comes without any."""
@@ -78,6 +80,24 @@ def load_model(
         elif shape is not None:
             raise ConfigurationError(f"{source!r} returned examples of its own: leave out --input.")
     return model.eval(), examples
+
+
+def trace_model(model: nn.Module, examples: Any) -> Network:
+    """Trace a model; one whose steps are written for a batch of one, as such.
+
+    Raises:
+        UntraceableError: It cannot be traced.
+    """
+    try:
+        return pathspace.trace(model, examples)
+    except UntraceableError:
+        if not isinstance(examples, Tensor) or len(examples) != 1:
+            raise
+        try:
+            return pathspace.trace(model, examples, batch_dim=None)
+        except UntraceableError:
+            pass
+        raise
 
 
 def _built_in(name: str, seed: int) -> tuple[nn.Module, Any]:

@@ -22,10 +22,9 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-import pathspace
 from pathspace import paths
 from pathspace.experiments.errors import ConfigurationError, unknown_name
-from pathspace.experiments.model_source import load_model
+from pathspace.experiments.model_source import load_model, trace_model
 from pathspace.experiments.storage import finite, make_folder, picture_file, write_bytes
 from pathspace.experiments.terminal import output_console, print_json, print_line
 from pathspace.network import Network, UntraceableError
@@ -158,7 +157,7 @@ def _traced(model: nn.Module, examples: Any) -> tuple[Network, list[Tensor]]:
         ConfigurationError: The model cannot be traced, or does not take the examples.
     """
     try:
-        network = pathspace.trace(model, examples)
+        network = trace_model(model, examples)
         if not network.parameters:
             raise ConfigurationError(
                 "The model has no path: all of its parameters stand at operations that are cut."

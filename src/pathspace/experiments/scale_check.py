@@ -14,9 +14,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-import pathspace
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.model_source import load_model
+from pathspace.experiments.model_source import load_model, trace_model
 from pathspace.experiments.storage import make_folder, picture_file, write_bytes
 from pathspace.experiments.terminal import print_json
 from pathspace.network import UntraceableError
@@ -40,7 +39,7 @@ def run_check_scale(
         if weights is not None:
             _load(model, weights)
         try:
-            found = imbalance(pathspace.trace(model, examples))
+            found = imbalance(trace_model(model, examples))
         except (
             UntraceableError,
             ValueError,

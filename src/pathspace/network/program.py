@@ -67,16 +67,20 @@ class Crossing:
     parameters: tuple[str, ...] = ()
 
 
+_NUMBER = re.compile(r"(\d+)")
+
+
 def told(cuts: Iterable[Cut]) -> list[str]:
     """Describe each operation and place in one line; places that differ only in a number share a line."""
     places: dict[tuple[str, str], list[str]] = {}
     for cut in cuts:
-        pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", cut.module)
+        pattern = _NUMBER.sub("*", cut.module)
         places.setdefault((cut.operation, pattern), []).append(cut.module)
     lines = []
     for (operation, _), modules in places.items():
-        parts = [set(part) for part in zip(*(module.split(".") for module in modules), strict=True)]
-        module = ".".join("*" if len(part) > 1 else next(iter(part)) for part in parts)
+        columns = zip(*(_NUMBER.split(module) for module in modules), strict=True)
+        parts = [set(column) for column in columns]
+        module = "".join("*" if len(part) > 1 else next(iter(part)) for part in parts)
         place = f" in '{module}'" if module else ""
         lines.append(
             f"'{operation}'{place}" + (f", {len(modules)} times" if len(modules) > 1 else "")
