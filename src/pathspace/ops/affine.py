@@ -1,195 +1,154 @@
-"""An operation as an affine function of its activations and of its parameters, found by running it.
+"""Operations that are affine in the activations and in the parameters: their terms are found by probing.
 
-    f(h, w)_o = k_o + sum_i c_oi h_i + sum_e c_oe w_e + sum_{i,e} c_oie h_i w_e
-
-Letters: h activations, one vector for each operand a; w weights, one vector for each parameter b; o
-an element of the result; k constant, c factors.
+Letters: h activations, w weights, o an element of a result, i of an operand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pathspace.network.errors import UntraceableError
-from pathspace.ops.probing import Reads, reads, reads_of_each
+from pathspace.graph.capture import Step
+from pathspace.network.rules.elementwise import counted
+from pathspace.ops.family import Family
+from pathspace.ops.listing import NONE, Listing, Weights
+from pathspace.ops.terms import Operation, Terms, check_terms, floats, split
 
-_AGREES = 1e-9
-NOT_WRITTEN = "Paths of this network cannot be written down; its path norm and kappa can"
-
-
-class Operation:
-    """A function of some of its tensors, flattened; it writes into none of them.
-
-    Args:
-        func: the function.
-        args: the positional arguments it was called with.
-        kwargs: the keyword arguments.
-        places: which leaves of the arguments are variables.
-    """
-
-    def __init__(
-        self,
-        func: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        places: Sequence[int],
-    ) -> None:
-        self.func = func
-        self.places = tuple(places)
-        self.leaves, self.spec = pytree.tree_flatten((args, kwargs))
-
-    def __call__(self, values: Sequence[Tensor]) -> Tensor:
-        """Compute the result, all its tensors in one vector, for other values ``[n]`` of the variables."""
-        leaves = list(self.leaves)
-        for place, value in zip(self.places, values, strict=True):
-            leaves[place] = value.reshape(self.leaves[place].shape)
-        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
-        result = self.func(*args, **kwargs)
-        found = torch.cat([t.reshape(-1) for t in floats(result)])
-        return found.masked_fill(found.isinf(), 0.0)  # no path starts at an infinity of padding
-
-    def form(self) -> tuple[Any, ...]:
-        """Return a key of the facts on which the terms depend: everything but the values of the variables.
-
-        Constants go by identity, so they must be kept alive.
-        """
-        parts: list[Any] = [self.func, repr(self.spec), self.places]
-        for place, leaf in enumerate(self.leaves):
-            if isinstance(leaf, Tensor):
-                parts.append(leaf.shape if place in self.places else id(leaf))
-            else:
-                parts.append(repr(leaf))
-        return tuple(parts)
+JOINS = frozenset(
+    ["cat", "stack", "constant_pad_nd", "slice_scatter", "select_scatter", "index_put", "copy"]
+)
+PRODUCTS = frozenset(["mm", "mv", "bmm", "addmm", "addmv", "baddbmm", "dot"])
+_OF_NUMBERS = JOINS | {"add", "sub", "mul", "rsub"}
+"""Operations that take whole numbers as numbers, not as places."""
+_FILLS = frozenset(
+    ["where", "masked_fill", "gather", "index_select", "index", "index_put", "add", "sub"]
+)
+"""Operations whose constants may be masks."""
 
 
-def floats(tree: Any) -> list[Tensor]:
-    """Return the floating-point tensors in nested tuples, lists and dicts."""
-    return [t for t in pytree.tree_leaves(tree) if isinstance(t, Tensor) and t.is_floating_point()]
+class Affine(Family):
+    """Everything else: affine in the activations and in the parameters."""
+
+    def takes(self, step: Step, listing: Listing) -> bool:
+        """Return that it is."""
+        del step, listing
+        return True
+
+    def listed(self, step: Step, listing: Listing) -> None:
+        """Find the terms by probing, and write an edge for each."""
+        write_affine(step, listing)
 
 
-def split(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Split a vector into tensors of these shapes."""
-    parts = vector.split([t.numel() for t in like])
-    return [part.reshape(t.shape) for part, t in zip(parts, like, strict=True)]
+def write_affine(step: Step, listing: Listing) -> None:
+    """Write down the edges of an affine operation."""
+    pieces = floats(step.result)
+    operands = _operands(step, listing)
+    sources = [listing.sources(t).flatten() for _, t in operands.activations]
+    if not pieces:  # where a maximum is: known from the example
+        listing.bind_data(step.result)
+        return
+    actual = torch.cat([t.detach().double().reshape(-1) for t in pieces])
+    nodes = _affine_nodes(step, listing, operands, sources, actual)
+    for piece, part in zip(pieces, split(nodes, pieces), strict=True):
+        listing.bind_nodes(piece, part)
 
 
 @dataclass(frozen=True)
-class Terms:
-    """The terms of an affine operation.
+class _Operands:
+    """The operands of an affine operation, with their places among its arguments.
 
     Attributes:
-        constant: k, ``[outputs]``.
-        fixed: (a, reads of operand a).
-        biased: (b, reads of parameter b alone).
-        mixed: (a, b, reads of operand a, ``member`` being the element of parameter b).
+        activations: units and inputs; a parameter that stands in for one.
+        weights: the other parameters.
     """
 
-    constant: Tensor
-    fixed: tuple[tuple[int, Reads], ...]
-    biased: tuple[tuple[int, Reads], ...]
-    mixed: tuple[tuple[int, int, Reads], ...]
+    activations: list[tuple[int, Tensor]]
+    weights: list[tuple[int, Tensor]]
 
 
-def single(terms: Terms, operand: int) -> Reads:
-    """Return the reads of one operand, which may be none."""
-    for a, found in terms.fixed:
-        if a == operand:
-            return found
-    nothing = torch.zeros(0, dtype=torch.long)
-    return Reads(nothing, nothing, torch.zeros(0, dtype=torch.float64), nothing)
+def _operands(step: Step, listing: Listing) -> _Operands:
+    """Return the operands of an affine operation."""
+    activations: list[tuple[int, Tensor]] = []
+    weights: list[tuple[int, Tensor]] = []
+    for place, leaf in enumerate(pytree.tree_leaves((step.args, step.kwargs))):
+        if not isinstance(leaf, Tensor):
+            continue
+        if listing.is_weight(leaf):
+            weights.append((place, leaf))
+        if _is_activation(leaf, step, listing):
+            activations.append((place, leaf))
+    if step.name in PRODUCTS and not activations and len(weights) > 1:
+        # a parameter in the place of activations
+        activations.append(weights.pop(-2))
+    return _Operands(activations, weights)
 
 
-def terms_of(operation: Operation, values: Sequence[Tensor], operands: int) -> Terms:
-    """Find the terms of an operation.
-
-    Args:
-        operation: a function of the operands, then of the parameters.
-        values: the values it was called with, flattened.
-        operands: how many of them are activations.
-
-    Returns:
-        The terms; meaningless for an operation that is not affine, see :func:`check_terms`.
-
-    Raises:
-        UntraceableError: there are too many of them.
-    """
-    zeros = [torch.zeros_like(g) for g in values]
-
-    def at(**changed: Tensor) -> Tensor:
-        return operation([changed.get(f"v{i}", z) for i, z in enumerate(zeros)])
-
-    constant = at()
-
-    def alone(i: int) -> Callable[[Tensor], Tensor]:
-        return lambda v: at(**{f"v{i}": v}) - constant
-
-    single = [reads(alone(i), len(g)) for i, g in enumerate(values)]
-    mixed = []
-    for a in range(operands):
-        for b in range(operands, len(values)):
-
-            def product(h: Tensor, w: Tensor, a: int = a, b: int = b) -> Tensor:
-                return at(**{f"v{a}": h, f"v{b}": w}) - alone(a)(h) - alone(b)(w) - constant
-
-            generator = torch.Generator().manual_seed(0)
-            h, w = (
-                torch.rand(len(values[i]), generator=generator, dtype=torch.float64) + 1
-                for i in (a, b)
-            )
-            size = (
-                at(**{f"v{a}": h, f"v{b}": w}).abs().amax() if constant.numel() else torch.zeros(())
-            )
-            if bool((product(h, w).abs() <= 1e-12 * size).all()):
-                continue  # they only add up
-
-            result = reads_of_each(product, len(h), len(w), len(constant))
-            mixed.append((a, b - operands, result))
-    return Terms(
-        constant,
-        tuple((a, single[a]) for a in range(operands) if len(single[a].target)),
-        tuple(
-            (b - operands, single[b]) for b in range(operands, len(values)) if len(single[b].target)
-        ),
-        tuple(mixed),
-    )
+def _is_activation(tensor: Tensor, step: Step, listing: Listing) -> bool:
+    """Return whether an operand is a unit, or an input that is read as a number."""
+    if listing.is_unit(tensor):
+        return True
+    is_number = tensor.is_floating_point() or step.name in _OF_NUMBERS
+    return is_number and listing.is_data(tensor)
 
 
-def check_terms(
-    name: str, terms: Terms, values: Sequence[Tensor], operands: int, actual: Tensor
-) -> None:
-    """Make sure that terms add up to what the operation really returned.
+def _affine_nodes(
+    step: Step, listing: Listing, operands: _Operands, sources: Sequence[Tensor], actual: Tensor
+) -> Tensor:
+    """Return nodes for the result of an affine operation, and write an edge for each of its terms if wanted."""
+    if not listing.with_edges:
+        return listing.new_nodes(actual.shape)
+    variables = [*operands.activations, *operands.weights]
+    places = [place for place, _ in variables]
+    values = [t.detach().double().flatten() for _, t in variables]
+    count = len(operands.activations)
+    operation = Operation(step.function, step.args, step.kwargs, places)
+    terms = listing.terms(operation, values, count)
+    check_terms(step.name, terms, values, count, actual)
+    if step.name in _FILLS:
+        terms = replace(terms, constant=counted(terms.constant))
+    moved = _moved(terms, sources)
+    if moved is not None:
+        return moved
+    weights = [listing.weights[id(t)] for _, t in operands.weights]
+    return _new_nodes(terms, sources, weights, listing)
 
-    Args:
-        name: what the operation is called, for the error.
-        terms: from :func:`terms_of`.
-        values: the values it was called with, flattened.
-        operands: how many of them are activations.
-        actual: what it returned.
 
-    Raises:
-        UntraceableError: the operation is not affine in its activations and in its parameters.
-    """
-    result = terms.constant.clone()
-    for a, r in terms.fixed:
-        result.index_add_(0, r.target, r.factor * values[a][r.source])
-    for b, r in terms.biased:
-        result.index_add_(0, r.target, r.factor * values[operands + b][r.source])
-    for a, b, r in terms.mixed:
-        result.index_add_(
-            0, r.target, r.factor * values[a][r.source] * values[operands + b][r.member]
-        )
-    shown = ~torch.isinf(
-        actual
-    )  # an infinity that a mask put there is moved, and passed over by a maximum
-    actual = actual[shown]
-    result = result[shown]
-    scale = 1 + actual.abs().amax() if actual.numel() else 1.0
-    if not bool(((result - actual).abs() <= _AGREES * scale).all()):
-        why = "its result is not the sum of paths that its arguments allow: it is neither affine nor a ReLU or maximum"
-        raise UntraceableError(name, "", why, NOT_WRITTEN)
+def _new_nodes(
+    terms: Terms, sources: Sequence[Tensor], weights: Sequence[Weights], listing: Listing
+) -> Tensor:
+    """Return new nodes for the result of an affine operation, and write an edge for each of its terms."""
+    nodes = listing.new_nodes(torch.Size([len(terms.constant)]))
+    (where,) = terms.constant.nonzero(as_tuple=True)
+    bias = torch.zeros_like(where)
+    listing.add_edges(bias, nodes[where], NONE, terms.constant[where])
+    for a, reads in terms.fixed:
+        listing.add_edges(sources[a][reads.source], nodes[reads.target], NONE, reads.factor)
+    for b, reads in terms.biased:
+        used = weights[b].at(reads.source)
+        bias = torch.zeros_like(used.numbers)
+        factor = reads.factor * used.factors
+        listing.add_edges(bias, nodes[reads.target], used.numbers, factor)
+    for a, b, reads in terms.mixed:
+        used = weights[b].at(reads.member)
+        factor = reads.factor * used.factors
+        listing.add_edges(sources[a][reads.source], nodes[reads.target], used.numbers, factor)
+    return nodes
+
+
+def _moved(terms: Terms, sources: Sequence[Tensor]) -> Tensor | None:
+    """Return the nodes of the operands in their new places, if the operation does nothing but move them."""
+    if not terms.fixed or terms.mixed or terms.biased or bool(terms.constant.any()):
+        return None
+    size = len(terms.constant)
+    target = torch.cat([reads.target for _, reads in terms.fixed])
+    factor = torch.cat([reads.factor for _, reads in terms.fixed])
+    each_once = len(target) == size and target.unique().numel() == size
+    if not each_once or not bool((factor == 1).all()):
+        return None
+    nodes = torch.empty(size, dtype=torch.long)
+    nodes[target] = torch.cat([sources[a][reads.source] for a, reads in terms.fixed])
+    return nodes

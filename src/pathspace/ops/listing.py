@@ -6,7 +6,7 @@ Letters: u -> v an edge of the unrolled graph; node 0 is the bias node; nodes ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +16,8 @@ from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import UntraceableError
 from pathspace.network.rules.elementwise import counted
-from pathspace.ops.affine import Operation, Terms, terms_of
 from pathspace.ops.probing import LARGEST
+from pathspace.ops.terms import Operation, Terms, terms_of
 
 BIAS = 0
 """The bias node."""
@@ -50,6 +50,10 @@ class Weights:
 
     numbers: Tensor
     factors: Tensor
+
+    def at(self, places: Tensor) -> Weights:
+        """Return the weights of some elements, counted through all dimensions."""
+        return Weights(self.numbers.flatten()[places], self.factors.flatten()[places])
 
 
 class Listing:
@@ -115,6 +119,18 @@ class Listing:
     def is_weight(self, tensor: Any) -> bool:
         """Return whether the tensor holds weights."""
         return id(tensor) in self.weights
+
+    def has_unit(self, tensors: Iterable[Tensor]) -> bool:
+        """Return whether some of the tensors hold activations."""
+        return any(self.is_unit(t) for t in tensors)
+
+    def has_data(self, tensors: Iterable[Tensor]) -> bool:
+        """Return whether some of the tensors depend on the example alone."""
+        return any(self.is_data(t) for t in tensors)
+
+    def has_weight(self, tensors: Iterable[Tensor]) -> bool:
+        """Return whether some of the tensors hold weights."""
+        return any(self.is_weight(t) for t in tensors)
 
     def was_read(self, tensor: Tensor) -> bool:
         """Return whether an input has nodes."""

@@ -45,21 +45,23 @@ def reads(function: Callable[[Tensor], Tensor], elements: int) -> Reads:
             outputs]``; linear.
         elements: how many elements h has.
     """
-    number = torch.arange(elements + 1, dtype=torch.float64)
-    check = torch.rand(
-        elements + 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
-    )
-    factor, first, found = (
-        function(h) for h in (torch.ones_like(number[1:]), number[1:], check[1:])
-    )
-    single = factor != 0
-    place = torch.where(single, first / torch.where(single, factor, 1.0), 0.0).round()
-    within = place.nan_to_num().clamp(0, elements).long()
-    fits = (place == within) & ((found - factor * check[within]).abs() <= _FITS * factor.abs())
-    if not bool(fits.all()):
+    # element i is numbered i + 1, so that zero stands for none
+    numbers = torch.arange(elements + 1, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    randoms = torch.rand(elements + 1, dtype=torch.float64, generator=generator)
+    factor = function(torch.ones_like(numbers[1:]))
+    weighted = function(numbers[1:])
+    checked = function(randoms[1:])
+    is_read = factor != 0
+    quotient = weighted / torch.where(is_read, factor, 1.0)
+    number = torch.where(is_read, quotient, 0.0).round()
+    within = number.nan_to_num().clamp(0, elements).long()
+    error = (checked - factor * randoms[within]).abs()
+    reads_one = (number == within) & (error <= _FITS * factor.abs())
+    if not bool(reads_one.all()):
         return _by_unit_vectors(function, elements)
-    member, target = _split(single)
-    return Reads(target, place[single].long() - 1, factor[single], member)
+    member, target = _split(is_read)
+    return Reads(target, number[is_read].long() - 1, factor[is_read], member)
 
 
 def reads_of_each(
@@ -79,7 +81,7 @@ def reads_of_each(
     if members * (members + outputs) > MOST:
         raise too_large(members * outputs)
     step = max(1, LARGEST // (members + outputs))
-    result = []
+    result: list[Reads] = []
     for first in range(0, members, step):
         count = min(step, members - first)
         units = torch.zeros(count, members, dtype=torch.float64)
@@ -90,8 +92,12 @@ def reads_of_each(
 
         part = reads(some, elements)
         result.append(Reads(part.target, part.source, part.factor, part.member + first))
-    columns = zip(*((r.target, r.source, r.factor, r.member) for r in result), strict=True)
-    return Reads(*(torch.cat(column) for column in columns))
+    return Reads(
+        torch.cat([part.target for part in result]),
+        torch.cat([part.source for part in result]),
+        torch.cat([part.factor for part in result]),
+        torch.cat([part.member for part in result]),
+    )
 
 
 def too_large(size: int) -> UntraceableError:
@@ -115,8 +121,12 @@ def _by_unit_vectors(function: Callable[[Tensor], Tensor], elements: int) -> Rea
 
 
 def _split(mask: Tensor) -> tuple[Tensor, Tensor]:
-    where = mask.nonzero(as_tuple=True)
-    return (where[0], where[1]) if mask.dim() == 2 else (torch.zeros_like(where[0]), where[0])
+    """Return the maps and the outputs at which a mask ``[outputs]`` or ``[members, outputs]`` holds."""
+    if mask.dim() == 2:
+        member, target = mask.nonzero(as_tuple=True)
+        return member, target
+    (target,) = mask.nonzero(as_tuple=True)
+    return torch.zeros_like(target), target
 
 
 def each(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:

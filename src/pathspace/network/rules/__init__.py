@@ -14,6 +14,7 @@ from typing import Any
 
 from pathspace.network.rules import (
     accumulation,
+    activations,
     attention,
     choice,
     contraction,
@@ -37,33 +38,30 @@ from pathspace.network.rules import (
 from pathspace.network.written_out import WRITTEN_OUT
 
 _MODULES = (
-    *(
-        accumulation,
-        attention,
-        choice,
-        contraction,
-        convolution,
-        elementwise,
-        embedding,
-        fixed_edges,
-        linear,
-    ),
-    *(
-        movement,
-        normalization,
-        order,
-        packed,
-        pooling,
-        products,
-        recurrent,
-        scale_free,
-        selection,
-        upsampling,
-    ),
+    accumulation,
+    activations,
+    attention,
+    choice,
+    contraction,
+    convolution,
+    elementwise,
+    embedding,
+    fixed_edges,
+    linear,
+    movement,
+    normalization,
+    order,
+    packed,
+    pooling,
+    products,
+    recurrent,
+    scale_free,
+    selection,
+    upsampling,
     weight_norm,
 )
 RULES: dict[str, Callable[..., Any]] = {
-    n: rule for module in _MODULES for n, rule in module.RULES.items()
+    name: rule for module in _MODULES for name, rule in module.RULES.items()
 }
 
 RULED = frozenset([*RULES, *WRITTEN_OUT])

@@ -1,27 +1,22 @@
-"""Operations on single elements: ReLUs, sums and differences.
+"""Operations on single elements: sums, differences and dropout.
 
-Every ReLU is read as the identity in the squared network: gamma^2 counts all paths, active or not.
 A difference is a sum with a fixed edge of weight -1, whose square is that of +1: like a negative
 weight it changes the sign of a path's value, never its square, and scales alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pathspace.network.trace.drawn import draws_in_training
-from pathspace.network.trace.functions import CLAMPS, changes
-from pathspace.network.trace.reasons import BOUNDED
+from pathspace.network.trace.functions import changes
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import FIXED, WILD
 from pathspace.network.trace.values import Value, apart, common_kind
-
-# where ``inplace`` stands after the input; after p, training
-_INPLACE_ARGUMENT = {"relu": 0, "leaky_relu": 1, "rrelu": 3}
 
 
 def number(value: Any) -> Tensor:
@@ -51,70 +46,33 @@ def as_counted(recorder: Recorder, term: Tensor) -> Tensor:
     return counts
 
 
-def homogeneous(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Trace ReLU, LeakyReLU (also with a random slope) or the absolute value: f(s x) = s f(x) for s > 0."""
-    recorder.activated.append(recorder.as_units(input))
-    return recorder.note_unit(unchanged(recorder, input, *args, **kwargs))
-
-
-def unchanged(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Trace dropout of activations or weights. All paths count, so it is the identity in the squared network."""
+def unchanged(recorder: Recorder, input: Tensor, *, in_place: bool) -> Tensor:
+    """Return the result of a function of single elements that is the identity in the squared network."""
     value = recorder.value(input)
-    position = _INPLACE_ARGUMENT.get(recorder.name, 2)
-    inplace = kwargs.get("inplace", len(args) > position and args[position])
-    if recorder.name.endswith("_") or inplace:
+    if recorder.name.endswith("_") or in_place:
         recorder.check_write(input)
         return recorder.bind(input, value)
-    if _drops_nothing(recorder, args, kwargs):
-        return input  # torch returns the tensor itself, and a write into it is one into both
     fresh = torch.empty(value.shape, dtype=input.dtype, device="meta")
     return recorder.bind(fresh, apart(value))
 
 
-def _drops_nothing(recorder: Recorder, args: Any, kwargs: Any) -> bool:
-    """Return whether a dropout is the identity: in evaluation form, or with probability 0."""
-    if "dropout" not in recorder.name:
-        return False
-    probability = kwargs.get("p", args[0] if args else 0.5)
-    return probability == 0 or not draws_in_training(recorder.name, (None, *args), kwargs)
+def dropout(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Trace dropout of activations or weights. All paths count, so it is the identity in the squared network."""
+    in_place = recorder.name.endswith("_") or option("inplace", 2, args, kwargs, default=False)
+    probability = option("p", 0, args, kwargs, default=0.5)
+    drops = probability != 0 and draws_in_training(recorder.name, (None, *args), kwargs)
+    if not drops and not in_place:
+        return input  # torch returns the tensor itself, and a write into it is one into both
+    return unchanged(recorder, input, in_place=in_place)
 
 
-def clamp(recorder: Recorder, x: Tensor, min: Any = None, max: Any = None) -> Tensor:
-    """Trace ``clamp``: with min=0 it is a ReLU, with max=0 the negative part.
-
-    Other bounds are constants that do not scale.
-    """
-    bounds = [number(b) if isinstance(b, (int, float)) else b for b in (min, max) if b is not None]
-    if (
-        len(bounds) == 1
-        and recorder.lookup(bounds[0]) is None
-        and bool(recorder.zeros(bounds[0]).all())
-    ):
-        return homogeneous(recorder, x)
-    return recorder.no_rule(BOUNDED)
-
-
-def threshold(
-    recorder: Recorder, input: Tensor, threshold: float, value: float, inplace: bool = False
-) -> Tensor:
-    """Trace ``threshold``: ``threshold(x, 0, 0)`` is a ReLU; other numbers do not scale."""
-    if threshold != 0 or value != 0:
-        recorder.no_rule(BOUNDED)
-    return homogeneous(recorder, input, inplace=inplace)
-
-
-def prelu(recorder: Recorder, input: Tensor, weight: Tensor) -> Tensor:
-    """Trace PReLU.
-
-    Its slope is no edge: rescaling changes neither the slope nor its gradient, so it takes the
-    plain rule.
-    """
-    slope = recorder.lookup(weight)
-    if slope is not None and slope.kind == "hidden":
-        recorder.no_rule("its slope is an activation, or a function of parameters that may scale")
-    if slope is not None and slope.kind == "parameter":
-        recorder.left.add(slope.name)  # also as an edge elsewhere
-    return homogeneous(recorder, input)
+def option(
+    name: str, place: int, args: Sequence[Any], kwargs: Mapping[str, Any], *, default: Any
+) -> Any:
+    """Return an argument that is given by name, or by position after the input."""
+    if name in kwargs:
+        return kwargs[name]
+    return args[place] if len(args) > place else default
 
 
 def add(recorder: Recorder, x: Any, y: Any, *, alpha: float = 1) -> Tensor:
@@ -213,15 +171,8 @@ _APART = "Apply each of them to the activations and combine the results"
 
 RULES: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(
-        ["relu", "relu_", "leaky_relu", "leaky_relu_", "rrelu", "rrelu_", "abs", "abs_"],
-        homogeneous,
+        ["dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d", "feature_dropout"], dropout
     ),
-    **dict.fromkeys(sorted(CLAMPS), clamp),
-    **dict.fromkeys(
-        ["dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d", "feature_dropout"], unchanged
-    ),
-    **dict.fromkeys(["threshold", "threshold_"], threshold),
-    "prelu": prelu,
     **dict.fromkeys(["add", "add_", "__add__", "__radd__", "__iadd__"], add),
     **dict.fromkeys(["sub", "sub_", "rsub", "__sub__", "__rsub__", "__isub__"], add),
 }
