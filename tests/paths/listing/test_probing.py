@@ -5,8 +5,8 @@ import torch
 from torch.testing import assert_close
 
 import pathspace as ps
-from pathspace.ops.terms import Operation, check_terms, terms_of
 from pathspace.ops.probing import reads, reads_of_each
+from pathspace.ops.terms import Operation, check_terms, terms_of
 
 
 def dense(found, outputs, elements):

@@ -21,9 +21,9 @@ from pathspace.network.errors import UntraceableError
 from pathspace.network.program import Cut
 from pathspace.network.registered import registration_of
 from pathspace.network.trace.functions import changes, short_name
-from pathspace.ops.terms import NOT_WRITTEN
 from pathspace.ops.families import listed
 from pathspace.ops.listing import Listing
+from pathspace.ops.terms import NOT_WRITTEN
 from pathspace.paths.listing.loops import PackedSequences, bags
 
 

@@ -24,8 +24,8 @@ from pathspace.network.eager import uncompiled
 from pathspace.network.errors import UntraceableError, expect_weights
 from pathspace.network.network import current_values
 from pathspace.network.trace.shadow import evaluation_form_of
-from pathspace.ops.terms import NOT_WRITTEN
 from pathspace.ops.listing import Listing
+from pathspace.ops.terms import NOT_WRITTEN
 from pathspace.paths.listing.captured import Handler, outside, write_down
 from pathspace.paths.space.reduction import ReductionGraph, reduction_graph
 from pathspace.squared.normalization import Normalization
