@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pathspace.graph.capture import Step
 from pathspace.network.errors import UntraceableError
 from pathspace.network.trace.functions import CLAMPS, ENDINGS
+from pathspace.ops.activations import is_homogeneous
 from pathspace.ops.affine import PRODUCTS
 from pathspace.ops.family import Family
 from pathspace.ops.listing import Listing
 from pathspace.ops.terms import NOT_WRITTEN
 
-_ENDINGS = ENDINGS | {"_softmax", "_log_softmax"}
+_ENDINGS = ENDINGS | CLAMPS | {"_softmax", "_log_softmax"}
 _OF_FACTORS = PRODUCTS | {"mul", "div"}
 
 
@@ -27,11 +27,9 @@ class Ending(Family):
             return True
         if not listing.has_unit(step.tensors):
             return False
-        if step.name in CLAMPS:
-            return not _is_relu(step)
         if step.name in _OF_FACTORS:
             return self._multiplies_units(step, listing)
-        return step.name in _ENDINGS
+        return step.name in _ENDINGS and not is_homogeneous(step)
 
     def _multiplies_units(self, step: Step, listing: Listing) -> bool:
         """Return whether a product is one of two activations, or a quotient is by an activation."""
@@ -49,13 +47,6 @@ class Ending(Family):
         for t in pytree.tree_leaves(step.result):
             if isinstance(t, Tensor):
                 listing.tails[id(t)] = entered
-
-
-def _is_relu(step: Step) -> bool:
-    """Return whether a clamp is a ReLU or the negative part."""
-    limits = (*step.args[1:3], step.kwargs.get("min"), step.kwargs.get("max"))
-    bounds = [bound for bound in limits if bound is not None]
-    return len(bounds) == 1 and not bool(torch.as_tensor(bounds[0]).any())
 
 
 class Statistics(Family):

@@ -1,7 +1,7 @@
 """Activations: functions f of single elements with f(s x) = s f(x) for s > 0.
 
-Each is the identity in the squared network: gamma^2 counts all paths, active or not. A new one is
-an entry of ``ACTIVATIONS``, which the tracer and the list of paths read.
+Each is the identity in the squared network: gamma^2 counts all paths, active or not. The tracer and
+the list of paths read them from ``ACTIVATIONS``.
 """
 
 from __future__ import annotations
@@ -12,41 +12,80 @@ from typing import Any
 
 from torch import Tensor
 
-from pathspace.network.rules.elementwise import number, option, unchanged
+from pathspace.network.rules.elementwise import option, unchanged
 from pathspace.network.trace.functions import CLAMPS
 from pathspace.network.trace.reasons import BOUNDED
 from pathspace.network.trace.recorder import Recorder
 
-
-def homogeneous(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Trace a function that is positively homogeneous, such as ReLU, whatever its other arguments are."""
-    known = _BY_NAME.get(recorder.name)
-    place = 2 if known is None else known.inplace
-    in_place = option("inplace", place, args, kwargs, default=False)
-    recorder.activated.append(recorder.as_units(input))
-    return recorder.note_unit(unchanged(recorder, input, in_place=in_place))
+IsZero = Callable[[Any], bool]
+"""Returns whether a number or a tensor is zero, and stays zero."""
 
 
-def clamp(recorder: Recorder, x: Tensor, min: Any = None, max: Any = None) -> Tensor:
-    """Trace ``clamp``: with min=0 it is a ReLU, with max=0 the negative part.
+def always(is_zero: IsZero, *args: Any, **kwargs: Any) -> bool:
+    """Return that a function is homogeneous whatever its other arguments are."""
+    del is_zero, args, kwargs
+    return True
 
-    Other bounds are constants that do not scale.
+
+def clamped(is_zero: IsZero, min: Any = None, max: Any = None) -> bool:
+    """Return whether bounds make a ReLU (min=0), or the negative part (max=0)."""
+    bounds = [bound for bound in (min, max) if bound is not None]
+    return len(bounds) == 1 and is_zero(bounds[0])
+
+
+def thresholded(is_zero: IsZero, threshold: float, value: float, inplace: bool = False) -> bool:
+    """Return whether ``threshold(x, threshold, value)`` is a ReLU."""
+    del inplace
+    return is_zero(threshold) and is_zero(value)
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A function of single elements that is positively homogeneous.
+
+    Attributes:
+        name: of the torch function; with ``_`` after it, it writes into its argument.
+        holds: whether it is homogeneous with the arguments after the first one.
+        inplace: the place of the argument ``inplace`` after the first one.
+        captured: the ATen operations of it in a captured pass, besides one of its own name.
     """
-    bounds = [number(b) if isinstance(b, (int, float)) else b for b in (min, max) if b is not None]
-    if len(bounds) != 1 or recorder.lookup(bounds[0]) is not None:
-        recorder.no_rule(BOUNDED)
-    if not bool(recorder.zeros(bounds[0]).all()):
-        recorder.no_rule(BOUNDED)
-    return homogeneous(recorder, x)
+
+    name: str
+    holds: Callable[..., bool] = always
+    inplace: int = 2
+    captured: tuple[str, ...] = ()
+
+    def __call__(self, recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Trace it."""
+
+        def is_zero(bound: Any) -> bool:
+            if not isinstance(bound, Tensor):
+                return bound == 0
+            return recorder.lookup(bound) is None and bool(recorder.zeros(bound).all())
+
+        if not self.holds(is_zero, *args, **kwargs):
+            recorder.no_rule(BOUNDED)
+        in_place = option("inplace", self.inplace, args, kwargs, default=False)
+        recorder.activated.append(recorder.as_units(input))
+        return recorder.note_unit(unchanged(recorder, input, in_place=in_place))
 
 
-def threshold(
-    recorder: Recorder, input: Tensor, threshold: float, value: float, inplace: bool = False
-) -> Tensor:
-    """Trace ``threshold``: ``threshold(x, 0, 0)`` is a ReLU; other numbers do not scale."""
-    if threshold != 0 or value != 0:
-        recorder.no_rule(BOUNDED)
-    return homogeneous(recorder, input, inplace=inplace)
+ACTIVATIONS = (
+    Activation("relu", inplace=0),
+    Activation("leaky_relu", inplace=1),
+    Activation("rrelu", inplace=3),
+    Activation("abs"),
+    Activation("threshold", thresholded),
+    Activation("prelu", captured=("_prelu_kernel",)),
+    *(Activation(name, clamped) for name in sorted(CLAMPS) if not name.endswith("_")),
+)
+
+BY_NAME = {
+    name: activation
+    for activation in ACTIVATIONS
+    for name in (activation.name, f"{activation.name}_", *activation.captured)
+}
+"""Activations by the names of torch functions and of operations of a captured pass."""
 
 
 def prelu(recorder: Recorder, input: Tensor, weight: Tensor) -> Tensor:
@@ -60,45 +99,11 @@ def prelu(recorder: Recorder, input: Tensor, weight: Tensor) -> Tensor:
         recorder.no_rule("its slope is an activation, or a function of parameters that may scale")
     if slope is not None and slope.kind == "parameter":
         recorder.left.add(slope.name)  # also as an edge elsewhere
-    return homogeneous(recorder, input)
+    return BY_NAME["prelu"](recorder, input)
 
-
-@dataclass(frozen=True)
-class Activation:
-    """A positively homogeneous function of single elements.
-
-    Attributes:
-        name: of the torch function; with ``_`` after it, it writes into its argument.
-        rule: traces it, and refuses arguments with which it is not homogeneous.
-        inplace: the place of the argument ``inplace`` after the tensor.
-        captured: the ATen operations of it in a captured pass, besides one of its own name.
-    """
-
-    name: str
-    rule: Callable[..., Any] = homogeneous
-    inplace: int = 2
-    captured: tuple[str, ...] = ()
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The function, and the one that writes into its argument."""
-        return (self.name, f"{self.name}_")
-
-
-ACTIVATIONS = (
-    Activation("relu", inplace=0),
-    Activation("leaky_relu", inplace=1),
-    Activation("rrelu", inplace=3),
-    Activation("abs"),
-    Activation("threshold", threshold),
-    Activation("prelu", prelu, captured=("_prelu_kernel",)),
-    *(Activation(name, clamp) for name in sorted(CLAMPS) if not name.endswith("_")),
-)
-_BY_NAME = {name: activation for activation in ACTIVATIONS for name in activation.names}
 
 RULES: dict[str, Callable[..., Any]] = {
-    name: activation.rule for name, activation in _BY_NAME.items()
+    **{activation.name: activation for activation in ACTIVATIONS},
+    **{f"{activation.name}_": activation for activation in ACTIVATIONS},
+    "prelu": prelu,
 }
-
-CAPTURED = frozenset(_BY_NAME).union(*(activation.captured for activation in ACTIVATIONS))
-"""Names of activations in a captured pass."""

@@ -12,7 +12,7 @@ it runs along.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -51,63 +51,77 @@ def matmul_form(x: Sequence[int], y: Sequence[int]) -> Form:
     inner = 0
     row = 1
     column = 2
-    batch = list(range(3, 3 + max(len(x), len(y), 2) - 2))
-    first = [*batch[len(batch) - max(0, len(x) - 2) :], row, inner] if len(x) > 1 else [inner]
-    second = [*batch[len(batch) - max(0, len(y) - 2) :], inner, column] if len(y) > 1 else [inner]
-    return Form(
-        first, second, [*batch, *([row] if len(x) > 1 else []), *([column] if len(y) > 1 else [])]
-    )
+    x_batch = max(0, len(x) - 2)
+    y_batch = max(0, len(y) - 2)
+    batch = list(range(3, 3 + max(x_batch, y_batch)))
+    rows = [row] if len(x) > 1 else []
+    columns = [column] if len(y) > 1 else []
+    # batch dimensions are broadcast from the last one on
+    first = [*batch[len(batch) - x_batch :], *rows, inner]
+    second = [*batch[len(batch) - y_batch :], inner, *columns]
+    return Form(first, second, [*batch, *rows, *columns])
 
 
 def tensordot_form(x: Sequence[int], y: Sequence[int], dims: Any = 2) -> Form:
     """Return the form of ``torch.tensordot`` of tensors of these shapes."""
     if isinstance(dims, int):
         dims = (range(len(x) - dims, len(x)), range(dims))
-    ours, theirs = ([d % n for d in some] for some, n in zip(dims, (len(x), len(y)), strict=True))
+    of_x, of_y = dims
     first = list(range(len(x)))
-    second = [len(x) + d for d in range(len(y))]
-    for a, b in zip(ours, theirs, strict=True):
+    second = list(range(len(x), len(x) + len(y)))
+    for a, b in zip(of_x, of_y, strict=True):
         second[b] = first[a]
-    return Form(first, second, [n for n in first + second if not (n in first and n in second)])
+    common = set(first) & set(second)
+    return Form(first, second, [n for n in first + second if n not in common])
 
 
 def einsum_form(equation: str, x: Sequence[int], y: Sequence[int]) -> Form:
     """Return the form of ``torch.einsum`` of an equation with two operands of these shapes."""
     left, arrow, result = equation.replace(" ", "").partition("->")
-    sides = left.split(",")
-    dots = [
-        len(shape) - len(side.replace("...", "")) for side, shape in zip(sides, (x, y), strict=True)
-    ]
-    hidden = max(dots)
+    if not arrow:
+        letters = sorted(c for c in set(left) - set(",.") if left.count(c) == 1)
+        result = ("..." if "..." in left else "") + "".join(letters)
+    of_x, of_y = left.split(",")
+    hidden_in_x = _dimensions_of_dots(of_x, x)
+    hidden_in_y = _dimensions_of_dots(of_y, y)
+    hidden = max(hidden_in_x, hidden_in_y)
 
     def numbers(side: str, count: int) -> Letters:
+        """Return the indices of an operand, of which an ellipsis has the last ``count`` of the hidden ones."""
         before, ellipsis, after = side.partition("...")
         middle = list(range(hidden - count, hidden)) if ellipsis else []
         return [*(hidden + ord(c) for c in before), *middle, *(hidden + ord(c) for c in after)]
 
-    first, second = map(numbers, sides, dots)
-    if not arrow:
-        letters = sorted(c for c in set(left) - set(",.") if left.count(c) == 1)
-        result = ("..." if "..." in left else "") + "".join(letters)
-    # from zero on, as torch wants them
-    number = dict(zip(dict.fromkeys([*first, *second]), count(), strict=False))
-    return Form(*([number[n] for n in side] for side in (first, second, numbers(result, hidden))))
+    first = numbers(of_x, hidden_in_x)
+    second = numbers(of_y, hidden_in_y)
+    out = numbers(result, hidden)
+    # torch wants the indices counted from zero on
+    number = {letter: n for n, letter in enumerate(dict.fromkeys([*first, *second]))}
+    return Form([number[n] for n in first], [number[n] for n in second], [number[n] for n in out])
 
 
-def _apart(form: Form, x: Sequence[int], y: Sequence[int]) -> Form:
+def _dimensions_of_dots(side: str, shape: Sequence[int]) -> int:
+    """Return the number of dimensions for which the ellipsis of an operand stands."""
+    return len(shape) - len(side.replace("...", ""))
+
+
+def _without_ones(form: Form, x: Sequence[int], y: Sequence[int]) -> Form:
     """Give each broadcast dimension of size one an index of its own, which is summed over."""
     fresh = count(max([*form.first, *form.second], default=0) + 1)
-    size = dict(zip(form.second, y, strict=True))
-    first = [
-        n if size.get(n, s) == s or s > 1 else next(fresh)
-        for n, s in zip(form.first, x, strict=True)
-    ]
-    size = dict(zip(first, x, strict=True))
-    second = [
-        n if size.get(n, s) == s or s > 1 else next(fresh)
-        for n, s in zip(form.second, y, strict=True)
-    ]
+    first = _renamed(form.first, x, dict(zip(form.second, y, strict=True)), fresh)
+    second = _renamed(form.second, y, dict(zip(first, x, strict=True)), fresh)
     return Form(first, second, form.out)
+
+
+def _renamed(
+    letters: Letters, shape: Sequence[int], others: Mapping[int, int], fresh: Iterator[int]
+) -> Letters:
+    """Return the indices of an operand, with new ones where it has size one and the other operand more."""
+    result = []
+    for letter, size in zip(letters, shape, strict=True):
+        is_broadcast = size <= 1 and others.get(letter, size) != size
+        result.append(next(fresh) if is_broadcast else letter)
+    return result
 
 
 def contract(recorder: Recorder, args: Any, x: Tensor, y: Tensor, form: Form) -> Tensor:
@@ -124,7 +138,7 @@ def contract(recorder: Recorder, args: Any, x: Tensor, y: Tensor, form: Form) ->
         recorder.no_rule(*OF_PARAMETERS)
     if _RANKS.get(first, 1) > _RANKS.get(second, 1):
         return contract(recorder, args, y, x, form.swapped())
-    form = _apart(form, x.shape, y.shape)
+    form = _without_ones(form, x.shape, y.shape)
     if second == "hidden":
         assert a is not None
         assert b is not None
@@ -141,11 +155,17 @@ _RANKS = {"hidden": 0, "parameter": 2}
 
 
 def _batch(recorder: Recorder, value: Value, letters: Letters, form: Form) -> int | None:
+    """Return the dimension of the product that holds the examples of an operand."""
     if value.batch is None:
         return None
     if letters[value.batch] not in form.out:
         recorder.wrong_batch()
     return form.out.index(letters[value.batch])
+
+
+def _sizes(form: Form, x: Sequence[int], y: Sequence[int]) -> dict[int, int]:
+    """Return the size of each index."""
+    return dict(zip([*form.first, *form.second], [*x, *y], strict=True))
 
 
 def _by_weights(recorder: Recorder, x: Value, w: Value, form: Form, dtype: torch.dtype) -> Tensor:
@@ -154,24 +174,28 @@ def _by_weights(recorder: Recorder, x: Value, w: Value, form: Form, dtype: torch
     batch = _batch(recorder, x, form.first, form)
     if x.batch is not None and form.first[x.batch] in form.second:
         recorder.wrong_batch()
-    size = dict(zip([*form.first, *form.second], [*x.shape, *w.shape], strict=True))
+    size = _sizes(form, x.shape, w.shape)
     common = [n for n in form.first if n in form.second]
     source = recorder.scales.unify_over(x.labels, tuple(form.first.index(n) for n in common))
     created = [n for n in form.second if n in form.out]
     units = torch.Size([size[n] for n in created])
     target = recorder.made_of(source, units.numel()).reshape(units)
-    new = [d for d, n in enumerate(form.second) if n in form.out and n not in form.first]
     recorder.uses.add(
         w,
         _laid_out(target, created, form.second),
         _laid_out(source, common, form.second),
-        target_dim=new[0] if len(new) == 1 else None,
+        target_dim=_only_new_dimension(form),
     )
-    labels = _laid_out(recorder.scales.resolve(target), created, form.out).expand(
-        [size[n] for n in form.out]
-    )
+    labels = _laid_out(recorder.scales.resolve(target), created, form.out)
+    labels = labels.expand([size[n] for n in form.out])
     out = recorder.emit(form, [x, w], labels, dtype=dtype, batch=batch)
     return recorder.note_linear(out)
+
+
+def _only_new_dimension(form: Form) -> int | None:
+    """Return the one dimension of a weight that the result has and the activations have not."""
+    new = [d for d, n in enumerate(form.second) if n in form.out and n not in form.first]
+    return new[0] if len(new) == 1 else None
 
 
 def _without_broadcasts(form: Form, x: Value, w: Value) -> Form:
@@ -180,8 +204,8 @@ def _without_broadcasts(form: Form, x: Value, w: Value) -> Form:
     examples = None if x.batch is None else form.first[x.batch]
     second = []
     for d, n in enumerate(form.second):
-        repeated = w.shape[d] == 1 or (n == examples and repeats(w.labels, d))
-        second.append(next(fresh) if n in form.first and repeated else n)
+        repeats_itself = w.shape[d] == 1 or (n == examples and repeats(w.labels, d))
+        second.append(next(fresh) if repeats_itself and n in form.first else n)
     return Form(form.first, second, form.out)
 
 
@@ -196,8 +220,8 @@ def _by_fixed_edges(
         apart = None not in (batch, its_batch) and batch != its_batch
         if apart and recorder.examples.count > 1:
             recorder.mixes()
-    size = dict(zip([*form.first, *form.second], [*x.shape, *factor.shape], strict=True))
-    summed = [n for n in dict.fromkeys([*form.first, *form.second]) if n not in form.out]
+    size = _sizes(form, x.shape, factor.shape)
+    summed = [n for n in size if n not in form.out]
     order = [*form.out, *summed]
     labels = _laid_out(without_repeats(x.labels), form.first, order)
     zeros = recorder.zeros(factor) if of_factor is None else None
@@ -218,22 +242,32 @@ def _by_activations(
     Of scores, which enter a softmax, it is 1: queries and keys are inverse to each other by the
     dimension of a head. In the squared network it is what it is: masses multiply.
     """
-    pairs = ((x, form.first), (y, form.second))
-    batches = {letters[v.batch] for v, letters in pairs if v.batch is not None}
-    if recorder.strict or len(batches) > 1 or not batches <= {*form.out}:
-        recorder.no_rule(GATED)
-    size = dict(zip([*form.first, *form.second], [*x.shape, *y.shape], strict=True))
+    batch = _batch_of_both(recorder, x, y, form)
+    size = _sizes(form, x.shape, y.shape)
     summed = [n for n in size if n not in form.out]
     order = [*form.out, *summed]
     scales = recorder.scales
-    a, b = (_laid_out(scales.distinct(v.labels), letters, order) for v, letters in pairs)
+    a = _laid_out(scales.distinct(x.labels), form.first, order)
+    b = _laid_out(scales.distinct(y.labels), form.second, order)
     if torch.broadcast_shapes(a.shape, b.shape).numel() > _MOST:
-        a, b = (_of_common(recorder, v, letters, form, order) for v, letters in pairs)
+        a = _of_common(recorder, x, form.first, form, order)
+        b = _of_common(recorder, y, form.second, form, order)
     labels = scales.product(a, b, recorder.where())
     labels = _of_a_sum(recorder, labels, len(summed)).expand([size[n] for n in form.out])
-    batch = form.out.index(batches.pop()) if batches else None
     product = recorder.emit(form, [x, y], labels, dtype=dtype, batch=batch, form="product")
     return recorder.note_linear(product)
+
+
+def _batch_of_both(recorder: Recorder, x: Value, y: Value, form: Form) -> int | None:
+    """Return the dimension of a product of activations that holds the examples; refuse one that mixes them."""
+    letters = set()
+    if x.batch is not None:
+        letters.add(form.first[x.batch])
+    if y.batch is not None:
+        letters.add(form.second[y.batch])
+    if recorder.strict or len(letters) > 1 or not letters <= {*form.out}:
+        recorder.no_rule(GATED)
+    return form.out.index(letters.pop()) if letters else None
 
 
 def _of_common(
@@ -268,8 +302,7 @@ def einsum(recorder: Recorder, equation: Any, *operands: Any) -> Tensor:
     in_a_list = len(operands) == 1 and isinstance(operands[0], (list, tuple))
     tensors = list(operands[0] if in_a_list else operands)
     if len(tensors) > 2:  # not written out
-        hidden = sum(v is not None and v.kind == "hidden" for v in map(recorder.lookup, tensors))
-        recorder.no_rule(*((GATED, None) if recorder.strict and hidden > 1 else _SEVERAL))
+        _refuse_several(recorder, tensors)
     args = (equation, *tensors)
     if len(tensors) == 1:  # a constant one beside it
         given, arrow, result = equation.partition("->")
@@ -279,15 +312,39 @@ def einsum(recorder: Recorder, equation: Any, *operands: Any) -> Tensor:
     return contract(recorder, args, x, y, einsum_form(equation, x.shape, y.shape))
 
 
+def _refuse_several(recorder: Recorder, tensors: Sequence[Tensor]) -> None:
+    """Refuse a product of more than two tensors."""
+    values = [recorder.lookup(t) for t in tensors]
+    hidden = sum(value is not None and value.kind == "hidden" for value in values)
+    if recorder.strict and hidden > 1:
+        recorder.no_rule(GATED)
+    recorder.no_rule(*_SEVERAL)
+
+
 _SEVERAL = (
     "it multiplies more than two tensors, with an ellipsis or with two parameters (between which are units)",
     "Multiply them two at a time",
 )
 
 
-def tensordot(recorder: Recorder, a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
-    """Trace ``tensordot``, a sum of products over some dimensions."""
-    return contract(recorder, (a, b, dims), a, b, tensordot_form(a.shape, b.shape, dims))
+Forms = Callable[..., Form]
+"""From the shapes of two tensors, and the other arguments of a function, to the form of its product."""
 
 
-RULES: dict[str, Callable[..., Any]] = {"einsum": einsum, "tensordot": tensordot}
+def of_form(form: Forms) -> Callable[..., Tensor]:
+    """Return the rule of a function of two tensors that is the product of a form."""
+
+    def rule(recorder: Recorder, x: Tensor, y: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        given = (x, y, *args, *kwargs.values())
+        return contract(recorder, given, x, y, form(x.shape, y.shape, *args, **kwargs))
+
+    return rule
+
+
+CONTRACTIONS: dict[str, Forms] = {"tensordot": tensordot_form}
+"""Functions of two tensors that sum their products, by name. A new one is an entry here."""
+
+RULES: dict[str, Callable[..., Any]] = {
+    "einsum": einsum,
+    **{name: of_form(form) for name, form in CONTRACTIONS.items()},
+}
