@@ -6,6 +6,7 @@ the list of paths read them from ``ACTIVATIONS``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,16 @@ def clamped(is_zero: IsZero, min: Any = None, max: Any = None) -> bool:
     """Return whether bounds make a ReLU (min=0), or the negative part (max=0)."""
     bounds = [bound for bound in (min, max) if bound is not None]
     return len(bounds) == 1 and is_zero(bounds[0])
+
+
+def bounded(
+    is_zero: IsZero, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
+) -> bool:
+    """Return whether the bounds of ``hardtanh`` make a ReLU (0 and infinity), or the negative part."""
+    del inplace
+    if max_val == math.inf:
+        return is_zero(min_val)
+    return min_val == -math.inf and is_zero(max_val)
 
 
 def thresholded(is_zero: IsZero, threshold: float, value: float, inplace: bool = False) -> bool:
@@ -75,6 +86,7 @@ ACTIVATIONS = (
     Activation("leaky_relu", inplace=1),
     Activation("rrelu", inplace=3),
     Activation("abs"),
+    Activation("hardtanh", bounded),
     Activation("threshold", thresholded),
     Activation("prelu", captured=("_prelu_kernel",)),
     *(Activation(name, clamped) for name in sorted(CLAMPS) if not name.endswith("_")),
