@@ -130,6 +130,7 @@ CASES = {
         lambda m, h, z: functional.linear(h, m.w.triu(-2)), w=parameter(4, 4)), ROW, (), 8),
     "einsum of three": (lambda: Model(
         lambda m, h, z: torch.einsum("io,st,bsi->bto", m.w, m.b, h), w=parameter(4, 4), b=signed(3, 2)), STEPS, (), 8),
+    "inner": (lambda: Model(lambda m, h, z: torch.inner(h, m.w), w=parameter(4, 4)), STEPS, (), 8),
     "lerp": (lambda: Model(lambda m, h, z: torch.lerp(h, m.l(h), 0.3), l=linear()), ROW, (), 4),
     "steps subtracted": (lambda: Model(lambda m, h, z: (h[:, 1:] - h[:, :-1]).abs()), STEPS, (), 4),
     "diff": (lambda: Model(lambda m, h, z: h.diff(dim=1).relu()), STEPS, (), 4),

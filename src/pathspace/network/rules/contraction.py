@@ -75,6 +75,14 @@ def tensordot_form(x: Sequence[int], y: Sequence[int], dims: Any = 2) -> Form:
     return Form(first, second, [n for n in first + second if n not in common])
 
 
+def inner_form(x: Sequence[int], y: Sequence[int]) -> Form:
+    """Return the form of ``torch.inner`` of tensors of these shapes, summed over the last dimension of both."""
+    inner = 0
+    rows = list(range(1, len(x)))
+    columns = list(range(len(x), len(x) + len(y) - 1))
+    return Form([*rows, inner], [*columns, inner], [*rows, *columns])
+
+
 def einsum_form(equation: str, x: Sequence[int], y: Sequence[int]) -> Form:
     """Return the form of ``torch.einsum`` of an equation with two operands of these shapes."""
     left, arrow, result = equation.replace(" ", "").partition("->")
@@ -341,7 +349,7 @@ def of_form(form: Forms) -> Callable[..., Tensor]:
     return rule
 
 
-CONTRACTIONS: dict[str, Forms] = {"tensordot": tensordot_form}
+CONTRACTIONS: dict[str, Forms] = {"tensordot": tensordot_form, "inner": inner_form}
 """Functions of two tensors that sum their products, by name. A new one is an entry here."""
 
 RULES: dict[str, Callable[..., Any]] = {
