@@ -595,7 +595,7 @@ def quantized(model, bits=8):
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("criterion", ["path", "range", "activations", "norm"])
+@pytest.mark.parametrize("criterion", ["path", "range", "activations", "norm", "conditioning"])
 def test_inference_mode_is_no_obstacle(criterion, dtype):
     """Weights are rescaled where they are used, with the data that are there."""
     torch.manual_seed(0)
@@ -858,7 +858,9 @@ def decayed(kind):
 
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("powers_of_two", [False, True])
-@pytest.mark.parametrize("criterion", ["path", "range", "measure", "layers", "norm"])
+@pytest.mark.parametrize(
+    "criterion", ["path", "range", "measure", "layers", "norm", "conditioning"]
+)
 @pytest.mark.parametrize("kind", ["into", "out of", "both", "side by side"])
 @pytest.mark.filterwarnings("ignore:balance_ multiplies")
 def test_a_unit_that_is_nearly_dead_does_not_refuse_the_network(kind, criterion, powers_of_two):

@@ -482,7 +482,7 @@ def test_a_search_that_does_not_end_says_so(monkeypatch):
     [
         (
             {"criterion": "l2"},
-            "criterion must be one of 'path', .*'activations', .*'norm', got 'l2'",
+            "criterion must be one of 'path', .*'activations', .*'norm', .*, got 'l2'",
         ),
         ({"criterion": "activations"}, "give calibration, a batch"),
         (

@@ -20,6 +20,7 @@ from pathspace.network.returned import tensors_in
 from pathspace.network.trace.shadow import evaluation_form_of
 from pathspace.paths.kernel.node_mass import node_mass
 from pathspace.rescaling.activations import Statistic, log_ranges
+from pathspace.rescaling.conditioning import conditioning_factors
 from pathspace.rescaling.criteria import (
     Criterion,
     Scales,
@@ -89,18 +90,21 @@ def balance_(
     changes from layer to layer by the same factor: balance would weigh a channel by the number of
     positions that read it.
 
-    Three more criteria lead to other members, for training:
+    Four more criteria lead to other members, for training:
 
     .. code-block:: text
 
-        norm      sum of w^2 entering c = sum of w^2 leaving c       (the least sum of squares)
-        measure   gamma_c = 1      (gamma_c^2 of ``ps.paths.unit_measure``; at alpha = 1 the mean square of its values)
-        layers    "path" within each layer; the geometric mean of the factors of a layer is 1
+        norm           sum of w^2 entering c = sum of w^2 leaving c       (the least sum of squares)
+        conditioning   the least p log(sum_w kappa_w) - sum_w log kappa_w     (p how many weights have kappa > 0)
+        measure        gamma_c = 1          (of ``ps.paths.unit_measure``; the mean square of its values at alpha = 1)
+        layers         "path" within each layer; the geometric mean of the factors of a layer is 1
 
-    With ``"norm"`` and ``"measure"`` every member is brought to the same weights. With ``"layers"``
-    that holds only for members that differ by factors of geometric mean 1 in every layer: a layer
-    multiplied by 2 as a whole stays multiplied by 2. ``"norm"`` is where ENorm's steps between
-    those of training lead, and where ``ps.rescaling.conserved`` is zero.
+    With ``"layers"``, members are brought to the same weights only if they differ by factors of
+    geometric mean 1 in every layer: a layer multiplied by 2 as a whole stays multiplied by 2. With
+    the other three every member is. ``"norm"`` is where ENorm's steps between those of training
+    lead, and where ``ps.rescaling.conserved`` is zero. ``"conditioning"`` is PathCond's: there kappa
+    is as near to one number for all weights as rescaling can bring it, in the log-determinant
+    divergence.
 
     The last three criteria are those of quantisation, for any traced network:
 
@@ -136,8 +140,8 @@ def balance_(
         example_input: what the model is called with, as for ``trace``. If it is given, the outputs
             of the model, in evaluation mode, are compared before and after; the comparison runs on
             a copy of the model.
-        criterion: ``"path"``, ``"norm"``, ``"measure"``, ``"layers"``, ``"range"``,
-            ``"activations"`` or ``"rounding"``.
+        criterion: ``"path"``, ``"norm"``, ``"conditioning"``, ``"measure"``, ``"layers"``,
+            ``"range"``, ``"activations"`` or ``"rounding"``.
         calibration: data for ``"activations"``, ``"rounding"`` and ``"measure"``, a batch as the
             model is called with it; of the traced shapes, but for the number of examples. For
             ``"measure"`` the example is taken if it is missing; without both, inputs of size 1 and
@@ -182,7 +186,9 @@ def balance_(
     Source:
         Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction",
         2019; Xiao et al., "SmoothQuant", 2023; Lin et al., "AWQ: Activation-aware Weight
-        Quantization", 2024; Stock et al., "Equi-normalization of Neural Networks", 2019.
+        Quantization", 2024; Stock et al., "Equi-normalization of Neural Networks", 2019;
+        Lebeurrier et al., "Path-conditioned training: a principled way to rescale ReLU neural
+        networks", 2026, as its authors' code has it.
 
     Example:
         >>> import torch, pathspace as ps
@@ -247,6 +253,8 @@ def _factors(network: Network, criterion: Criterion, options: Options) -> Tensor
         return factors
     if criterion == "norm":
         return equal_norm_factors(network)
+    if criterion == "conditioning":
+        return conditioning_factors(network, factors)
     if criterion == "rounding":
         return rounding_factors(network, factors, options.scheme())
     edges = rounded_edges(network, factors)

@@ -35,7 +35,9 @@ from torch import Tensor
 from pathspace.network import Network
 from pathspace.network.trace.scales import without_repeats
 
-Criterion = Literal["path", "range", "activations", "rounding", "measure", "layers", "norm"]
+Criterion = Literal[
+    "path", "range", "activations", "rounding", "measure", "layers", "norm", "conditioning"
+]
 CRITERIA: tuple[str, ...] = (
     "path",
     "range",
@@ -44,6 +46,7 @@ CRITERIA: tuple[str, ...] = (
     "measure",
     "layers",
     "norm",
+    "conditioning",
 )
 
 TOLERANCE = 1e-9
@@ -125,11 +128,9 @@ def rounded_edges(network: Network, factors: Tensor) -> list[Edges]:
     for name, parameter in network.parameters.items():
         if parameter.dim() < 2:
             continue
-        device, labels = factors.device, network.edges[name]
+        device = factors.device
         scaled = parameter.detach().to(device, torch.float64) * network.edge_factors(name, factors)
-        target, source = (
-            _of_dims(x, parameter.dim()).to(device) for x in (labels.target, labels.source)
-        )
+        target, source = edge_labels(network, name, device)
         free = [d for d in range(parameter.dim()) if target.shape[d] == source.shape[d] == 1]
         size = scaled.abs().amax(free, keepdim=True) if free else scaled.abs()
         # a weight between units of one class changes with no scale
@@ -141,13 +142,17 @@ def all_edges(network: Network, factors: Tensor) -> list[Edges]:
     """Return all weights, biases too, as they are after a rescaling by ``factors``, one by one."""
     found = []
     for name, parameter in network.parameters.items():
-        device, labels = factors.device, network.edges[name]
+        device = factors.device
         scaled = parameter.detach().to(device, torch.float64) * network.edge_factors(name, factors)
-        target, source = (
-            _of_dims(x, parameter.dim()).to(device) for x in (labels.target, labels.source)
-        )
+        target, source = edge_labels(network, name, device)
         found.append(Edges(scaled.abs().masked_fill(target == source, 0.0).log(), target, source))
     return found
+
+
+def edge_labels(network: Network, name: str, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the labels at the two ends of the edges of a parameter, target and source, with its dimensions."""
+    labels, dims = network.edges[name], network.parameters[name].dim()
+    return _of_dims(labels.target, dims).to(device), _of_dims(labels.source, dims).to(device)
 
 
 def range_gap(edges: Sequence[Edges], scales: Scales) -> Gap:

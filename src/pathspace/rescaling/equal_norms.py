@@ -10,6 +10,8 @@ Letters: c unit class, x_c = log s_c, w_e weight of an edge e = (u -> v).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -26,12 +28,7 @@ def equal_norm_factors(network: Network) -> Tensor:
     scales = Scales(network.num_classes, network.monomials.to(start.device))
 
     def gap(x: Tensor) -> Tensor:
-        entering, leaving = _log_sums(edges, scales, x)
-        # of units that have the inverse scale, what leaves grows, and what enters shrinks
-        grows, shrinks = (
-            torch.logaddexp(entering[0], leaving[1]),
-            torch.logaddexp(leaving[0], entering[1]),
-        )
+        grows, shrinks = log_sums(edges, scales, x)
         both = grows.isfinite() & shrinks.isfinite()
         # log norms, of which one grows by x and the other shrinks by it
         return torch.where(both, (shrinks - grows) / 4, 0.0)
@@ -39,15 +36,26 @@ def equal_norm_factors(network: Network) -> Tensor:
     return start * agreement(gap, torch.zeros_like(start))
 
 
-def _log_sums(edges: list[Edges], scales: Scales, x: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Return the log of the sum of w^2 that enters every class, and that leaves it; -inf where there is none."""
+def log_sums(edges: Sequence[Edges], scales: Scales, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the logs of the sums of w^2 that grow and that shrink with the scale of every class.
+
+    Args:
+        edges: the weights.
+        scales: of the network.
+        x: log s at which they are summed.
+
+    Returns:
+        Two tensors ``[C]``; -inf where there is no weight.
+    """
     at = [scales.table(x, 0.0) for _ in range(2)]
     for edge in edges:
         values = (2 * (edge.log + scales.log(x, edge.target) - scales.log(x, edge.source))).exp()
         for table, labels in zip(at, (edge.target, edge.source), strict=True):
             places = labels.expand(values.shape).remainder(len(table)).reshape(-1)
             table.index_add_(0, places, values.reshape(-1))
-    return [_of_classes(table, scales) for table in at]
+    entering, leaving = (_of_classes(table, scales) for table in at)
+    # of units that have the inverse scale, what leaves grows, and what enters shrinks
+    return torch.logaddexp(entering[0], leaving[1]), torch.logaddexp(leaving[0], entering[1])
 
 
 def _of_classes(table: Tensor, scales: Scales) -> tuple[Tensor, Tensor]:
