@@ -139,62 +139,97 @@ def check_invariance(
     # The copies train: an optimizer that keeps state on the caller's tensors would show here.
     ours, rescaled, plain = (copy_of(model) for _ in range(3))
     networks = [trace(m, example_input, **trace_options) for m in (ours, rescaled)]
-    factors = random_rescale_(
-        networks[1], low, high, powers_of_two, torch.Generator().manual_seed(seed)
+    factors = _rescale_by_more_than_one_(networks[1], low, high, powers_of_two, seed)
+    optimizers = [make_optimizer(m, n) for m, n in zip((ours, rescaled), networks, strict=True)]
+    rates = _rates_by_name(optimizers, ours)
+    pair = list(zip((ours, rescaled), networks, optimizers, strict=True))
+    found = _trained_side_by_side(pair, example_input, loss, steps, seed)
+    weight_difference, weights_equal = _compare_weights(ours, rescaled, networks[1], factors)
+    # one without a number as rate has a size of steps of its own
+    differs_from_sgd = any(rate is None for rate in rates.values()) or _differs_from_sgd(
+        ours, plain, rates, example_input, loss, seed, steps
     )
+    return InvarianceReport(
+        steps=steps,
+        outputs_equal=found.equal,
+        largest_output_difference=found.largest,
+        weights_equal=weights_equal,
+        largest_weight_difference=weight_difference,
+        moved=_differ(ours, model),
+        differs_from_sgd=differs_from_sgd,
+        finite=found.finite and _is_finite(ours) and _is_finite(rescaled),
+    )
+
+
+def _rescale_by_more_than_one_(
+    network: Network, low: float, high: float, powers_of_two: bool, seed: int
+) -> Tensor:
+    """Rescale at random and return the factors.
+
+    Raises:
+        ValueError: they are all 1.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    factors = random_rescale_(network, low, high, powers_of_two, generator)
     if bool((factors == 1).all()):
         drawn = (
             f"is rescaled by nothing: low={low}, high={high} and seed={seed} draw no factor but 1"
         )
         why = drawn if len(factors) else "has no unit class: nothing in it can be rescaled"
-        raise ValueError(f"the network {why}, and every optimizer would pass: {networks[0]}")
-    optimizers = [make_optimizer(m, n) for m, n in zip((ours, rescaled), networks, strict=True)]
-    by_name = _rates_by_name(optimizers, ours)
+        raise ValueError(f"the network {why}, and every optimizer would pass: {network}")
+    return factors
 
-    output_difference, equal, finite = 0.0, True, True
+
+@dataclass
+class _Outputs:
+    """How the outputs of two copies compare.
+
+    Attributes:
+        equal: whether they were bitwise equal at all steps.
+        largest: their largest difference, relative to the largest output.
+        finite: whether losses and outputs were finite, but for infinities that both copies return.
+    """
+
+    equal: bool = True
+    largest: float = 0.0
+    finite: bool = True
+
+    def note(self, ours: Tensor, rescaled: Tensor) -> None:
+        """Compare the outputs of one step."""
+        # infinities of masks stand in both
+        odd = ~(ours.isfinite() & rescaled.isfinite())
+        self.finite = self.finite and bool((ours == rescaled)[odd].all())
+        self.equal = self.equal and torch.equal(ours, rescaled)
+        self.largest = max(self.largest, _relative(*difference(ours, rescaled)))
+
+
+def _trained_side_by_side(
+    pair: list[tuple[nn.Module, Network, torch.optim.Optimizer]],
+    example_input: Any,
+    loss: Callable[[Any], Tensor],
+    steps: int,
+    seed: int,
+) -> _Outputs:
+    """Train both copies, and compare their outputs at every step.
+
+    Raises:
+        ValueError: there is no output to compare.
+    """
+    found = _Outputs()
     for step in range(steps):
         outputs = []
-        for m, network, optimizer in zip((ours, rescaled), networks, optimizers, strict=True):
-            output, value = _step(m, example_input, loss, optimizer, seed + step)
-            finite = finite and math.isfinite(value)
+        for model, network, optimizer in pair:
+            output, value = _step(model, example_input, loss, optimizer, seed + step)
+            found.finite = found.finite and math.isfinite(value)
             # a model may also return hidden states, which do change with the scale
-            outputs.append(
-                torch.cat([t.detach().double().reshape(-1) for t in network.returned(output)])
-            )
+            parts = [part.detach().double().reshape(-1) for part in network.returned(output)]
+            outputs.append(torch.cat(parts))
             if not outputs[-1].numel():
                 raise ValueError(
                     "the example gives no output to compare: give one example at least"
                 )
-        ours_flat, rescaled_flat = outputs
-        odd = ~(
-            ours_flat.isfinite() & rescaled_flat.isfinite()
-        )  # infinities of masks stand in both
-        finite = finite and bool((ours_flat == rescaled_flat)[odd].all())
-        equal = equal and torch.equal(ours_flat, rescaled_flat)
-        output_difference = max(output_difference, _relative(*difference(ours_flat, rescaled_flat)))
-
-    weight_difference, weights_equal = _compare_weights(ours, rescaled, networks[1], factors)
-    return InvarianceReport(
-        steps=steps,
-        outputs_equal=equal,
-        largest_output_difference=output_difference,
-        weights_equal=weights_equal,
-        largest_weight_difference=weight_difference,
-        moved=_differ(ours, model),
-        differs_from_sgd=any(
-            rate is None for rate in by_name.values()
-        )  # it has a size of steps of its own
-        or _differs_from_sgd(
-            ours,
-            plain,
-            {n: float(rate) for n, rate in by_name.items()},
-            example_input,
-            loss,
-            seed,
-            steps,
-        ),
-        finite=finite and _is_finite(ours) and _is_finite(rescaled),
-    )
+        found.note(*outputs)
+    return found
 
 
 def _check_arguments(model: Any, make_optimizer: Any, steps: int) -> None:
@@ -332,14 +367,16 @@ def _differ(a: nn.Module, b: nn.Module) -> bool:
 def _differs_from_sgd(
     trained: nn.Module,
     plain: nn.Module,
-    rates: dict[str, float],
+    rates: dict[str, Any],
     example_input: Any,
     loss: Callable[[Any], Tensor],
     seed: int,
     steps: int,
 ) -> bool:
     """Return whether plain SGD with the same learning rates ends elsewhere (the published Path-SGD code does not)."""
-    groups = [{"params": [p], "lr": rates[n]} for n, p in plain.named_parameters() if n in rates]
+    groups = [
+        {"params": [p], "lr": float(rates[n])} for n, p in plain.named_parameters() if n in rates
+    ]
     sgd = torch.optim.SGD(groups, lr=0.1)
     for step in range(steps):
         _step(plain, example_input, loss, sgd, seed + step)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
-from pathspace.graph.capture import Capture, plain, wrapped
+from pathspace.graph.capture import Capture, Step, plain, wrapped
 from pathspace.network import Network
 from pathspace.network.call import arguments_in
 from pathspace.network.devices import tables_on_the_cpu
@@ -150,39 +150,55 @@ def state_of(network: Network) -> Values:
 def read_axes(network: Network, data: Any) -> Reading:
     """Run a copy of the model on data, and read which dimensions of all tensors run over the same units."""
     model = evaluation_form_of(network.model).to("cpu", torch.float64)
-    capture, reader = Capture(), AxisReader()
+    reader = AxisReader()
     held = dict([*model.named_parameters(), *model.named_buffers()])
     state = {name: wrapped(tensor.detach()) for name, tensor in held.items()}
-    all_weights = {name: plain(state[name]) for name in state_of(network)}
-    for name, weight in all_weights.items():
+    weights = {name: plain(state[name]) for name in state_of(network)}
+    for name, weight in weights.items():
         reader.bind_weight(name, weight)
+    steps = _captured(network, model, state, data, reader)
+    used = {id(tensor) for step in steps for tensor in step.tensors}
+    return Reading(
+        model,
+        reader,
+        {name: weight for name, weight in weights.items() if id(weight) in used},
+        tuple(result for step in steps for result in _results_of(step)),
+    )
+
+
+def _captured(
+    network: Network, model: nn.Module, state: Values, data: Any, reader: AxisReader
+) -> list[Step]:
+    """Capture one pass, and let a reader read its operations; the order in inputs and outputs is fixed."""
 
     def given(tensor: Tensor) -> Tensor:
         one = _wide(tensor)
-        for dim in reader.of(one):
-            fix(dim)
+        _fix_all(reader, one)
         return wrapped(one)
 
     args, kwargs = pytree.tree_map_only(Tensor, given, arguments_in(data))
+    capture = Capture()
     with torch.random.fork_rng(devices=[]), _plain_attention(), uncompiled(), capture.running():
-        returned = [
-            plain(t) for t in network.returned(functional_call(model, state, tuple(args), kwargs))
-        ]
+        output = functional_call(model, state, tuple(args), kwargs)
+        returned = [plain(tensor) for tensor in network.returned(output)]
     steps = capture.live(returned)
     for step in steps:
         reader.read(step)
     for tensor in returned:
-        for dim in reader.of(tensor):
-            fix(dim)
-    used = {id(tensor) for step in steps for tensor in step.tensors}
-    weights = {name: weight for name, weight in all_weights.items() if id(weight) in used}
-    results = tuple(
-        (step.name, t)
-        for step in steps
-        for t in pytree.tree_leaves(step.result)
-        if isinstance(t, Tensor)
-    )
-    return Reading(model, reader, weights, results)
+        _fix_all(reader, tensor)
+    return steps
+
+
+def _fix_all(reader: AxisReader, tensor: Tensor) -> None:
+    """Note that the order matters along all dimensions of a tensor."""
+    for dim in reader.of(tensor):
+        fix(dim)
+
+
+def _results_of(step: Step) -> list[tuple[str, Tensor]]:
+    """Return the tensors that an operation made, each with its name."""
+    leaves = pytree.tree_leaves(step.result)
+    return [(step.name, leaf) for leaf in leaves if isinstance(leaf, Tensor)]
 
 
 def _wide(tensor: Tensor) -> Tensor:

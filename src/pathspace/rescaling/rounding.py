@@ -304,24 +304,36 @@ def _arranged(size: Tensor, reaction: Tensor, labels: EdgeLabels, per: Per, step
     dims = size.dim()
     target, source = (_of_dims(x, dims).to(size.device) for x in (labels.target, labels.source))
     rows = [0] if per == "row" else []
-    others = [d for d in range(dims) if d not in rows]
     # numbers with the same scale can be taken together
-    free = [d for d in others if target.shape[d] == source.shape[d] == 1]
+    free = [d for d in range(dims) if d not in rows and target.shape[d] == source.shape[d] == 1]
     if free:
         size, reaction = size.amax(free, keepdim=True), reaction.sum(free, keepdim=True)
-    sources = [d for d in others if target.shape[d] == 1]
-    targets = [d for d in others if target.shape[d] > 1 and source.shape[d] == 1]
-    both = [d for d in others if d not in sources and d not in targets]
-    kinds = (rows, both, targets, sources)
-
-    def form(x: Tensor) -> Tensor:
-        lengths = [math.prod(x.shape[d] for d in kind) for kind in kinds]
-        return x.permute([d for kind in kinds for d in kind]).reshape(lengths)
-
-    size, reaction, target, source = form(size), form(reaction), form(target), form(source)
+    kinds = _kinds_of_dims(target, source, rows)
+    size, reaction, target, source = (_form(x, kinds) for x in (size, reaction, target, source))
     kept = reaction.flatten(1).sum(1) > 0
     target, source = (x[kept] if len(x) > 1 else x for x in (target, source))
     return Rounded(size[kept], reaction[kept], target, source, step)
+
+
+def _kinds_of_dims(target: Tensor, source: Tensor, rows: list[int]) -> list[list[int]]:
+    """Sort dimensions by the ends of edges that depend on them: rows, both ends, targets, sources."""
+    both, targets, sources = [], [], []
+    for d in range(target.dim()):
+        if d in rows:
+            continue
+        if target.shape[d] == 1:
+            sources.append(d)
+        elif source.shape[d] == 1:
+            targets.append(d)
+        else:
+            both.append(d)
+    return [rows, both, targets, sources]
+
+
+def _form(x: Tensor, kinds: list[list[int]]) -> Tensor:
+    """Merge the dimensions of each kind into one."""
+    lengths = [math.prod(x.shape[d] for d in kind) for kind in kinds]
+    return x.permute([d for kind in kinds for d in kind]).reshape(lengths)
 
 
 def _of_dims(labels: Tensor, dims: int) -> Tensor:
