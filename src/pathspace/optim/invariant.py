@@ -14,7 +14,7 @@ Letters: w parameter, g = dL/dw, D metric, r = 1 / sqrt(D), u coordinates, h = d
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import signature
 from typing import Any
@@ -33,6 +33,7 @@ from pathspace.optim.base.coordinates import (
     chunks_of,
     decoupled_decay_only,
     map_back,
+    put_coordinates,
     read_gradients,
     restricted_to,
     rollback_on_error,
@@ -272,29 +273,46 @@ class Invariant(MetricOptimizer):
             self._active()  # which may be sparse
         self._forget_rehearsal()
         self._gradients.look_for_others(self._all_parameters())
-        # a later evaluation may use parameters that the first one does not
-        every = [(p, group, p) for group in self.param_groups for p in group["params"]]
-        steps = self._steps(
-            [one for one in every if one[0].requires_grad or one[0].grad is not None]
-        )
+        steps = self._steps(self._may_be_used())
         views = self._views([(step.parameter, step.factor) for step in steps])
         if not views:
             return None
         with full_precision(views[0].p), self._rule_at_work() as rule:
-            for view in views:
-                view.put()
-            self._read(views)  # SAM begins with what was computed before
-            with _states_kept(rule):
-                loss = rule.step(self._through(views, closure))
-                # a line search may come by points that are not finite, but must not end there
-                if not all(view.is_finite for view in views):
-                    raise FloatingPointError(
-                        f"the step of {type(rule).__name__} is not finite: the loss or gradients are not, because "
-                        "training diverged (lower the learning rate) or a batch held NaN; parameters and the "
-                        "optimizer's state are not changed"
-                    )
+            loss = self._step_by_evaluations(rule, views, closure)
             for view in views:
                 view.map_back(None)
+        return loss
+
+    def _may_be_used(self) -> Active:
+        """Return the parameters that some evaluation of a closure may use: a later one may use more than the first."""
+        # without gradients yet, the parameters stand in their places
+        return [
+            (p, group, p)
+            for group, p in self._with_groups()
+            if p.requires_grad or p.grad is not None
+        ]
+
+    def _with_groups(self) -> Iterator[tuple[dict[str, Any], Tensor]]:
+        for group in self.param_groups:
+            for p in group["params"]:
+                yield group, p
+
+    def _step_by_evaluations(
+        self, rule: Optimizer, views: Sequence[CoordinateView], closure: Callable[[], Any]
+    ) -> Any:
+        """Let the rule step the coordinates, with a closure that it evaluates; returns the loss."""
+        for view in views:
+            view.put()
+        self._read(views)  # SAM begins with what was computed before
+        with _states_kept(rule):
+            loss = rule.step(self._through(views, closure))
+            # a line search may come by points that are not finite, but must not end there
+            if not all(view.is_finite for view in views):
+                raise FloatingPointError(
+                    f"the step of {type(rule).__name__} is not finite: the loss or gradients are not, because "
+                    "training diverged (lower the learning rate) or a batch held NaN; parameters and the "
+                    "optimizer's state are not changed"
+                )
         return loss
 
     def _through(
@@ -383,27 +401,18 @@ class Invariant(MetricOptimizer):
             self._rule_at_work() as rule,
             decoupled_decay_only(rule) as decay,
         ):
-            masked, chunks = traits_of(type(rule)).by_sign, chunks_of(rule, views)
+            masked = traits_of(type(rule)).by_sign
+            chunks = chunks_of(rule, views)
             factor = self._clipping(views, masked=masked)
             with rollback_on_error(rule, chunks[:-1], keep=not self._has_stepped):
                 self._has_stepped = False
                 for chunk in chunks:
                     read_gradients(chunk, masked=masked, factor=factor)
-                    for memory in {view.chunk for view in chunk} if decay is not None else ():
-                        memory.u[: memory.size].zero_()  # of parameters of each type and device
-                    for view in chunk:
-                        if decay is None:
-                            view.put()
-                        else:
-                            view.put_zero(decay(view.shadow))
+                    put_coordinates(chunk, decay)
                     if self._gathers:
                         step_gathered(rule, chunk, sees=decay is None)
                     else:
-                        for some in split_by_momentum(rule, chunk):
-                            with restricted_to(
-                                rule, {id(view.shadow): view.shadow for view in some}
-                            ):
-                                rule.step()
+                        _step_chunk(rule, chunk)
                     map_back(chunk, decay)
                 self._has_stepped = True
 
@@ -551,40 +560,27 @@ class Invariant(MetricOptimizer):
     def _load(self, state_dict: dict[str, Any]) -> None:
         more = global_state(state_dict)
         state_dict = self._unpacked(state_dict)
-        states = state_dict["state"].items()
-        ours = {
-            i: {k[len(_OURS) :]: v for k, v in s.items() if k.startswith(_OURS)} for i, s in states
-        }
-        rules = {i: {k: v for k, v in s.items() if not k.startswith(_OURS)} for i, s in states}
-        saved, parameters = self._check_loaded(state_dict, {i: s for i, s in ours.items() if s})
+        of_metric, of_rule = _split_states(state_dict["state"])
+        saved, parameters = self._check_loaded(state_dict, of_metric)
         # a rule's own state without a metric's is that of the plain rule; torch tells if they are
         # not as many
         plain = {
             p
-            for i, p in zip(saved, parameters, strict=False)
-            if not ours.get(i) and self._is_plain(p, i, rules.get(i, {}))
+            for index, p in zip(saved, parameters, strict=False)
+            if index not in of_metric and self._is_plain(p, index, of_rule.get(index, {}))
         }
         self._has_stepped = False
         with self._rule_at_work() as rule:
-            rule.load_state_dict(
-                {**state_dict, "state": {i: s for i, s in rules.items() if s} | more}
-            )
+            rule.load_state_dict({**state_dict, "state": of_rule | more})
             shadows = (shadow for group in rule.param_groups for shadow in group["params"])
             for index, shadow in zip(saved, shadows, strict=True):
-                for key, value in rules.get(index, {}).items():
-                    # counts, which torch would round or widen
-                    if isinstance(value, Tensor) and not value.dim():
-                        rule.state[shadow][key] = value.to(
-                            rule.state[shadow][key].device, copy=True
-                        )
+                _restore_counts_(rule.state.get(shadow, {}), of_rule.get(index, {}))
         self.state.clear()
         for index, p in zip(saved, parameters, strict=True):
-            if ours.get(index):
-                self.state[p] = {
-                    k: v.to(p.device) if isinstance(v, Tensor) else v
-                    for k, v in ours[index].items()
-                }
-        self._plain, self._plain_at = plain, self.network.rescalings["done"]
+            if index in of_metric:
+                self.state[p] = _on_device(of_metric[index], p.device)
+        self._plain = plain
+        self._plain_at = self.network.rescalings["done"]
         self._share_states()
 
     def _is_plain(self, p: Tensor, index: int, state: dict[str, Any]) -> bool:
@@ -607,6 +603,42 @@ class Invariant(MetricOptimizer):
 
 
 _OURS = "metric_"
+
+
+def _split_states(
+    states: Mapping[int, dict[str, Any]],
+) -> tuple[dict[int, dict[str, Any]], dict[int, dict[str, Any]]]:
+    """Split saved states into the metric's and the rule's, and leave out the empty ones."""
+    of_metric: dict[int, dict[str, Any]] = {}
+    of_rule: dict[int, dict[str, Any]] = {}
+    for index, state in states.items():
+        for key, value in state.items():
+            if key.startswith(_OURS):
+                of_metric.setdefault(index, {})[key.removeprefix(_OURS)] = value
+            else:
+                of_rule.setdefault(index, {})[key] = value
+    return of_metric, of_rule
+
+
+def _restore_counts_(state: dict[str, Any], saved: Mapping[str, Any]) -> None:
+    """Put counts back as they were saved: torch rounds or widens them to the parameter's type."""
+    for key, value in saved.items():
+        if isinstance(value, Tensor) and not value.dim():
+            state[key] = value.to(state[key].device, copy=True)
+
+
+def _on_device(state: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    return {
+        key: value.to(device) if isinstance(value, Tensor) else value
+        for key, value in state.items()
+    }
+
+
+def _step_chunk(rule: Optimizer, chunk: list[CoordinateView]) -> None:
+    """Let the rule step the coordinates of a chunk."""
+    for some in split_by_momentum(rule, chunk):
+        with restricted_to(rule, {id(view.shadow): view.shadow for view in some}):
+            rule.step()
 
 
 def _copied_states(rule: Optimizer) -> dict[Any, Any]:

@@ -185,8 +185,7 @@ def _steps(network: Network) -> list[_Step]:
     """Return what the model computes, in its order: instructions of the tape, and what lies between its parts."""
     tape = network.tape
     weights = {leaf.slot: (leaf.name,) for leaf in tape.leaves if leaf.kind == "parameter"}
-    shapes = {name: p.shape for name, p in network.model.named_parameters()}
-    shapes.update((name, p.shape) for name, p in network.parameters.items())
+    shapes = _shapes(network)
     steps: dict[int, _Step] = {}
     for instruction in tape.instructions:
         read = [name for slot in instruction.inputs for name in weights.get(slot, ())]
@@ -195,16 +194,32 @@ def _steps(network: Network) -> list[_Step]:
             largest = max(read, key=lambda name: shapes[name].numel())
             weights.update(dict.fromkeys(instruction.outputs, (largest,)))
             continue
-        entering = tuple(slot for slot in instruction.inputs if slot not in weights)
         matrices = _matrices(network, instruction, weights, shapes)
-        inner = _inner(instruction, weights)
         steps[instruction.outputs[0]] = _Step(
-            entering, instruction.outputs, matrices, inner, mixes=bool(matrices)
+            entering=tuple(slot for slot in instruction.inputs if slot not in weights),
+            leaving=tuple(instruction.outputs),
+            matrices=matrices,
+            inner=_inner(instruction, weights),
+            mixes=bool(matrices),
         )
+    steps.update(_crossings(network, shapes))
+    return [steps[slot] for slot in sorted(steps)]
+
+
+def _shapes(network: Network) -> dict[str, torch.Size]:
+    """Return the shapes of all parameters of the model, by name."""
+    shapes = {name: p.shape for name, p in network.model.named_parameters()}
+    shapes.update((name, p.shape) for name, p in network.parameters.items())
+    return shapes
+
+
+def _crossings(network: Network, shapes: Mapping[str, torch.Size]) -> dict[int, _Step]:
+    """Return what lies between the parts of a network that is cut, by the slot of its result."""
+    steps = {}
     for slot, crossing in network.program.crossings.items():
         mixes = any(len(shapes[name]) > 1 for name in crossing.parameters)
         steps[slot] = _Step(crossing.entering, (slot,), (), frozenset(), mixes)
-    return [steps[slot] for slot in sorted(steps)]
+    return steps
 
 
 def _makes_a_weight(

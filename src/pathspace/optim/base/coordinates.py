@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn, optim
@@ -66,25 +66,25 @@ def decoupled_decay_only(rule: Optimizer) -> Iterator[Callable[[Tensor], float] 
         From a parameter of the rule's groups to what its decay multiplies it with; None for rules
         that must see u.
     """
-    traits, groups = traits_of(type(rule)), rule.param_groups
-    decays = [float(group.get("weight_decay", 0.0)) for group in groups]
+    traits = traits_of(type(rule))
+    decays = [float(group.get("weight_decay", 0.0)) for group in rule.param_groups]
     if traits.reads_points or (any(decays) and traits.decays != "decoupled"):
         yield None
         return
-    factors = {
-        id(p): 1 - float(group["lr"]) * decay
-        for group, decay in zip(groups, decays, strict=True)
-        for p in (group["params"] if decay else ())
-    }
+    factors: dict[int, float] = {}
+    decaying = [
+        (group, decay) for group, decay in zip(rule.param_groups, decays, strict=True) if decay
+    ]
+    for group, decay in decaying:
+        factor = 1 - float(group["lr"]) * decay
+        factors.update((id(p), factor) for p in group["params"])
     try:
-        for group, decay in zip(groups, decays, strict=True):
-            if decay:
-                group["weight_decay"] = 0.0
+        for group, _ in decaying:
+            group["weight_decay"] = 0.0
         yield lambda p: factors.get(id(p), 1.0)
     finally:
-        for group, decay in zip(groups, decays, strict=True):
-            if decay:
-                group["weight_decay"] = decay
+        for group, decay in decaying:
+            group["weight_decay"] = decay
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -125,13 +125,18 @@ class CoordinateView:
     )
 
     def __init__(self, parameter: Tensor, shadow: nn.Parameter, chunk: Chunk, start: int) -> None:
-        self.parameter, self.shadow, self.chunk = parameter, shadow, chunk
-        self.p = p = local(parameter)
-        self._in_parts = p is not parameter
+        self.parameter = parameter
+        self.shadow = shadow
+        self.chunk = chunk
+        self.p = local(parameter)
+        self._in_parts = self.p is not parameter
         self.r: Tensor | None = None
         self.has_zeros = False
-        self._u, self._h = (t[start : start + p.numel()].view(p.shape) for t in (chunk.u, chunk.h))
-        shadow.grad, shadow.data = None, self._u.view(shadow.shape)
+        end = start + self.p.numel()
+        self._u = chunk.u[start:end].view(self.p.shape)
+        self._h = chunk.h[start:end].view(self.p.shape)
+        shadow.grad = None
+        shadow.data = self._u.view(shadow.shape)
         self._shaped = self._h.view(shadow.shape)
 
     @property
@@ -142,7 +147,8 @@ class CoordinateView:
     @property
     def is_plain(self) -> bool:
         """Whether w, r, u and the gradient are of one type and on a GPU, where one launch serves many parameters."""
-        r, g = self.r, self.parameter.grad
+        r = self.r
+        g = self.parameter.grad
         if r is None or g is None or self._in_parts or not self._u.is_cuda:
             return False
         return self.p.dtype == r.dtype == self._u.dtype == g.dtype
@@ -208,7 +214,8 @@ class CoordinateView:
 
     def gathered(self, *, sees: bool) -> nn.Parameter:
         """Return u, with gradient h, of a sharded parameter; u is 0 if the rule does not read it."""
-        p, shape = self.parameter, (*self.parameter.shape[:1], *self.shadow.shape[1:])
+        p = self.parameter
+        shape = (*p.shape[:1], *self.shadow.shape[1:])
         h = whole(joined(self._h, p))
         u = whole(joined(self._u, p)) if sees or self.r is None else torch.zeros_like(h)
         full = nn.Parameter(u.view(shape))
@@ -228,7 +235,9 @@ class CoordinateView:
             decay: what w is multiplied with before, if u was 0; None if u was w / r.
         """
         self._fetch()
-        u, r, self.r = self._u, self.r, None
+        u = self._u
+        r = self.r
+        self.r = None
         if r is None:
             self.p.copy_(u)
             return
@@ -259,47 +268,84 @@ class CoordinateView:
 
     def squared_norm(self) -> Tensor:
         """Return that of h, 0-dim."""
-        return torch.dot(h := self._h.view(-1), h)
+        h = self._h.view(-1)
+        return torch.dot(h, h)
+
+
+class _Fusable(NamedTuple):
+    """A parameter that one GPU launch can serve along with others."""
+
+    view: CoordinateView
+    g: Tensor
+    r: Tensor
+
+
+def _fusable(
+    views: Sequence[CoordinateView],
+) -> tuple[list[_Fusable], list[CoordinateView]]:
+    """Split views into those that one GPU launch can serve together, and the others."""
+    together = []
+    rest = []
+    for view in views:
+        g, r = view.parameter.grad, view.r
+        if g is not None and r is not None and view.is_plain:
+            together.append(_Fusable(view, g, r))
+        else:
+            rest.append(view)
+    return together, rest
 
 
 def read_gradients(
     views: Sequence[CoordinateView], *, masked: bool, factor: float | Tensor
 ) -> None:
     """Set the gradients h of all shadows; see :meth:`CoordinateView.read_gradient`."""
-    together = [] if masked else [view for view in views if view.is_plain]
-    rest = views if not together else [view for view in views if not view.is_plain]
+    together, rest = ([], views) if masked else _fusable(views)
     for view in rest:
         view.read_gradient(masked=masked, factor=factor)
     if not together:
         return
-    h = [view.h for view in together]
-    _copy_(h, [g for view in together if (g := view.parameter.grad) is not None])
-    _mul_(h, [r for view in together if (r := view.r) is not None])
+    h = [one.view.h for one in together]
+    _copy_(h, [one.g for one in together])
+    _mul_(h, [one.r for one in together])
     if changes(factor):
         _mul_(h, factor)
-    for view in together:
-        view.hand_gradient()
+    for one in together:
+        one.view.hand_gradient()
+
+
+def put_coordinates(
+    views: Sequence[CoordinateView], decay: Callable[[Tensor], float] | None
+) -> None:
+    """Set u of a chunk: w / r, or 0 where a ``decay`` takes the place of u."""
+    if decay is None:
+        for view in views:
+            view.put()
+        return
+    # of parameters of each type and device
+    for memory in {view.chunk for view in views}:
+        memory.u[: memory.size].zero_()
+    for view in views:
+        view.put_zero(decay(view.shadow))
 
 
 def map_back(views: Sequence[CoordinateView], decay: Callable[[Tensor], float] | None) -> None:
     """Apply the step of the rule to the weights; see :meth:`CoordinateView.map_back`."""
-    together = [] if decay is None else [view for view in views if view.is_plain]
-    rest = views if not together else [view for view in views if not view.is_plain]
-    for view in rest:
-        view.map_back(None if decay is None else decay(view.shadow))
-    if decay is None or not together:
+    if decay is None:
+        for view in views:
+            view.map_back(None)
         return
-    decays = [decay(view.shadow) for view in together]
-    w = [view.p for view in together]
+    together, rest = _fusable(views)
+    for view in rest:
+        view.map_back(decay(view.shadow))
+    if not together:
+        return
+    w = [one.view.p for one in together]
+    decays = [decay(one.view.shadow) for one in together]
     if any(each != 1 for each in decays):
         _mul_(w, decays)
-    _addcmul_(
-        w,
-        [view.fetched() for view in together],
-        [r for view in together if (r := view.r) is not None],
-    )
-    for view in together:
-        view.r = None
+    _addcmul_(w, [one.view.fetched() for one in together], [one.r for one in together])
+    for one in together:
+        one.view.r = None
 
 
 def views_of(
@@ -312,30 +358,36 @@ def views_of(
             other.
         shadows: of each parameter, in its type.
     """
-    together = _TOGETHER if traits_of(type(rule)).one_by_one else sys.maxsize
-    chunks: dict[
-        tuple[torch.device, torch.dtype], list[list[Tensor]]
-    ] = {}  # of each device and type
+    largest = _TOGETHER if traits_of(type(rule)).one_by_one else sys.maxsize
+    by_type: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for p, shadow in shadows.items():
-        alike = chunks.setdefault((p.device, shadow.dtype), [])
-        on_cpu = p.device.type == "cpu"
-        room = next(
-            (chunk for chunk in alike if not on_cpu or _size([*chunk, p]) <= together), None
-        )
-        if room is None:
-            alike.append([p])
-        else:
-            room.append(p)
-    result = {}
-    for kind, alike in chunks.items():
-        device, dtype = kind
-        u, h = torch.zeros(2, max(_size(chunk) for chunk in alike), device=device, dtype=dtype)
-        for parameters in alike:
-            chunk, start = Chunk(u, h, _size(parameters)), 0
-            for p in parameters:
-                result[p] = CoordinateView(p, shadows[p], chunk, start)
+        by_type.setdefault((p.device, shadow.dtype), []).append(p)
+    views = {}
+    for (device, dtype), parameters in by_type.items():
+        # other devices gain nothing by small chunks
+        chunks = _packed(parameters, largest if device.type == "cpu" else sys.maxsize)
+        size = max(_size(chunk) for chunk in chunks)
+        u, h = torch.zeros(2, size, device=device, dtype=dtype)
+        for members in chunks:
+            chunk = Chunk(u, h, _size(members))
+            start = 0
+            for p in members:
+                views[p] = CoordinateView(p, shadows[p], chunk, start)
                 start += _size([p])
-    return result
+    return views
+
+
+def _packed(parameters: Sequence[Tensor], largest: int) -> list[list[Tensor]]:
+    """Put each parameter into the first chunk with room for it; a larger one has a chunk of its own."""
+    chunks: list[list[Tensor]] = []
+    for p in parameters:
+        for chunk in chunks:
+            if _size([*chunk, p]) <= largest:
+                chunk.append(p)
+                break
+        else:
+            chunks.append([p])
+    return chunks
 
 
 def chunks_of(rule: Optimizer, views: Sequence[CoordinateView]) -> list[list[CoordinateView]]:
@@ -350,13 +402,17 @@ def chunks_of(rule: Optimizer, views: Sequence[CoordinateView]) -> list[list[Coo
 
 def split_by_momentum(rule: Optimizer, chunk: list[CoordinateView]) -> list[list[CoordinateView]]:
     """Split a chunk for torch's fused SGD, which needs a momentum of all parameters, or of none."""
-    state: Mapping[Any, Any] = rule.state if type(rule) is optim.SGD else {}
-    begun = [
-        view for view in chunk if state.get(view.shadow, {}).get("momentum_buffer") is not None
-    ]
-    if len(begun) in (0, len(chunk)):
+    if type(rule) is not optim.SGD:
         return [chunk]
-    return [begun, [view for view in chunk if view not in begun]]
+    state: Mapping[Any, Any] = rule.state
+    begun = []
+    fresh = []
+    for view in chunk:
+        if state.get(view.shadow, {}).get("momentum_buffer") is None:
+            fresh.append(view)
+        else:
+            begun.append(view)
+    return [views for views in (begun, fresh) if views]
 
 
 @contextmanager
@@ -379,13 +435,16 @@ def step_gathered(rule: Optimizer, views: Sequence[CoordinateView], *, sees: boo
     finds u where it ``sees`` it, else 0.
     """
     for view in views:
-        p, own = view.parameter, view.shadow
-        full, kept = view.gathered(sees=sees), rule.state.get(own, {})
-        rule.state[full] = {key: whole(value) for key, value in kept.items()}
+        p = view.parameter
+        own = view.shadow
+        full = view.gathered(sees=sees)
+        state = rule.state.get(own, {})
+        rule.state[full] = {key: whole(value) for key, value in state.items()}
         with restricted_to(rule, {id(own): full}):
             rule.step()
         own.copy_(cut(full, p))
-        rule.state[own] = {key: dealt(value, p) for key, value in rule.state.pop(full).items()}
+        stepped = rule.state.pop(full)
+        rule.state[own] = {key: dealt(value, p) for key, value in stepped.items()}
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import copy
 import math
 from abc import abstractmethod
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict
 
 import torch
@@ -33,13 +34,29 @@ from pathspace.paths.space.skeleton import RULES, Rule, Skeleton
 from pathspace.paths.space.skeleton import skeleton as choose
 
 Units = Literal["balanced", "none"]
-Inside = dict[
-    str, tuple[Tensor, dict[str, Any]]
-]  # name of a parameter of the network -> parameter, group
+# name of a parameter of the network -> parameter, group
+Inside = dict[str, tuple[Tensor, dict[str, Any]]]
 
 _FRAMES = 16  # sets of parameters with a gradient whose frames are kept
 _LOOK = 10  # steps between two looks at all weights, after as many steps that look
 _ROOM = 60  # binary digits of a factor, up to which float32 holds its square
+
+
+@dataclass
+class _Moved:
+    """Parameters that a step moves.
+
+    Attributes:
+        inside: parameters of the network, by name.
+        weights: their values, in the type of the step.
+        gradients: their gradients, in the type of the step.
+        outside: parameters outside the network, with group and gradient.
+    """
+
+    inside: Inside = field(default_factory=dict)
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    outside: list[tuple[Tensor, dict[str, Any], Tensor]] = field(default_factory=list)
 
 
 class PathSpaceOptions(TypedDict, total=False):
@@ -87,12 +104,10 @@ class PathSpaceOptimizer(NetworkOptimizer):
             raise ValueError(f"units must be 'balanced' or 'none', got {units!r}")
         if not skeleton_rate > 0:
             raise ValueError(f"skeleton_rate must be positive, got {skeleton_rate}")
-        self.clip_norm, self.clamp, self.units, self.skeleton_rate = (
-            clip_norm,
-            clamp,
-            units,
-            skeleton_rate,
-        )
+        self.clip_norm = clip_norm
+        self.clamp = clamp
+        self.units = units
+        self.skeleton_rate = skeleton_rate
         self._wanted: Skeleton | Rule = "largest" if skeleton is None else skeleton
         self._seed = int(seed)
         self._steps = 0
@@ -200,7 +215,9 @@ class PathSpaceOptimizer(NetworkOptimizer):
 
     def _adopt(self, chosen: Skeleton) -> None:
         self.skeleton = chosen
-        self._frames, self._far, self._rescalings = {}, None, self.network.rescalings["done"]
+        self._frames = {}
+        self._far = None
+        self._rescalings = self.network.rescalings["done"]
 
     def _before_rehearsal(self) -> dict[str, Any]:
         return {
@@ -212,12 +229,12 @@ class PathSpaceOptimizer(NetworkOptimizer):
 
     def _restore(self, before: dict[str, Any]) -> None:
         super()._restore(before)
-        self.skeleton, self._start, self._steps = (
-            before["skeleton"],
-            before["start"],
-            before["steps"],
-        )
-        self._frames, self._far, self._rescalings = {}, None, before["at"]
+        self.skeleton = before["skeleton"]
+        self._start = before["start"]
+        self._steps = before["steps"]
+        self._rescalings = before["at"]
+        self._frames = {}
+        self._far = None
 
     @property
     def _has_begun(self) -> bool:
@@ -248,48 +265,60 @@ class PathSpaceOptimizer(NetworkOptimizer):
     # --- steps ------------------------------------------------------------------------------------
 
     def _take(self, active: Active) -> None:
-        names = self.network.names_by_id
         self._expect_same_scales()
+        names = self.network.names_by_id
         if self.skeleton is None and any(id(p) in names for p, _, _ in active):
-            own = torch.Generator().manual_seed(
-                self._seed
-            )  # the user's random state is not touched
-            with tables_on_the_cpu():
-                wanted = self._wanted
-                self._begin(
-                    wanted if isinstance(wanted, Skeleton) else choose(self.network, wanted, own)
-                )
+            self._choose_wanted()
+        moved = self._moved(active)
+        if self._steps < _LOOK or self._steps % _LOOK == 0:
+            expect_finite(moved.weights.values())
+        self._steps += 1
+        factor = self._step_inside(moved)
+        for name, (p, _) in moved.inside.items():
+            if moved.weights[name] is not p:
+                p.copy_(moved.weights[name])
+        for p, group, g in moved.outside:
+            self._step_outside(p, group, g * factor if changes(factor) else g)
+
+    def _choose_wanted(self) -> None:
+        """Begin with the skeleton that the constructor was asked for."""
+        with tables_on_the_cpu():
+            chosen = self._wanted
+            if not isinstance(chosen, Skeleton):
+                # of its own, so that the user's random state is not touched
+                generator = torch.Generator().manual_seed(self._seed)
+                chosen = choose(self.network, chosen, generator)
+            self._begin(chosen)
+
+    def _moved(self, active: Active) -> _Moved:
+        """Sort the parameters that a step moves, in the type that it is computed in."""
+        names = self.network.names_by_id
         wide = torch.Tensor.double if self._is_far() else widened
-        weights: dict[str, Tensor] = {}
-        gradients: dict[str, Tensor] = {}
-        inside: Inside = {}
-        outside: list[tuple[Tensor, dict[str, Any], Tensor]] = []
+        moved = _Moved()
         for p, group, g in active:
             name = names.get(id(p))
-            g = widened(g) if name is None else wide(g)
-            if group["lr"] == 0 and name is not None:
+            if name is None:
+                g = widened(g)
+                moved.outside.append((p, group, -g if group["maximize"] else g))
+                continue
+            g = wide(g)
+            if group["lr"] == 0:
                 # a weight stays as it is, as it does without a gradient, but tools that load a
                 # state ask a first such step what it will hold
                 self._make_room(g, group, self.state[p])
                 continue
-            g = -g if group["maximize"] else g
-            if name is None:
-                outside.append((p, group, g))
-            else:
-                weights[name], gradients[name], inside[name] = wide(p), g, (p, group)
-        if self._steps < _LOOK or self._steps % _LOOK == 0:
-            expect_finite(weights.values())
-        self._steps += 1
-        factor = self._step_inside(inside, weights, gradients, [g for _, _, g in outside])
-        for name, (p, _) in inside.items():
-            if weights[name] is not p:
-                p.copy_(weights[name])
-        for p, group, g in outside:
-            lr = float(group["lr"])
-            if group["weight_decay"]:
-                p.mul_(1 - lr * group["weight_decay"])
-            direction = self._direction(g * factor if changes(factor) else g, group, self.state[p])
-            p.add_(direction.to(p.dtype), alpha=-lr)
+            moved.weights[name] = wide(p)
+            moved.gradients[name] = -g if group["maximize"] else g
+            moved.inside[name] = (p, group)
+        return moved
+
+    def _step_outside(self, p: Tensor, group: dict[str, Any], g: Tensor) -> None:
+        """Step a parameter outside the network along the rule's direction."""
+        lr = float(group["lr"])
+        if group["weight_decay"]:
+            p.mul_(1 - lr * group["weight_decay"])
+        direction = self._direction(g, group, self.state[p])
+        p.add_(direction.to(p.dtype), alpha=-lr)
 
     def _expect_same_scales(self) -> None:
         """Raise RuntimeError if units without basis paths were rescaled after the first step."""
@@ -301,36 +330,34 @@ class PathSpaceOptimizer(NetworkOptimizer):
                 "whose weights step as in the balanced one: call choose_skeleton(), or rescale before the first step"
             )
 
-    def _step_inside(
-        self,
-        inside: Inside,
-        weights: dict[str, Tensor],
-        gradients: dict[str, Tensor],
-        outside: list[Tensor],
-    ) -> float | Tensor:
-        """Step the parameters of the network, ``weights``, in path space.
+    def _step_inside(self, moved: _Moved) -> float | Tensor:
+        """Step the parameters of the network, ``moved.weights``, in path space.
 
         Returns:
-            The factor that clips the gradients ``outside`` of the network to ``clip_norm``.
+            The factor that clips the gradients outside the network to ``clip_norm``.
         """
-        frame = self._frame(weights) if inside else None
-        plain = self.clip_norm is None and all(self._descends(g) for _, g in inside.values())
-        if frame is not None and plain:
-            self._descend(frame, inside, weights, gradients)
+        inside, weights, outside = moved.inside, moved.weights, [g for _, _, g in moved.outside]
+        if not inside:
+            return self._clipping(outside)
+        frame = self._frame(weights)
+        if self.clip_norm is None and all(self._descends(group) for _, group in inside.values()):
+            self._descend(frame, inside, weights, moved.gradients)
             return 1.0
-        if frame is not None:
-            gradients = frame.gradients(weights, gradients)
-            self._expect_finite(frame.moments)  # before anything is made of them that is kept
-        factor: float | Tensor = 1.0
-        if self.clip_norm is not None and (inside or outside):  # all rates may be 0
-            every = [g.reshape(-1) for g in (*gradients.values(), *outside)]
-            square = torch.stack(
-                [torch.dot(g, g).double().to(every[0].device) for g in every]
-            ).sum()
-            factor = clip_factor(square, self.clip_norm)
-        if frame is not None:
-            self._move(frame, inside, weights, gradients, factor)
+        gradients = frame.gradients(weights, moved.gradients)
+        # before anything is made of them that is kept
+        self._expect_finite(frame.moments)
+        factor = self._clipping([*gradients.values(), *outside])
+        self._move(frame, inside, weights, gradients, factor)
         return factor
+
+    def _clipping(self, gradients: Iterable[Tensor]) -> float | Tensor:
+        """Return what scales all gradients down to ``clip_norm`` together."""
+        flat = [g.reshape(-1) for g in gradients]
+        # all rates may be 0
+        if self.clip_norm is None or not flat:
+            return 1.0
+        squares = [torch.dot(g, g).double().to(flat[0].device) for g in flat]
+        return clip_factor(torch.stack(squares).sum(), self.clip_norm)
 
     def _descends(self, group: dict[str, Any]) -> bool:
         """Return whether a group's direction is the gradient itself."""
@@ -341,7 +368,8 @@ class PathSpaceOptimizer(NetworkOptimizer):
         self, frame: Frame, inside: Inside, weights: dict[str, Tensor], gradients: dict[str, Tensor]
     ) -> None:
         """Step along the gradient."""
-        lrs, shrinking = _rates(inside), _shrinking(inside)
+        lrs = _rates(inside)
+        shrinking = _shrinking(inside)
         ratios = self._clamped(frame.gradient_ratios(weights, gradients, lrs, shrinking))
         frame.move_(weights, gradients, lrs, ratios, shrinking, of_weights=True)
 
@@ -358,15 +386,15 @@ class PathSpaceOptimizer(NetworkOptimizer):
         for name, (p, group) in inside.items():
             g = gradients[name].mul_(factor) if changes(factor) else gradients[name]
             directions[name] = self._direction(g, group, self.state[p])
-        lrs, shrinking = _rates(inside), _shrinking(inside)
+        lrs = _rates(inside)
+        shrinking = _shrinking(inside)
         ratios = self._clamped(frame.ratios(directions, lrs, shrinking))
         frame.move_(weights, directions, lrs, ratios, shrinking)
 
     @staticmethod
     def _expect_finite(values: Tensor) -> None:
-        if not values.is_cuda and not bool(
-            values.isfinite().all()
-        ):  # there a step would wait for it
+        # a step would wait for a GPU
+        if not values.is_cuda and not bool(values.isfinite().all()):
             raise FloatingPointError(
                 "a step in path space is not finite: weights or gradients are not, because training diverged (lower "
                 "the learning rate or clip) or a batch held NaN; parameters are not changed"
@@ -428,16 +456,19 @@ class PathSpaceOptimizer(NetworkOptimizer):
                 "this is not the state of an optimizer in path space: it has no entry 'path_space'"
             )
         kept = copy.deepcopy(packed[0])
-        restored = (
-            Skeleton.restored(reduction_graph(self.network), kept) if "edges" in kept else None
-        )
-        super()._load({**state_dict, "state": {i: s for i, s in states.items() if s}})
+        restored = None
+        if "edges" in kept:
+            restored = Skeleton.restored(reduction_graph(self.network), kept)
+        states = {index: state for index, state in states.items() if state}
+        super()._load({**state_dict, "state": states})
         if restored is not None:
             device = next(iter(self.network.parameters.values())).device
             self._start = {key: value.to(device) for key, value in kept.items()}
             self._adopt(restored)
         else:
-            self.skeleton, self._start, self._frames = None, {}, {}
+            self.skeleton = None
+            self._start = {}
+            self._frames = {}
 
 
 def _rates(inside: Inside) -> dict[str, float]:

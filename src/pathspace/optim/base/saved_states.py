@@ -80,10 +80,11 @@ def unlocked(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def has_content(state: Mapping[str, Any]) -> bool:
     """Return whether a state holds more than empty dictionaries and the mark of one that holds nothing."""
-    return any(
-        key != NOTHING and not (isinstance(value, dict) and not value)
-        for key, value in state.items()
-    )
+    for key, value in state.items():
+        is_empty = isinstance(value, dict) and not value
+        if key != NOTHING and not is_empty:
+            return True
+    return False
 
 
 def of_steps(state_dict: dict[str, Any], kind: str) -> dict[str, Any]:
@@ -93,9 +94,8 @@ def of_steps(state_dict: dict[str, Any], kind: str) -> dict[str, Any]:
         ValueError: it was saved after steps, and is empty.
     """
     groups = state_dict["param_groups"]
-    marks = [group[BEGUN] for group in groups if BEGUN in group]
-    plain = [{key: value for key, value in group.items() if key != BEGUN} for group in groups]
     states = state_dict["state"]
+    marks = [group[BEGUN] for group in groups if BEGUN in group]
     if marks and all(marks) and not any(map(has_content, states.values())):
         raise ValueError(
             f"this state of {kind} was saved after steps, and nothing of it but the options arrived. "
@@ -103,8 +103,16 @@ def of_steps(state_dict: dict[str, Any], kind: str) -> dict[str, Any]:
             "while there are gradients: call optimizer.zero_grad() before get_optimizer_state_dict"
         )
     if marks and not any(marks):
-        emptied = {
-            i: {k: {} for k, v in s.items() if isinstance(v, dict)} for i, s in states.items()
-        }
-        states = {i: state for i, state in emptied.items() if state}
+        states = _emptied(states)
+    plain = [{key: value for key, value in group.items() if key != BEGUN} for group in groups]
     return {**state_dict, "state": states, "param_groups": plain}
+
+
+def _emptied(states: Mapping[Any, Mapping[str, Any]]) -> dict[Any, dict[str, Any]]:
+    """Return an empty dictionary for each dictionary in the states, and nothing for other entries."""
+    emptied = {}
+    for index, state in states.items():
+        kept = {key: {} for key, value in state.items() if isinstance(value, dict)}
+        if kept:
+            emptied[index] = kept
+    return emptied

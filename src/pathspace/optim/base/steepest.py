@@ -58,6 +58,11 @@ class ParamStep:
         """m; None for 1."""
         return None if self.gauge is None else self.gauge.far
 
+    @property
+    def has_one_type(self) -> bool:
+        """Whether p, g and 1 / D have one type, so that one call may multiply and add them."""
+        return self.factor is not None and self.factor.dtype == self.p.dtype == self.g.dtype
+
     def direction(self) -> Tensor:
         """d, in the widest type that it is made of; g itself outside the network."""
         return self.g if self.factor is None else self.g * self.factor
@@ -89,12 +94,17 @@ def clipping(
         products = (widened(s.g) * widened(s.direction()) for s in steps)
         factor = clip_factor(_sum(products, steps), clip_norm)
     if clip_step is not None:
-        balanced = (
-            widened(s.direction()) if s.gauge is None else s.gauge.into(s.direction())
-            for s in steps
-        )
-        factor = factor * clip_factor(factor**2 * _sum((d * d for d in balanced), steps), clip_step)
+        square = factor**2 * _sum((_balanced_direction(s).square() for s in steps), steps)
+        factor = factor * clip_factor(square, clip_step)
     return factor
+
+
+def _balanced_direction(step: ParamStep) -> Tensor:
+    """Return d / f, or d outside the network."""
+    direction = step.direction()
+    if step.gauge is None:
+        return widened(direction)
+    return step.gauge.into(direction)
 
 
 def gradient_over_direction(steps: list[ParamStep]) -> float:
@@ -125,40 +135,75 @@ def _sum(terms: Iterable[Tensor], steps: list[ParamStep]) -> Tensor:
     return totals(torch.stack(together), (s.parameter for s in steps)).sum()
 
 
+@dataclass(slots=True)
+class _Directions:
+    """Directions of parameters that step together: d = scale * gradients * inverses.
+
+    Attributes:
+        gradients: g of each parameter, or d itself where there are no ``inverses``.
+        inverses: 1 / D of each parameter; None if the gradients were multiplied with it before.
+        scale: a factor of all of them.
+    """
+
+    gradients: list[Tensor]
+    inverses: list[Tensor] | None = None
+    scale: float = 1.0
+
+    def add_to_(self, tensors: list[Tensor], alpha: float) -> None:
+        """Tensors += alpha d."""
+        if self.inverses is None:
+            _add_(tensors, self.gradients, alpha=alpha * self.scale)
+        else:
+            _addcmul_(tensors, self.gradients, self.inverses, alpha * self.scale)
+
+
 def descend_(steps: list[ParamStep], factor: float | Tensor) -> None:
     """v = momentum v + factor d;  p = (1 - eta weight_decay) p - eta v, each in one call for a group."""
-    groups: dict[tuple[int, bool], list[ParamStep]] = {}
+    batches: dict[tuple[int, bool], list[ParamStep]] = {}
     for step in steps:
-        # whether 1 / D may be multiplied with as it is, of the parameter's type
-        plain = step.factor is not None and step.factor.dtype == step.p.dtype == step.g.dtype
-        groups.setdefault((id(step.group), plain), []).append(step)
-    for (_, plain), alike in groups.items():
-        group, p = alike[0].group, [step.p for step in alike]
-        if plain:
-            d, inverses = (
-                [step.g for step in alike],
-                [f for step in alike if (f := step.factor) is not None],
-            )
-        else:
-            wide = (s.direction() * factor if changes(factor) else s.direction() for s in alike)
-            # clipped by then: what is longer may be beyond the parameter's type
-            d, inverses = [each.to(s.p.dtype) for each, s in zip(wide, alike, strict=True)], None
-        rest = 1.0
-        if plain and isinstance(factor, Tensor):
-            d = list(_mul(d, factor))
-        elif plain and not isinstance(factor, Tensor):
-            rest = factor
-        far = [step.far for step in alike]
-        away = None if all(m is None for m in far) else far
-        lr, momentum = float(group["lr"]), group["momentum"]
-        if group["weight_decay"]:
-            _mul_(p, 1 - lr * group["weight_decay"])
-        if momentum:
-            v = _velocities(alike, momentum)
-            _add_directions_(v, d, inverses, rest)
-            _add_(p, _back(v, away), alpha=-lr * momentum if group["nesterov"] else -lr)
-        if not momentum or group["nesterov"]:  # nesterov: d + momentum v
-            _add_directions_(p, _back(d, away), inverses, -lr * rest)
+        batches.setdefault((id(step.group), step.has_one_type), []).append(step)
+    for batch in batches.values():
+        _descend_together_(batch, _directions(batch, factor))
+
+
+def _directions(steps: list[ParamStep], factor: float | Tensor) -> _Directions:
+    """Return factor d of parameters that have one type, all of them or none."""
+    if not steps[0].has_one_type:
+        return _Directions([_own_direction(step, factor) for step in steps])
+    gradients = [step.g for step in steps]
+    inverses = [step.factor for step in steps if step.factor is not None]
+    if isinstance(factor, Tensor):
+        return _Directions(list(_mul(gradients, factor)), inverses)
+    return _Directions(gradients, inverses, factor)
+
+
+def _own_direction(step: ParamStep, factor: float | Tensor) -> Tensor:
+    """Return factor d in the parameter's type."""
+    direction = step.direction()
+    if changes(factor):
+        # before the conversion: longer directions may be beyond the parameter's type
+        direction = direction * factor
+    return direction.to(step.p.dtype)
+
+
+def _descend_together_(steps: list[ParamStep], directions: _Directions) -> None:
+    """Step parameters of one group."""
+    group = steps[0].group
+    p = [step.p for step in steps]
+    far = [step.far for step in steps]
+    lr = float(group["lr"])
+    momentum = group["momentum"]
+    nesterov = group["nesterov"]
+    if group["weight_decay"]:
+        _mul_(p, 1 - lr * group["weight_decay"])
+    if momentum:
+        v = _velocities(steps, momentum)
+        directions.add_to_(v, 1.0)
+        _add_(p, _back(v, far), alpha=-lr * momentum if nesterov else -lr)
+    # nesterov: d + momentum v
+    if nesterov or not momentum:
+        directions.gradients = _back(directions.gradients, far)
+        directions.add_to_(p, -lr)
 
 
 def _velocities(steps: list[ParamStep], momentum: float) -> list[Tensor]:
@@ -172,18 +217,6 @@ def _velocities(steps: list[ParamStep], momentum: float) -> list[Tensor]:
     return v
 
 
-def _add_directions_(
-    tensors: list[Tensor], d: list[Tensor], inverses: list[Tensor] | None, value: float
-) -> None:
-    """Tensors += value d."""
-    if inverses is None:
-        _add_(tensors, d, alpha=value)
-    else:
-        _addcmul_(tensors, d, inverses, value)
-
-
-def _back(tensors: list[Tensor], far: list[Tensor | None] | None) -> list[Tensor]:
+def _back(tensors: list[Tensor], far: list[Tensor | None]) -> list[Tensor]:
     """Convert steps of the recentred network to steps of the weights."""
-    if far is None:
-        return tensors
     return [t if m is None else (t * m).to(t.dtype) for t, m in zip(tensors, far, strict=True)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
@@ -18,6 +18,9 @@ _add_ = torch._foreach_add_  # pyright: ignore[reportPrivateImportUsage]
 _mul_ = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
 _lerp = torch._foreach_lerp  # pyright: ignore[reportPrivateImportUsage]
 _lerp_ = torch._foreach_lerp_  # pyright: ignore[reportPrivateImportUsage]
+
+_ADAMW_OPTIONS = ("lr", "betas", "eps", "weight_decay", "maximize")
+_MUON_OPTIONS = ("lr", "momentum", "nesterov", "weight_decay", "ns_steps")
 
 AdjustLr = Literal["match_rms_adamw", "original"]
 ROW_BLOCKS = "_row_blocks"
@@ -81,23 +84,15 @@ class MuonAdamW(Optimizer):
         """Take one step; returns the closure's loss, if there is one."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
-            moved = [p for p in group["params"] if p.grad is not None]
-            others = [p for p in moved if p.dim() != 2 or not group["use_muon"]]
-            matrices = [p for p in moved if p.dim() == 2] if group["use_muon"] else []
+            matrices, others = _split(group)
             if others:
-                options = {
-                    name: group[name] for name in ("lr", "betas", "eps", "weight_decay", "maximize")
-                }
-                self._let_step(AdamW, others, options)
+                self._let_step(AdamW, others, _chosen(group, _ADAMW_OPTIONS))
             if matrices:
-                options = {
-                    name: group[name]
-                    for name in ("lr", "momentum", "nesterov", "weight_decay", "ns_steps")
-                }
-                with (
-                    _negated(matrices) if group["maximize"] else nullcontext()
-                ):  # torch's Muon only descends
-                    self._let_step(Muon, matrices, {**options, "adjust_lr_fn": group["adjust_lr"]})
+                options = _chosen(group, _MUON_OPTIONS)
+                options["adjust_lr_fn"] = group["adjust_lr"]
+                # torch's Muon only descends
+                with _negated(matrices) if group["maximize"] else nullcontext():
+                    self._let_step(Muon, matrices, options)
         return loss
 
     def _let_step(
@@ -142,6 +137,24 @@ class MuonAdamW(Optimizer):
         return {**super().__getstate__(), "_rules": {}}
 
 
+def _split(group: Mapping[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
+    """Split the parameters of a group that have a gradient into those of Muon and those of AdamW."""
+    matrices = []
+    others = []
+    for p in group["params"]:
+        if p.grad is None:
+            continue
+        if p.dim() == 2 and group["use_muon"]:
+            matrices.append(p)
+        else:
+            others.append(p)
+    return matrices, others
+
+
+def _chosen(group: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return {name: group[name] for name in names}
+
+
 def step_in_batches(
     params: Sequence[Tensor], states: Mapping[Any, dict[str, Any]], group: Mapping[str, Any]
 ) -> None:
@@ -155,14 +168,15 @@ def step_in_batches(
         states: of each; its ``momentum_buffer`` is made where it lacks.
         group: the options of ``torch.optim.Muon``.
     """
-    gradients = [g for p in params if (g := p.grad) is not None]
+    gradients = [p.grad for p in params if p.grad is not None]
     for p, g in zip(params, gradients, strict=True):
         if "momentum_buffer" not in states[p]:
             states[p]["momentum_buffer"] = torch.zeros_like(g)
     momenta = [states[p]["momentum_buffer"] for p in params]
     _lerp_(momenta, gradients, 1 - group["momentum"])
     updates = list(_lerp(gradients, momenta, group["momentum"])) if group["nesterov"] else momenta
-    lr, decay = float(group["lr"]), group["weight_decay"]
+    lr = float(group["lr"])
+    decay = group["weight_decay"]
     if decay:
         _mul_(list(params), 1 - lr * decay)
     alike: dict[tuple[Any, ...], list[int]] = {}
