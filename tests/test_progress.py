@@ -1,5 +1,6 @@
 import doctest
 import io
+import threading
 
 import pytest
 from rich.console import Console
@@ -21,8 +22,9 @@ def test_lines_come_every_ten_seconds_and_at_the_end() -> None:
             now[0] = float(second)
             work.update(second, "a run", last=second == 100)
     lines = stream.getvalue().splitlines()
-    assert len(lines) == 100 / SECONDS
-    assert lines[4] == "Training: a run, 50 %, 0:50 so far, about 0:50 left"
+    assert lines[0] == "Training: a run, 1 %, 0:01 so far"
+    assert len(lines) == 1 + 100 / SECONDS
+    assert lines[5] == "Training: a run, 51 %, 0:51 so far, about 0:49 left"
     assert lines[-1] == "Training: a run, 100 %, 1:40 so far, about 0:00 left"
 
 
@@ -40,6 +42,28 @@ def test_the_time_left_counts_only_what_took_time() -> None:
     ]
 
 
+def test_work_that_says_nothing_has_its_lines_too() -> None:
+    now, stream = [0.0], io.StringIO()
+    with Progress(Console(file=stream, width=200), clock=lambda: now[0]) as work:
+        work.stage("Computing", 8, note="0/8")
+        for second in range(0, 23):
+            now[0] = float(second)
+            work.line()
+    assert stream.getvalue().splitlines() == [
+        f"Computing: 0/8, 0 %, {spent} so far" for spent in ("0:01", "0:11", "0:21")
+    ]
+
+
+def test_a_pipe_is_written_to_from_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    said, stream = threading.Event(), io.StringIO()
+    monkeypatch.setattr(progress, "FIRST", 0.001)
+    monkeypatch.setattr(Progress, "say", lambda _, line: (stream.write(line), said.set()))
+    with Progress(Console(file=stream)) as work:
+        work.stage("Compiling", 1)
+        assert said.wait(60)
+    assert stream.getvalue() == "Compiling: 0 %, 0:00 so far"
+
+
 @pytest.mark.parametrize(
     ("seconds", "shown"), [(0.4, "0:00"), (59.6, "1:00"), (3599.6, "1:00:00"), (86400, "24:00:00")]
 )
@@ -47,10 +71,11 @@ def test_times_in_words(seconds: float, shown: str) -> None:
     assert clock_time(seconds) == shown
 
 
-def test_quiet_work_shows_nothing_and_terminals_get_a_bar() -> None:
+def test_quiet_work_shows_nothing_and_terminals_get_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     for quiet, terminal, said in ((True, True, False), (False, True, True), (False, False, False)):
         stream = io.StringIO()
         console = Console(file=stream, force_terminal=terminal, width=200)
+        monkeypatch.setattr(progress, "FIRST", 1e9)
         with shown("work", console, quiet=quiet) as show:
             show(0.5, "half")
         assert ("half" in stream.getvalue()) is said

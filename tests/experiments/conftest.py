@@ -68,8 +68,8 @@ class StopsAt(Monitor):
     def __init__(self, step: int) -> None:
         self.step = step
 
-    def advanced(self, config: RunConfig, step: int, loss: float) -> None:  # noqa: ARG002
-        if step == self.step:
+    def advanced(self, label: str, part: float, words: str) -> None:  # noqa: ARG002
+        if words.startswith(f"step {self.step}/"):
             raise KeyboardInterrupt
 
 

@@ -15,7 +15,7 @@ from pathspace.experiments.report.claim import claim_table
 from pathspace.experiments.report.comparison import comparison_report, conclusion
 from pathspace.experiments.report.document import write_report
 from pathspace.experiments.report.table import notes
-from pathspace.experiments.run import RunConfig, RunResult
+from pathspace.experiments.run import RunConfig, RunResult, Validation
 from pathspace.experiments.runner import Runner
 from pathspace.experiments.settings import Settings
 from pathspace.experiments.storage import write_checked
@@ -34,8 +34,9 @@ class Recorder(Monitor):
     def stage(self, title: str, jobs: int, done: int = 0) -> None:  # noqa: ARG002
         self.stages.append((title, jobs))
 
-    def started(self, config: RunConfig, steps: int) -> None:  # noqa: ARG002
-        self.begun.append(config.key)
+    def validated(self, config: RunConfig, validation: Validation) -> None:
+        if validation.step == 0:
+            self.begun.append(config.key)
 
     def finished(self, label: str, words: str) -> None:  # noqa: ARG002
         self.done.append(label)

@@ -1,14 +1,20 @@
 """How far a command is: a bar in a terminal, lines in a pipe, with what its user has to know in either."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from pathspace.experiments.jobs import Place, run_all
-from pathspace.experiments.monitor import Monitor, Shown
+from pathspace.experiments.layers import laid_over
+from pathspace.experiments.monitor import Monitor, Part, Shown, Written, pass_on
+from pathspace.experiments.recipes import ENGINES, load_recipe
 from pathspace.experiments.run import RunConfig
+from pathspace.experiments.tables import StoredCell
 
 
 def test_a_pipe_gets_the_last_run_of_a_stage_in_words(
@@ -18,7 +24,7 @@ def test_a_pipe_gets_the_last_run_of_a_stage_in_words(
     configs = [tiny_config(seed=seed) for seed in range(2)]
     with Shown(Console(file=stream, width=200)) as monitor:
         run_all(configs, Place(tmp_path_factory.mktemp("runs")), monitor, title="Training")
-    (line,) = stream.getvalue().splitlines()
+    line = stream.getvalue().splitlines()[-1]
     assert line.startswith("Training: 2/2  sgd, balanced, rate 0.05, seed 1: validation error ")
     assert ", 100 %, " in line
 
@@ -30,8 +36,7 @@ def test_a_terminal_gets_a_bar_that_moves_within_a_run(
     config = tiny_config()
     with Shown(Console(file=stream, width=200, force_terminal=True)) as monitor:
         monitor.stage("Training [red]", 4, done=1)
-        monitor.started(config, 8)
-        monitor.advanced(config, 4, 0.5)
+        monitor.advanced(config.label, 0.5, "step 4/8")
         assert monitor._progress._bars.tasks[-1].completed == 1.5
         monitor.finished(config.label, "validation error 0.1")
         assert monitor._progress._bars.tasks[-1].completed == 2
@@ -50,3 +55,75 @@ def test_what_a_user_has_to_know_is_said_though_progress_is_not(
     assert stream.getvalue() == "  a run: its process died\n"
     Monitor().noted("another", "from a process of its own")
     assert capsys.readouterr().err == "  another: from a process of its own\n"
+
+
+class Heard(Monitor):
+    """Remembers how far jobs were."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, list[float]] = {}
+        self.words: list[str] = []
+
+    def advanced(self, label: str, part: float, words: str) -> None:
+        self.parts.setdefault(label, []).append(part)
+        self.words.append(words)
+
+
+TABLES = {
+    "xor": {"lines": 30, "length": 10, "units": 3, "passes": 6, "every": 3, "seeds": 1},
+    "symbols": {
+        "texts": ["anbn"],
+        "rows": ["PCNN, DH+FB"],
+        "units": [3],
+        "lengths": {"anbn": 4},
+        "passes": {"anbn": 6},
+        "restarts": {"anbn": 2},
+        "heat": 2,
+    },
+    "long-memory": {
+        "lengths": [4],
+        "hidden": [3],
+        "methods": ["path-muon"],
+        "learning_rates": [1e-6],
+        "tuning_seeds": 1,
+        "seeds": 1,
+        "test_size": 10,
+    },
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_tells_how_far_each_cell_is(name: str, tmp_path: Path) -> None:
+    recipe = load_recipe(name)
+    engine = ENGINES[recipe.engine]
+    for package in import_module(f"{engine}.protocol").NEEDS:
+        pytest.importorskip(package)
+    protocol = laid_over(import_module(f"{engine}.protocol").Protocol, [("a test", TABLES[name])])
+    heard = Heard()
+
+    def do(kind: type, cells: Sequence[Any], compute: Callable[..., Any]) -> list[Any]:
+        jobs = [StoredCell(kind, cell, compute, tmp_path) for cell in cells]
+        return [job(heard) for job in jobs]
+
+    import_module(f"{engine}.cells").fill(protocol, do, tmp_path)
+    for parts in heard.parts.values():
+        assert len(parts) > 1
+        assert parts == sorted(set(parts))
+        assert parts[-1] == 1.0
+    assert all("pass" in words or "step" in words for words in heard.words)
+
+
+def test_other_processes_tell_how_far_they_are(tmp_path: Path) -> None:
+    written, heard = Written(tmp_path / "a job"), Heard()
+    written.advanced("a job", 0.25, "step 1/4")
+    written.advanced("a job", 0.5, "step 2/4")  # within the same second
+    (tmp_path / "another").write_text("[")  # half written
+    pass_on(tmp_path, heard)
+    assert heard.parts == {"a job": [0.25]}
+    Written(tmp_path / "missing" / "a job").advanced("a job", 0.5, "")
+
+
+def test_a_run_is_a_part_of_a_job() -> None:
+    heard = Heard()
+    Part(heard, "a point", 1, 4).advanced("seed 1", 0.5, "step 4/8")
+    assert heard.parts == {"a point": [0.375]}

@@ -286,7 +286,7 @@ def test_ray_that_does_not_start_in_time_is_no_mistake_of_ours(like_ray: SimpleN
 def test_another_version_on_a_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pathspace.experiments.runner.versions", lambda: {"torch": "1.0"})
     with pytest.raises(ConfigurationError, match=r"has torch 1\.0, and the command 2\.0"):
-        runner._there(None, {"torch": "2.0"})  # type: ignore[arg-type]
+        runner._there(None, {"torch": "2.0"}, Path())  # type: ignore[arg-type]
 
 
 def test_a_process_that_died_while_it_had_nothing_to_do_is_replaced(

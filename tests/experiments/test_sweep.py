@@ -24,7 +24,7 @@ from command_line import call
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.jobs import RESULT, Runs
 from pathspace.experiments.monitor import Monitor
-from pathspace.experiments.run import RunConfig, RunResult
+from pathspace.experiments.run import RunConfig, RunResult, Validation
 from pathspace.experiments.runner import JobOutcome, Runner, WorkerDiedError
 from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings
 from pathspace.experiments.sweep.plan import Dimension, Plan, config_of, parse_search, plan_from
@@ -285,8 +285,9 @@ class StopsAfter(Monitor):
         self.left = runs
         self.begun: list[str] = []
 
-    def started(self, config: RunConfig, steps: int) -> None:  # noqa: ARG002
-        self.begun.append(config.key)
+    def validated(self, config: RunConfig, validation: Validation) -> None:
+        if validation.step == 0:
+            self.begun.append(config.key)
 
     def finished(self, label: str, words: str) -> None:  # noqa: ARG002
         self.left -= 1

@@ -50,8 +50,8 @@ def stopped(config: RunConfig, task: Task, tmp_path: Path) -> Path:
     """A folder with the checkpoint of step 12 of 16."""
 
     class Killing(Monitor):
-        def advanced(self, config: RunConfig, step: int, loss: float) -> None:  # noqa: ARG002
-            if step >= 12:
+        def advanced(self, label: str, part: float, words: str) -> None:  # noqa: ARG002
+            if part >= 12 / 16:
                 raise InterruptedError
 
     with pytest.MonkeyPatch.context() as patch:

@@ -34,7 +34,7 @@ from pathspace.experiments.devices import forked_random_state, wait_for
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import Method, method
 from pathspace.experiments.models import OUTSIDE, RESCALABLE, build_model
-from pathspace.experiments.monitor import Monitor
+from pathspace.experiments.monitor import UNHEARD, Monitor
 from pathspace.experiments.run import Epoch, RunConfig, RunResult, RunState, Validation
 from pathspace.experiments.schedule import factor
 from pathspace.experiments.starts import balance_once_, move_to_start
@@ -63,7 +63,6 @@ SECONDS_BETWEEN_REPORTS = 0.1
 # without gradients nothing is kept on the way: where a whole batch trains, so many have room,
 # whatever the model's size
 BATCHES_EVALUATED_AT_A_TIME = 4
-UNHEARD = Monitor()
 
 
 def run(
@@ -249,7 +248,8 @@ class _Training:
                 checkpoint.save(self.folder, config, state)
             if time.perf_counter() - last_report > SECONDS_BETWEEN_REPORTS:
                 last_report = time.perf_counter()
-                self.listener.advanced(config, state.step, loss)
+                words = f"step {state.step}/{steps}, loss {loss:.4g}"
+                self.listener.advanced(config.label, state.step / steps, words)
 
     def _order(self, epoch: int) -> Tensor:
         """Return the examples of an epoch in the order in which it takes them."""

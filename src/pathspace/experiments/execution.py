@@ -66,8 +66,10 @@ def _study(recipe: Recipe, comparison: Comparison, size: str, context: Context) 
     ):  # which this machine may lack: the runs may have been a cluster's
         Console(stderr=True).print("The study computes on the processor.", highlight=False)
     name = recipe.study["name"]
-    with Console(stderr=True, quiet=context.quiet).status(f"Studying the {name}"):
-        return run_study(name, recipe.study_options(size), comparison, context.data_dir)
+    options = recipe.study_options(size)
+    with Shown(Console(stderr=True), quiet=context.quiet) as monitor:
+        monitor.stage(f"Studying the {name}", 1)
+        return run_study(name, options, comparison, context.data_dir, monitor)
 
 
 def run_compare(options: Layer, context: Context) -> Comparison:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pathspace.experiments import checkpoint
-from pathspace.experiments.engine import run, total_steps
+from pathspace.experiments.engine import run
 from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.runner import Runner
@@ -68,7 +68,6 @@ class PlacedRun:
         config = self.config
         place = self.place
         task = load_task(config.task, config.task_options, place.data_dir)
-        monitor.started(config, total_steps(config, task))
         return run(
             config,
             task,

@@ -1,26 +1,36 @@
-"""What somebody who watches runs is told, and a monitor that shows it."""
+"""What somebody who watches jobs is told: a monitor that shows it, and one that passes it on from another process."""
 
 from __future__ import annotations
 
+import json
 import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 from rich.console import Console
 
 from pathspace.experiments.run import RunConfig, Validation
 from pathspace.tools.progress import Progress
 
+Report = Callable[[float, str], None]
+"""Called with the part of some work that is done, in [0, 1], and a few words about it."""
+SECONDS_BETWEEN_NOTES = 1.0
+
+
+def unheard(part: float, words: str) -> None:
+    """Tell nobody; see `Report`."""
+
 
 class Monitor:
-    """Somebody who watches runs; this one hears all and shows nothing but what a user has to know."""
+    """Somebody who watches jobs; this one hears all and shows nothing but what a user has to know."""
 
     def stage(self, title: str, jobs: int, done: int = 0) -> None:
         """Hear that a stage of so many jobs begins, of which some have their results already."""
 
-    def started(self, config: RunConfig, steps: int) -> None:
-        """Hear that a run of this process begins, and how many steps it will take."""
-
-    def advanced(self, config: RunConfig, step: int, loss: float) -> None:
-        """Hear how many steps a run of this process has done."""
+    def advanced(self, label: str, part: float, words: str) -> None:
+        """Hear what part of a job is done, in [0, 1], and a few words about it."""
 
     def validated(self, config: RunConfig, validation: Validation) -> None:
         """Hear what a run of this process found on the validation split."""
@@ -33,8 +43,38 @@ class Monitor:
         """Hear that a job is over, with a result or without one."""
 
 
+UNHEARD = Monitor()
+
+
+class Part(Monitor):
+    """Tells another monitor about one of several equal parts of a job.
+
+    Args:
+        monitor: Told about the whole.
+        label: Of the whole.
+        number: Of this part, from 0.
+        count: How many parts there are.
+    """
+
+    def __init__(self, monitor: Monitor, label: str, number: int, count: int) -> None:
+        self._monitor = monitor
+        self._label = label
+        self._number = number
+        self._count = count
+        self.noted = monitor.noted
+
+    def advanced(self, label: str, part: float, words: str) -> None:
+        """See `Monitor`; the label is the whole's."""
+        del label
+        self._monitor.advanced(self._label, (self._number + part) / self._count, words)
+
+    def validated(self, config: RunConfig, validation: Validation) -> None:
+        """See `Monitor`."""
+        self._monitor.validated(config, validation)
+
+
 class Shown(Monitor):
-    """Shows how far a command is: what part of the jobs is done, and of the run that this process does.
+    """Shows how far a command is: how many of its jobs are done, and what part of those in progress.
 
     Use it in a `with` statement.
 
@@ -47,7 +87,7 @@ class Shown(Monitor):
         self._progress = Progress(console, quiet=quiet)
         self._jobs = 0
         self._done = 0
-        self._steps = 1
+        self._parts: dict[str, float] = {}
 
     def __enter__(self) -> Shown:
         self._progress.__enter__()
@@ -60,17 +100,13 @@ class Shown(Monitor):
         """See `Monitor`."""
         self._jobs = jobs
         self._done = done
-        self._progress.stage(title, jobs, done)
+        self._parts.clear()
+        self._progress.stage(title, jobs, done, f"{done}/{jobs}")
 
-    def started(self, config: RunConfig, steps: int) -> None:
+    def advanced(self, label: str, part: float, words: str) -> None:
         """See `Monitor`."""
-        del config
-        self._steps = max(1, steps)
-
-    def advanced(self, config: RunConfig, step: int, loss: float) -> None:
-        """See `Monitor`."""
-        words = f"{config.label}: step {step}/{self._steps}, loss {loss:.4g}"
-        self._show(self._done + step / self._steps, words)
+        self._parts[label] = min(part, 1.0)
+        self._show(f"{label}: {words}")
 
     def noted(self, label: str, sentence: str) -> None:
         """See `Monitor`."""
@@ -79,8 +115,39 @@ class Shown(Monitor):
     def finished(self, label: str, words: str) -> None:
         """See `Monitor`."""
         self._done += 1
-        self._show(self._done, f"{label}: {words}")
+        self._parts.pop(label, None)
+        self._show(f"{label}: {words}")
 
-    def _show(self, completed: float, words: str) -> None:
+    def _show(self, words: str) -> None:
+        completed = self._done + sum(self._parts.values())
         last = self._done == self._jobs
         self._progress.update(completed, f"{self._done}/{self._jobs}  {words}", last=last)
+
+
+class Written(Monitor):
+    """Leaves in a file how far a job of this process is, for the process that shows it to read.
+
+    Args:
+        file: In a folder that may be missing, as on another machine of a cluster: then nobody is told.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._next = -float("inf")
+
+    def advanced(self, label: str, part: float, words: str) -> None:
+        """See `Monitor`."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + SECONDS_BETWEEN_NOTES
+        with suppress(OSError):
+            self._file.write_text(json.dumps([label, part, words]), encoding="utf-8")
+
+
+def pass_on(folder: Path, monitor: Monitor) -> None:
+    """Tell a monitor what `Written` ones have left in the files of a folder."""
+    for file in folder.iterdir():
+        # one may be half written just now
+        with suppress(OSError, ValueError):
+            monitor.advanced(*json.loads(file.read_text(encoding="utf-8")))

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import os
 import platform
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
+from pathspace.experiments.monitor import SECONDS_BETWEEN_NOTES, Monitor, Written, pass_on
 from pathspace.tools.processes import Processes
-
-if TYPE_CHECKING:
-    from pathspace.experiments.monitor import Monitor
 
 ENGINES = ("local", "ray")
 SMALLEST_STORE = 100 * 2**20  # bytes of Ray's shared memory: results are small
@@ -139,46 +139,36 @@ class Runner:
 
         Args:
             jobs: What to do.
-            monitor: Told how far jobs are that this process does.
+            monitor: Told how far jobs are.
         """
         places = self.places()
         if self.engine == "local" and places == 1:
             for job in jobs:
                 yield _here(job, monitor)
             return
-        yield from self._in_processes(iter(jobs), places, monitor)
+        with TemporaryDirectory(prefix="pathspace-", ignore_cleanup_errors=True) as notes:
+            yield from self._in_processes(iter(jobs), places, monitor, Path(notes))
 
     def _in_processes(
-        self, jobs: Iterator[Work], places: int, monitor: Monitor
+        self, jobs: Iterator[Work], places: int, monitor: Monitor, notes: Path
     ) -> Iterator[JobOutcome]:
-        submit = self._submitter(places)
-        running: dict[Future[Any], tuple[Work, bool]] = {}
-        again: deque[Work] = deque()
+        """Do jobs in other processes, which say in the folder `notes` how far they are."""
+        submit = self._submitter(places, notes)
+        died: list[Work] = []
         while True:
-            # One at a time: it is then known whose process dies next. A pool loses all of its
-            # processes with one.
-            if again and not running:
-                job = again.popleft()
-                running[submit(job)] = job, True
-            while (
-                not again
-                and len(running) < places
-                and not any(last for _, last in running.values())
-            ):
-                job = next(jobs, None)
-                if job is None:
-                    break
-                running[submit(job)] = job, False
-            if not running:
-                return
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                job, last = running.pop(future)
-                error = future.exception()
-                if _has_died(error) and not last:
+            # No job is taken once one has died: a pool loses all of its processes with one.
+            for job, future in _as_they_end(jobs, places, submit, died, monitor, notes):
+                if _has_died(future.exception()):
                     monitor.noted(job.label, "its process died: going on from its last checkpoint.")
-                    again.append(job)
+                    died.append(job)
                 else:
-                    yield _ended(job, future, error)
+                    yield _ended(job, future)
+            if not died:
+                return
+            # One at a time: it is then known whose process dies next.
+            for job, future in _as_they_end(iter(died), 1, submit, (), monitor, notes):
+                yield _ended(job, future)
+            died = []
 
     def places(self) -> int:
         """Return how many jobs are done at a time."""
@@ -192,14 +182,16 @@ class Runner:
             places = min(places, there.get("GPU", 0) // self.gpus)
         return max(1, int(places))
 
-    def _submitter(self, places: int) -> Callable[[Work], Future[Any]]:
+    def _submitter(self, places: int, notes: Path) -> Callable[[Work], Future[Any]]:
         if self.engine == "ray":
             options = {"num_cpus": self.threads, "num_gpus": self.gpus, "max_retries": 0}
             task = _ray().remote(**options)(_there)
-            return lambda job: task.options(name=job.label).remote(job, versions()).future()
+            return lambda job: (
+                task.options(name=job.label).remote(job, versions(), notes / job.key).future()
+            )
 
         processes = Processes(places, self.threads)
-        return lambda job: processes.submit(_there, job, versions())
+        return lambda job: processes.submit(_there, job, versions(), notes / job.key)
 
 
 def runs_at_a_time(threads: int = 1) -> int:
@@ -279,10 +271,31 @@ def _here(job: Work, monitor: Monitor) -> JobOutcome:
         return JobOutcome(job, error=error)
 
 
-def _there(job: Work, wanted: dict[str, str]) -> Any:
-    """Do a job in another process."""
-    from pathspace.experiments.monitor import Monitor
+def _as_they_end(
+    jobs: Iterator[Work],
+    places: int,
+    submit: Callable[[Work], Future[Any]],
+    died: Sequence[Work],
+    monitor: Monitor,
+    notes: Path,
+) -> Iterator[tuple[Work, Future[Any]]]:
+    """Submit jobs while there is room and none has died, and yield each that has ended."""
+    running: dict[Future[Any], Work] = {}
+    while True:
+        room = 0 if died else places - len(running)
+        for job in islice(jobs, room):
+            running[submit(job)] = job
+        if not running:
+            return
+        for future in wait(running, SECONDS_BETWEEN_NOTES, FIRST_COMPLETED).done:
+            job = running.pop(future)
+            (notes / job.key).unlink(missing_ok=True)
+            yield job, future
+        pass_on(notes, monitor)
 
+
+def _there(job: Work, wanted: dict[str, str], note: Path) -> Any:
+    """Do a job in another process, which leaves in the file `note` how far it is."""
     here = versions()
     for name, version in wanted.items():
         if here.get(name) != version:
@@ -290,7 +303,7 @@ def _there(job: Work, wanted: dict[str, str]) -> Any:
                 f"A machine of the cluster has {name} {here.get(name)}, and the command {version}, which may give "
                 "other results: install the same version there."
             )
-    return job(Monitor())
+    return job(Written(note))
 
 
 def _has_died(error: BaseException | None) -> bool:
@@ -300,7 +313,8 @@ def _has_died(error: BaseException | None) -> bool:
     return "RayError" in names and "RayTaskError" not in names
 
 
-def _ended(job: Work, future: Future[Any], error: BaseException | None) -> JobOutcome:
+def _ended(job: Work, future: Future[Any]) -> JobOutcome:
+    error = future.exception()
     if error is None:
         return JobOutcome(job, future.result())
     if _has_died(error):

@@ -127,13 +127,14 @@ class StoredCell:
     Attributes:
         kind: The dataclass of its result, which has a property `words`.
         cell: What is to be computed; its `key` names its file.
-        compute: Computes it; other processes must be able to import it.
+        compute: Computes it, telling its `report` how far it is; other processes must be
+            able to import it.
         folder: Where the files of cells lie.
     """
 
     kind: type
     cell: Any
-    compute: Callable[[Any], Any]
+    compute: Callable[..., Any]
     folder: Path
 
     @property
@@ -153,8 +154,7 @@ class StoredCell:
 
     def __call__(self, monitor: Monitor) -> Any:
         """Compute the cell."""
-        del monitor
-        return self.compute(self.cell)
+        return self.compute(self.cell, report=partial(monitor.advanced, self.label))
 
     def stored(self) -> Any | None:
         """Return the result that is there already, or None."""
@@ -171,7 +171,7 @@ class StoredCell:
 def all_results(
     kind: type[T],
     cells: Sequence[Any],
-    compute: Callable[[Any], T],
+    compute: Callable[..., T],
     *,
     output: Path,
     context: Context,
@@ -179,9 +179,9 @@ def all_results(
     """Compute all cells that have no file yet.
 
     Args:
-        kind: See `StoredCell`; so is `compute`.
+        kind: See `StoredCell`.
         cells: Those that take longest first.
-        compute: Computes one.
+        compute: See `StoredCell`.
         output: The folder of the table.
         context: Who computes, how many cells at a time, and whether progress is shown.
 

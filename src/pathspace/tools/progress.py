@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,13 +11,16 @@ from rich import progress as rich_progress
 from rich.console import Console
 
 SECONDS = 10.0
-"""Between two lines in a pipe."""
+"""Between two lines in a pipe; the first one comes after a second."""
+FIRST = 1.0
 MEMORY = 1e9
 """Seconds over which rich measures the speed: all of them, as two jobs may end hours apart."""
 
 
 class Progress:
     """How far some work is, and how long the rest will take; use it in a `with` statement.
+
+    A pipe gets its lines though the work says nothing, as while it loads or compiles.
 
     Args:
         console: Where to show it.
@@ -59,23 +63,28 @@ class Progress:
             speed_estimate_period=MEMORY,
         )
         self._task: rich_progress.Task | None = None
-        self._said = clock()
+        self._due = clock() + FIRST
+        self._printing = threading.Lock()
+        self._over = threading.Event()
 
     def __enter__(self) -> Progress:
         if self._has_bar:
             self._bars.start()
+        if self._has_lines:
+            threading.Thread(target=self._lines, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._over.set()
         if self._has_bar:
             self._bars.stop()
 
-    def stage(self, title: str, total: float, done: float = 0) -> None:
+    def stage(self, title: str, total: float, done: float = 0, note: str = "") -> None:
         """Begin some work, of which a part is done already and took no time."""
-        number = self._bars.add_task(title, total=total, note="", left="?")
+        number = self._bars.add_task(title, total=total, note=note, left="?")
         self._bars.reset(number, total=total, completed=int(done))
         self._task = self._bars.tasks[-1]
-        self._said = self._clock()
+        self._due = self._clock() + FIRST
 
     def update(self, completed: float, note: str = "", *, last: bool = False) -> None:
         """Say how much is done, and a few words about it.
@@ -88,15 +97,28 @@ class Progress:
             return
         self._bars.update(task.id, completed=completed, note=note)
         left = task.time_remaining
-        words = "?" if left is None else clock_time(left)
-        self._bars.update(task.id, left=words)
-        now = self._clock()
-        if not self._has_lines or (now - self._said < SECONDS and not last):
+        self._bars.update(task.id, left="?" if left is None else clock_time(left))
+        self.line(last=last)
+
+    def line(self, *, last: bool = False) -> None:
+        """Print a line in a pipe where one is due, or it is the `last` one."""
+        task = self._task
+        if task is None or not self._has_lines:
             return
-        self._said = now
-        rest = "" if left is None else f", {self._bound} {words} left"
+        with self._printing:
+            now = self._clock()
+            if now < self._due and not last:
+                return
+            self._due = now + SECONDS
+        left = task.fields["left"]
+        rest = "" if left == "?" else f", {self._bound} {left} left"
         spent = clock_time(task.elapsed or 0.0)
-        self.say(f"{task.description}: {note}, {task.percentage:.0f} %, {spent} so far{rest}")
+        words = [task.fields["note"], f"{task.percentage:.0f} %", f"{spent} so far{rest}"]
+        self.say(f"{task.description}: {', '.join(filter(None, words))}")
+
+    def _lines(self) -> None:
+        while not self._over.wait(FIRST):
+            self.line()
 
     def say(self, line: str) -> None:
         """Print a line as it is."""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pathspace.experiments.long_memory.protocol import Protocol
 from pathspace.experiments.long_memory.training import Outcome, Setup, train
+from pathspace.experiments.monitor import Report, unheard
 from pathspace.experiments.report.statistics import LEVEL, holm, sign_test
 from pathspace.experiments.settings import FIRST_TUNING_SEED
 
@@ -109,7 +110,7 @@ def chosen_rate(results: Sequence[Result], method: str) -> float:
     return min(by_rate(results, method).items(), key=order)[0]
 
 
-def compute(cell: Cell, protocol: Protocol) -> Result:
+def compute(cell: Cell, protocol: Protocol, report: Report = unheard) -> Result:
     """Train; the same numbers each time, on one machine and version."""
     setting = cell.setting
     setup = Setup(
@@ -123,7 +124,7 @@ def compute(cell: Cell, protocol: Protocol) -> Result:
         test_size=protocol.test_size,
     )
     began = time.process_time()
-    outcome = train(cell.method, cell.rate, cell.seed, setup)
+    outcome = train(cell.method, cell.rate, cell.seed, setup, report)
     return Result(cell, outcome, round(time.process_time() - began, 2))
 
 

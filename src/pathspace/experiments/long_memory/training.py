@@ -18,6 +18,7 @@ import pathspace as ps
 from pathspace.experiments.long_memory.methods import METHODS
 from pathspace.experiments.long_memory.protocol import PROBLEMS
 from pathspace.experiments.models import ReluRNN
+from pathspace.experiments.monitor import Report, unheard
 from pathspace.experiments.schedule import factor
 
 CHECK_EVERY = 20
@@ -136,7 +137,7 @@ class Trainer:
         return (self.model(x)[:, 0] - y).square()
 
 
-def train(method: str, rate: float, seed: int, setup: Setup) -> Outcome:
+def train(method: str, rate: float, seed: int, setup: Setup, report: Report = unheard) -> Outcome:
     """Train until the run has learned the problem, diverged, or taken all its steps.
 
     Args:
@@ -144,6 +145,7 @@ def train(method: str, rate: float, seed: int, setup: Setup) -> Outcome:
         rate: The learning rate.
         seed: Decides the start and the batches.
         setup: How runs are done.
+        report: Told now and then how far the run is.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the matrices are small: more threads only wait for each other
@@ -151,12 +153,12 @@ def train(method: str, rate: float, seed: int, setup: Setup) -> Outcome:
         with warnings.catch_warnings():
             # at the highest rates it is, and the table says so
             warnings.filterwarnings("ignore", message="training is running away")
-            return _train(Trainer(method, rate, seed, setup), seed)
+            return _train(Trainer(method, rate, seed, setup), seed, report)
     finally:
         torch.set_num_threads(threads)
 
 
-def _train(trainer: Trainer, seed: int) -> Outcome:
+def _train(trainer: Trainer, seed: int, report: Report) -> Outcome:
     setup, target = trainer.setup, trainer.problem.target
     x, y = trainer.problem.draw(_generator(TEST_SEED), setup.test_size, setup.length)
     recent: deque[float] = deque(maxlen=CHECK_EVERY)
@@ -165,6 +167,7 @@ def _train(trainer: Trainer, seed: int) -> Outcome:
         if loss is None:
             return Outcome(trainer.rate, seed, None, None)
         recent.append(loss)
+        report(trainer.step / setup.steps, f"step {trainer.step}/{setup.steps}, loss {loss:.4g}")
         checks = trainer.step % CHECK_EVERY == 0 or trainer.step == setup.steps
         if checks and sum(recent) / len(recent) < target:
             error = trainer.error(x, y)

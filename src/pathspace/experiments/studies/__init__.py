@@ -1,7 +1,7 @@
 """Studies: what a recipe measures besides its comparison.
 
-A study is a module with a function `study(comparison, *, data_dir, **options)` that returns
-sections for the report of the comparison. A recipe names it in its table `[study]`:
+A study is a module with a function `study(comparison, monitor, *, data_dir, **options)`
+that returns sections for the report of the comparison. A recipe names it in its table `[study]`:
 
     [study]
     name = "second-term"
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pathspace.experiments.errors import unknown_name
+from pathspace.experiments.monitor import UNHEARD, Monitor
 from pathspace.experiments.tasks import check_options
 
 if TYPE_CHECKING:
@@ -39,7 +40,11 @@ def check_study(name: Any, options: Mapping[str, Any], where: str) -> None:
 
 
 def run_study(
-    name: str, options: Mapping[str, Any], comparison: Comparison, data_dir: Path | None
+    name: str,
+    options: Mapping[str, Any],
+    comparison: Comparison,
+    data_dir: Path | None,
+    monitor: Monitor = UNHEARD,
 ) -> list[Section]:
     """Do a study.
 
@@ -48,6 +53,7 @@ def run_study(
         options: What it takes.
         comparison: What the recipe's comparison gave.
         data_dir: Where tasks look for data sets.
+        monitor: Told how far it is.
 
     Returns:
         Sections for the report.
@@ -56,4 +62,4 @@ def run_study(
         ConfigurationError: There is no such study, or it cannot be done.
     """
     check_study(name, options, f"the study {name!r}")
-    return import_module(STUDIES[name]).study(comparison, data_dir=data_dir, **options)
+    return import_module(STUDIES[name]).study(comparison, monitor, data_dir=data_dir, **options)

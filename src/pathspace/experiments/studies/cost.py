@@ -23,6 +23,7 @@ from pathspace.experiments.compare import Comparison
 from pathspace.experiments.engine import initial_state, steps_per_epoch
 from pathspace.experiments.layers import Count
 from pathspace.experiments.methods import METHODS
+from pathspace.experiments.monitor import UNHEARD, Monitor
 from pathspace.experiments.report.document import Lines, Section, Table, TableRow
 from pathspace.experiments.settings import Settings
 from pathspace.experiments.tasks import build_task
@@ -51,19 +52,25 @@ class Cost:
 
 
 def study(
-    comparison: Comparison, *, rounds: Count = 15, steps: Count = 20, data_dir: Path | None = None
+    comparison: Comparison,
+    monitor: Monitor = UNHEARD,
+    *,
+    rounds: Count = 15,
+    steps: Count = 20,
+    data_dir: Path | None = None,
 ) -> list[Section]:
     """Time the methods of a comparison.
 
     Args:
         comparison: Says which task, model and methods.
+        monitor: Told before each round how far it is.
         rounds: Turns of every method.
         steps: Training steps of a turn.
         data_dir: Where the task looks for its data.
     """
     settings = comparison.settings
     task = build_task(settings.task, settings.task_options, data_dir=data_dir)
-    costs = measure(settings, task, rounds, steps)
+    costs = measure(settings, task, rounds, steps, monitor)
     values = [asdict(cost) for cost in costs]
     numbers = {
         "cost.csv": Lines(tuple(values[0]), [tuple(one.values()) for one in values]),
@@ -73,7 +80,9 @@ def study(
     return [Section("Cost of an epoch", _table(costs, note), numbers=numbers)]
 
 
-def measure(settings: Settings, task: Task, rounds: int, steps: int) -> list[Cost]:
+def measure(
+    settings: Settings, task: Task, rounds: int, steps: int, monitor: Monitor = UNHEARD
+) -> list[Cost]:
     """Return the cost of every method of `settings`, in their order."""
     threads = torch.get_num_threads()
     torch.set_num_threads(settings.threads)
@@ -82,7 +91,10 @@ def measure(settings: Settings, task: Task, rounds: int, steps: int) -> list[Cos
             turns = {name: _turn(settings, task, name, steps) for name in settings.methods}
             for turn in turns.values():  # memory and caches
                 turn()
-            taken = [{name: turn() for name, turn in turns.items()} for _ in range(rounds)]
+            taken = []
+            for k in range(rounds):
+                monitor.advanced("cost", k / rounds, f"round {k + 1}/{rounds}")
+                taken.append({name: turn() for name, turn in turns.items()})
     finally:
         torch.set_num_threads(threads)
     first, epoch = settings.methods[0], steps_per_epoch(settings.batch_size, task)

@@ -28,6 +28,7 @@ from pathspace.experiments.compare import Comparison
 from pathspace.experiments.engine import run
 from pathspace.experiments.layers import Count, Several
 from pathspace.experiments.models import build_model
+from pathspace.experiments.monitor import UNHEARD, Monitor, Part
 from pathspace.experiments.report.document import Figure, Lines, Section, Table, TableRow
 from pathspace.experiments.tasks import build_task
 
@@ -60,6 +61,7 @@ class Ratio:
 
 def study(
     comparison: Comparison,
+    monitor: Monitor = UNHEARD,
     *,
     lengths: Several[Annotated[int, Field(ge=2)]] = (10, 20, 50, 100),
     hidden: Several[Count] = (50, 200),
@@ -71,6 +73,7 @@ def study(
         comparison: Of a task and a budget, whose learning rates of `path-sgd-short` and
             `irnn-path-sgd-short` are taken; a start whose method is not among its methods is left
             out.
+        monitor: Told how far each training is.
         lengths: T, each at least 2.
         hidden: H.
         data_dir: Where the task looks for its data.
@@ -79,9 +82,11 @@ def study(
     if not starts:
         needed = f"It was not measured: it needs one of the methods {', '.join(METHODS.values())}."
         return [Section("Second term", Table("The ratio of the terms", (), (), (needed,)))]
-    rows = [
-        row for start in starts for row in measure(comparison, start, lengths, hidden, data_dir)
-    ]
+    networks = [(start, units) for start in starts for units in hidden]
+    rows = []
+    for number, (start, units) in enumerate(networks):
+        part = Part(monitor, f"{start} start, H = {units}", number, len(networks))
+        rows += measure(comparison, start, lengths, units, data_dir, part)
     values = [asdict(row) for row in rows]
     numbers = {
         "second-term.csv": Lines(tuple(values[0]), [tuple(one.values()) for one in values]),
@@ -97,36 +102,35 @@ def measure(
     comparison: Comparison,
     start: str,
     lengths: Sequence[int],
-    hidden: Sequence[int],
+    hidden: int,
     data_dir: Path | None,
+    monitor: Monitor,
 ) -> list[Ratio]:
-    """Return the ratios of a start at every H and T."""
+    """Return the ratios of a start at one H and every T."""
     settings, method = comparison.settings, METHODS[start]
     task = build_task(settings.task, settings.task_options, data_dir=data_dir)
     first = settings.starts[0]
     chosen = comparison.choices[method, first].learning_rate
     name, options = settings.model_of(method)
-    rows = []
-    for units in hidden:
-        options = {**options, "hidden": units}
-        fresh = [
-            ratios(_fresh(name, task.input_size, task.output_size, options, seed), lengths)
-            for seed in range(settings.seeds)
-        ]
-        before = [None if None in c else math.fsum(c) / len(c) for c in zip(*fresh, strict=True)]
-        config = settings.run_config(method, first, chosen, 0, evaluate_test=False)
-        after: list[float | None] = []
-        result = run(
-            replace(config, model_options=options),
-            task,
-            finished=lambda model, after=after: after.extend(ratios(model, lengths)),
-        )
-        trained = after if result.diverged_at is None else [None] * len(lengths)
-        rows += [
-            Ratio(start, units, length, one, other)
-            for length, one, other in zip(lengths, before, trained, strict=True)
-        ]
-    return rows
+    options = {**options, "hidden": hidden}
+    fresh = [
+        ratios(_fresh(name, task.input_size, task.output_size, options, seed), lengths)
+        for seed in range(settings.seeds)
+    ]
+    before = [None if None in c else math.fsum(c) / len(c) for c in zip(*fresh, strict=True)]
+    config = settings.run_config(method, first, chosen, 0, evaluate_test=False)
+    after: list[float | None] = []
+    result = run(
+        replace(config, model_options=options),
+        task,
+        listener=monitor,
+        finished=lambda model: after.extend(ratios(model, lengths)),
+    )
+    trained = after if result.diverged_at is None else [None] * len(lengths)
+    return [
+        Ratio(start, hidden, length, one, other)
+        for length, one, other in zip(lengths, before, trained, strict=True)
+    ]
 
 
 def ratios(model: nn.Module, lengths: Sequence[int]) -> list[float | None]:

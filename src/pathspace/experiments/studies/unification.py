@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from pathspace.experiments.compare import Comparison
 from pathspace.experiments.methods import METHODS
+from pathspace.experiments.monitor import UNHEARD, Monitor
 from pathspace.experiments.report.document import NOTHING, Figure, Lines, Section, Table, TableRow
 from pathspace.experiments.report.figures import set_log_axis
 from pathspace.experiments.report.table import error_label
@@ -70,14 +71,17 @@ class Entry:
     milliseconds: float
 
 
-def study(comparison: Comparison, *, data_dir: Path | None = None) -> list[Section]:
+def study(
+    comparison: Comparison, monitor: Monitor = UNHEARD, *, data_dir: Path | None = None
+) -> list[Section]:
     """Arrange a comparison by measure and use.
 
     Args:
         comparison: With some of the methods in `MEASURES`.
+        monitor: Not needed: nothing is computed.
         data_dir: Not needed.
     """
-    del data_dir
+    del monitor, data_dir
     found = entries(comparison)
     heading = "By measure and use"
     if not found:

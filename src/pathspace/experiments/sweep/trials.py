@@ -28,7 +28,7 @@ from pathspace.experiments.compare import check_task_of
 from pathspace.experiments.configuration import JOURNAL
 from pathspace.experiments.errors import ConfigurationError, StorageError
 from pathspace.experiments.jobs import PlacedRun, Runs
-from pathspace.experiments.monitor import Monitor
+from pathspace.experiments.monitor import Monitor, Part
 from pathspace.experiments.run import RunConfig, RunResult, Validation
 from pathspace.experiments.runner import JobOutcome, WorkerDiedError
 from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings
@@ -180,10 +180,12 @@ class PointJob:
 
     def __call__(self, monitor: Monitor) -> list[Run]:
         """Do the runs that have no result yet, and return how each ended."""
-        first, *others = self.runs
-        ended = [_end(first, _Reporting(monitor, self.trial) if self.trial else monitor)]
+        first, *others = [
+            Part(monitor, self.label, number, len(self.runs)) for number in range(len(self.runs))
+        ]
+        ended = [_end(self.runs[0], _Pruning(first, self.trial) if self.trial else first)]
         if ended[0].state != "pruned":
-            ended += [_end(run, monitor) for run in others]
+            ended += [_end(run, part) for run, part in zip(self.runs[1:], others, strict=True)]
         return ended
 
 
@@ -218,19 +220,16 @@ class PrunedError(Exception):
         self.error = error
 
 
-class _Reporting(Monitor):
+class _Pruning(Part):
     """Hands on what a run tells, and ends it where Optuna's pruner says so."""
 
     def __init__(self, monitor: Monitor, trial: optuna.Trial) -> None:
+        super().__init__(monitor, "", 0, 1)
         self._trial = trial
-        self._validated = monitor.validated
-        self.started = monitor.started
-        self.advanced = monitor.advanced
-        self.noted = monitor.noted
 
     def validated(self, config: RunConfig, validation: Validation) -> None:
         """See `monitor.Monitor`."""
-        self._validated(config, validation)
+        super().validated(config, validation)
         if validation.step == 0 or not math.isfinite(validation.error):
             return
         self._trial.report(validation.error, validation.step)

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pathspace.experiments.monitor import Report, unheard
 from pathspace.experiments.symbols.protocol import BASELINES, LENGTHS, MERGED, RULES, Protocol
 
 LOOKS = 200  # points of a curve
@@ -159,7 +160,7 @@ def shown(text: str) -> str:
     return re.sub(r"([^\n])\1{4,}", lambda run: f"[{len(run[0])} {run[1]}]", text)[:SHOWN]
 
 
-def compute(cell: Cell, protocol: Protocol) -> Score:
+def compute(cell: Cell, protocol: Protocol, report: Report = unheard) -> Score:
     """Train and score; the same numbers each time, on one machine and version, but for a budget of seconds."""
     from pathspace.sequences.tasks import regret
 
@@ -169,7 +170,8 @@ def compute(cell: Cell, protocol: Protocol) -> Score:
     if cell.row in BASELINES:
         found = _baseline(cell, protocol, text, held, test)
     else:
-        found = (_merged if cell.row == MERGED else _network)(cell, protocol, text, held, test)
+        train = _merged if cell.row == MERGED else _network
+        found = train(cell, protocol, text, held, test, report)
     training = None if found.model is None else found.model.training_
     return Score(
         cell,
@@ -214,7 +216,9 @@ def _baseline(cell: Cell, protocol: Protocol, text: str, held: str, test: str) -
     return _Trained(held_bits, test_bits)
 
 
-def _network(cell: Cell, protocol: Protocol, text: str, held: str, test: str) -> _Trained:
+def _network(
+    cell: Cell, protocol: Protocol, text: str, held: str, test: str, report: Report
+) -> _Trained:
     from pathspace import sequences
 
     kind, rule = cell.row.split(", ")
@@ -223,6 +227,8 @@ def _network(cell: Cell, protocol: Protocol, text: str, held: str, test: str) ->
         metric += "-qd"  # its metric is defined in the quasi-diagonal form alone
     passes, restarts = protocol.passes[cell.text], protocol.restarts.get(cell.text, 1)
     heat = min(protocol.heat, passes) if restarts > 1 else 0
+    kept = -(-restarts // 4) if heat else restarts
+    counted = _Counted(report, restarts * heat + kept * (passes - heat))
     entries = []
     for start in range(restarts):
         model = getattr(sequences, kind)(
@@ -234,11 +240,11 @@ def _network(cell: Cell, protocol: Protocol, text: str, held: str, test: str) ->
             patience=protocol.patience,
             seed=protocol.seed + start,
         )
-        fit = _Fit(model, protocol.seconds.get(cell.text))
+        fit = _Fit(model, protocol.seconds.get(cell.text), counted)
         fit(text, held, test)
         entries.append((model.training_.result_bits, start, fit))
     if heat:
-        entries = sorted(entries, key=lambda entry: entry[:2])[: -(-restarts // 4)]
+        entries = sorted(entries, key=lambda entry: entry[:2])[:kept]
     found = []
     for _, _, fit in entries:
         if heat and not fit.ended:
@@ -251,19 +257,20 @@ def _network(cell: Cell, protocol: Protocol, text: str, held: str, test: str) ->
     return min(found, key=lambda one: (one.held, one.test))
 
 
-def _merged(cell: Cell, protocol: Protocol, text: str, held: str, test: str) -> _Trained:
+def _merged(
+    cell: Cell, protocol: Protocol, text: str, held: str, test: str, report: Report
+) -> _Trained:
     """Train networks of which half learn one text and stop on the other, and make them one."""
     from pathspace.sequences import PCNN
     from pathspace.sequences.tasks import TASKS
 
-    model = PCNN(
-        connectivity=protocol.connectivity,
-        folds=2,
-        seed=protocol.seed,
-        **protocol.merged[cell.text],
-    )
+    options = protocol.merged[cell.text]
+    model = PCNN(connectivity=protocol.connectivity, folds=2, seed=protocol.seed, **options)
+    heat = min(options["heat"], options["passes"])
+    rest = options["ensemble"] * (options["passes"] - heat)
+    counted = _Counted(report, options["restarts"] * heat + rest)
     with _broken_off_quietly():
-        model.fit([text, held], alphabet=test)
+        model.fit([text, held], alphabet=test, report=counted)
     # what the halves did not learn is both texts together
     validation = model.training_.result_bits - TASKS[cell.text].true_bits(text)
     return _Trained(validation, model.bits(test), model, model.training_.broke_off)
@@ -276,6 +283,22 @@ def _broken_off_quietly() -> Iterator[None]:
         yield
 
 
+class _Counted:
+    """Reports how many passes the networks of a cell have done, of the most that they may take."""
+
+    def __init__(self, report: Report, most: int) -> None:
+        self._report = report
+        self._most = most
+        self._done = 0
+
+    def __call__(self, training: Any) -> None:
+        """Count a pass."""
+        del training
+        self._done += 1
+        words = f"{self._done:,} of at most {self._most:,} passes"
+        self._report(self._done / self._most, words)
+
+
 class _Fit:
     """A training that may go on: how far it is, and why it ended.
 
@@ -285,9 +308,10 @@ class _Fit:
         ended: Whether it is not to go on.
     """
 
-    def __init__(self, model: Any, seconds: float | None) -> None:
+    def __init__(self, model: Any, seconds: float | None, counted: Callable[[Any], None]) -> None:
         self.model, self.broke_off, self.ended = model, False, False
         self._budget, self._curve, self._spent = seconds, [], 0.0
+        self._counted = counted
 
     def __call__(self, text: str, held: str, test: str, *, resume: bool = False) -> None:
         """Train, or go on."""
@@ -301,6 +325,7 @@ class _Fit:
                 time.process_time() if began is None else began
             )  # after the first pass: nothing is compiled then
             latest[0], self._spent = training, before + time.process_time() - began
+            self._counted(training)
             if training.passes % self.model.validate_every == 0:
                 self._curve.append(
                     (training.passes, round(self._spent, 3), training.validation_bits)

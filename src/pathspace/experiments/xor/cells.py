@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.monitor import Report, unheard
 from pathspace.experiments.storage import make_folder, write_json
 from pathspace.experiments.xor.protocol import STEPS, Protocol
 
 if TYPE_CHECKING:
     from pathspace.sequences import PCNN, SequenceModel
+    from pathspace.sequences.training import Training
 
 
 @dataclass(frozen=True)
@@ -90,13 +92,14 @@ def fill(protocol: Protocol, do: Callable[..., list[Result]], folder: Path) -> l
     return results
 
 
-def compute(cell: Cell, protocol: Protocol, folder: Path) -> Result:
+def compute(cell: Cell, protocol: Protocol, folder: Path, report: Report = unheard) -> Result:
     """Train, or go on; the same numbers each time, on one machine and version.
 
     Args:
         cell: Which network.
         protocol: How.
         folder: Where networks are kept until all are done.
+        report: Told after each pass how far the training is.
     """
     from pathspace.sequences.tasks import xor
 
@@ -104,9 +107,15 @@ def compute(cell: Cell, protocol: Protocol, folder: Path) -> Result:
     mask = xor.mask(text)
     network, looks_file = folder / f"{cell.key}.safetensors", folder / f"{cell.key}.json"
     model, looks = _kept(cell, protocol, network, looks_file)
+
+    def told(training: Training) -> None:
+        seen = f", {looks[-1].wrong:.2%} of the lines wrong" if looks else ""
+        words = f"pass {training.passes}/{protocol.passes}{seen}"
+        report(training.passes / protocol.passes, words)
+
     while not looks or (looks[-1].wrong >= protocol.passed and looks[-1].passes < protocol.passes):
         passes = min((looks[-1].passes if looks else 0) + protocol.every, protocol.passes)
-        model.fit(text, mask=mask, passes=passes, resume=bool(looks))
+        model.fit(text, mask=mask, passes=passes, resume=bool(looks), report=told)
         if looks and model.training_.passes == looks[-1].passes:
             break  # its next direction is not finite
         nats = -model.training_.log_likelihood / int(mask.sum())
