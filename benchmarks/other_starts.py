@@ -52,9 +52,8 @@ ONCE: dict[str, Criterion] = {"balanced": "path", "measure": "measure", "layers"
 TUNING_SEEDS, FIRST_TUNING_SEED, SEEDS = 2, 1000, 12
 CLIP, WARMUP, MOMENTUM, DAMPING = 1.0, 0.05, 0.9, 0.01
 
-Losses = dict[
-    tuple[str, str, str, float], dict[int, float]
-]  # scene, rule, method, rate -> seed -> loss
+# scene, rule, method, rate -> seed -> loss
+Losses = dict[tuple[str, str, str, float], dict[int, float]]
 
 
 def _optimizer(

@@ -117,9 +117,8 @@ def balanced(model: nn.Module, examples: Tensor, **options: Any) -> nn.Module:
     """A copy, balanced by a criterion; the function is checked."""
     result = copy.deepcopy(model)
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", UserWarning
-        )  # factors beyond 100, from the badly scaled start
+        # factors beyond 100, from the badly scaled start
+        warnings.simplefilter("ignore", UserWarning)
         ps.rescaling.balance_(ps.trace(result, examples[:2]), examples, **options)
     return result
 

@@ -46,9 +46,8 @@ MOMENTUM = 0.9
 ADAM, MUON, SOAPS = 1e-3, 1e-3, 3e-3  # the defaults of torch.optim, and that of SOAP's authors
 SHARE, AMOUNT = 0.05, 0.02  # by which a loss may be above the plain rule's
 
-Losses = dict[
-    tuple[str, str], dict[int, float]
-]  # case, optimizer -> seed -> loss, NaN if training diverged
+# case, optimizer -> seed -> loss, NaN if training diverged
+Losses = dict[tuple[str, str], dict[int, float]]
 
 
 @dataclass(frozen=True)

@@ -107,9 +107,8 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
 def measure(name: str) -> dict[str, object]:
     torch.set_num_threads(1)
     model, example = CASES[name]()
-    ps.trace(
-        nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1)), torch.zeros(2, 1)
-    )  # what is imported and set up once
+    # what is imported and set up once
+    ps.trace(nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1)), torch.zeros(2, 1))
     before, start = peak(), time.process_time()
     network = ps.trace(model, example)
     seconds = time.process_time() - start

@@ -63,9 +63,8 @@ RULES: dict[str, tuple[str, dict[str, Any]]] = {
     "Invariant": ("Invariant", {"rule": torch.optim.NAdam}),
     "PathSGD, momentum": ("PathSGD", {"momentum": 0.9, "second_term": True}),
 }
-TOLERANCE = {
-    "PathMuon": 0.1
-}  # of how far the steps led: its orthogonalisation computes in bfloat16
+# of how far the steps led: its orthogonalisation computes in bfloat16
+TOLERANCE = {"PathMuon": 0.1}
 
 
 def trained(

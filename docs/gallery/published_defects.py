@@ -82,10 +82,11 @@ W = {
     "out": torch.randn(2, 4, dtype=D),
 }
 inputs, targets = torch.randn(16, 6, 3, dtype=D), torch.randn(16, 2, dtype=D)
+# the skeleton: largest weights
 incoming, outgoing = (
     W["in"].abs().argmax(1),
     W["out"].abs().argmax(0),
-)  # the skeleton: largest weights
+)
 units, eta = torch.arange(4), 1e-4
 in_mask = torch.zeros_like(W["in"], dtype=torch.bool).index_put(
     (units, incoming), torch.tensor(True)

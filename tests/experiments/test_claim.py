@@ -97,9 +97,8 @@ def test_differences_are_paired_and_against_the_baseline_that_validation_prefers
     sgd, balanced, path = standings(comparison)
     assert sgd.against is None
     assert sgd.difference is None
-    assert (
-        balanced.against == path.against == "sgd"
-    )  # although balanced SGD has the smaller test error
+    # although balanced SGD has the smaller test error
+    assert balanced.against == path.against == "sgd"
     assert path.difference is not None
     assert path.difference.mean == pytest.approx(-2.0)
     assert path.difference.half == pytest.approx(t_interval([-1.5, -2.0, -2.5]).half)

@@ -112,9 +112,8 @@ def test_quartiles_leave_as_many_rounds_on_either_side(
     rounds = [float(value) for value in range(count, 0, -1)]
 
     def turn(_settings: Any, _task: Any, name: str, _steps: int) -> Callable[[], float]:
-        seconds = iter(
-            [9.0, *(rounds if name == "path-sgd" else [1.0] * count)]
-        )  # the first one warms up
+        # the first one warms up
+        seconds = iter([9.0, *(rounds if name == "path-sgd" else [1.0] * count)])
         return lambda: next(seconds)
 
     monkeypatch.setattr(cost, "_turn", turn)

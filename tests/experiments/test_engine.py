@@ -131,12 +131,13 @@ def test_runs_are_reproducible_and_leave_the_caller_alone(
     assert not same(one, run(tiny_config(seed=1), tiny_task))
 
 
+# two refreshes in twelve steps
 CLIPPED = {
     "momentum": 0.9,
     "clip_norm": 0.5,
     "refresh_every": 3,
     "epochs": 3,
-}  # two refreshes in twelve steps
+}
 
 
 @pytest.mark.sample(3)

@@ -315,9 +315,10 @@ def test_the_command_reports_stops_and_continues(
     assert "<svg" in (folder / "report.html").read_text()
     assert len((folder / "table.csv").read_text().splitlines()) == 1 + 2 * 3
 
+    # seen above
     monkeypatch.setattr(
         "pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>")
-    )  # seen above
+    )
 
     # broken off: one cell is missing, one was marked so that doing it again would show
     (folder / "report.html").unlink()

@@ -285,9 +285,8 @@ def test_the_page_is_complete_and_needs_nothing_else(output: Path, comparison: C
     assert parser.loads == []
     assert not {"img", "iframe", "object", "embed", "base", "form"} & set(parser.tags)
     assert parser.tags.count("script") == parser.tags.count("link") == 1
-    assert (
-        "default-src 'none'" in page
-    )  # nothing may be fetched, whatever the rest of the page says
+    # nothing may be fetched, whatever the rest of the page says
+    assert "default-src 'none'" in page
     assert not re.search(
         r"fetch\(|XMLHttpRequest|import\b|WebSocket|sendBeacon|@import|url\(",
         script_and_style(page),

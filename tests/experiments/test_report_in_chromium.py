@@ -114,9 +114,8 @@ def test_the_table_scrolls_on_a_phone_and_keeps_the_names_in_sight(
     names = table.locator("tbody td:first-child > span").all()
     lines = [name.evaluate("name => name.getClientRects().length") for name in names]
     words = [len(re.split(r"[ -]", name.text_content())) for name in names]
-    assert all(
-        line <= count for line, count in zip(lines, words, strict=True)
-    )  # no word is cut in two
+    # no word is cut in two
+    assert all(line <= count for line, count in zip(lines, words, strict=True))
 
 
 def _column(page: Any, title: str) -> list[str]:

@@ -81,9 +81,8 @@ def test_ratios_that_are_not_finite_are_none() -> None:
     model = build_model("relu-rnn", 2, 2, {"hidden": 3})
     with torch.no_grad():
         dict(model.named_parameters())["rnn.weight_hh_l0"].fill_(1e10)
-    short, long = ratios(
-        model, [3, 100]
-    )  # entries of 1e20 in the squared matrix: 1e20^99 exceeds float64
+    # entries of 1e20 in the squared matrix: 1e20^99 exceeds float64
+    short, long = ratios(model, [3, 100])
     assert short is not None
     assert long is None
 

@@ -113,9 +113,8 @@ def test_of_rates_within_one_standard_error_the_least_is_taken(
     assert choose(results)["sgd", "balanced"].learning_rate == 0.3
     choice = choose(results, "one standard error")["sgd", "balanced"]
     assert (choice.learning_rate, choice.at_edge) == (0.2, False)
-    single = choose(
-        [result(0.1, 4.0), result(0.2, 3.9)], "one standard error"
-    )  # nothing tells how sure one seed is
+    # nothing tells how sure one seed is
+    single = choose([result(0.1, 4.0), result(0.2, 3.9)], "one standard error")
     assert single["sgd", "balanced"].learning_rate == 0.2
 
 

@@ -306,9 +306,8 @@ def test_a_stopped_sweep_goes_on_with_the_point_that_it_was_at(
     with pytest.raises(KeyboardInterrupt):
         swept(settings, plan, tmp_path, StopsAfter(2))
     with (tmp_path / "sweep.journal").open("ab") as journal:
-        journal.write(
-            b'{"op_code": 5, "work'
-        )  # as a full disk, or a machine that went down, may leave it
+        # as a full disk, or a machine that went down, may leave it
+        journal.write(b'{"op_code": 5, "work')
     (tmp_path / "sweep.journal.lock").symlink_to("sweep.journal")
     begun = {path.parent.name for path in tmp_path.glob(f"runs/*/{RESULT}")}
     rest = StopsAfter(-1)

@@ -350,9 +350,8 @@ def test_rows_are_compared_over_draws(tmp_path: Path) -> None:
     )
     own = found["PCNN, QDH+RBP", "PCNN, DH+FB"]  # 9, 18, 27
     assert own.difference.mean == pytest.approx(18)
-    assert own.difference.half == pytest.approx(
-        4.302653 * 9 / 3**0.5
-    )  # Student, two degrees of freedom
+    # Student, two degrees of freedom
+    assert own.difference.half == pytest.approx(4.302653 * 9 / 3**0.5)
     assert (own.fewer, own.verdict) == (0, "not decided")
     assert found["PCNN, QDH+RBP", "CNN, QDH+RBP"].fewer == 2
 

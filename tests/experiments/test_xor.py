@@ -181,9 +181,10 @@ def test_the_command_reports_and_continues(tmp_path: Path, monkeypatch: pytest.M
     assert "<svg" in (folder / "report.html").read_text()
     assert len((folder / "looks.csv").read_text().splitlines()) == 1 + 4 * 3
     assert not list((folder / "networks").iterdir())
+    # seen above
     monkeypatch.setattr(
         "pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>")
-    )  # seen above
+    )
     (folder / "report.html").unlink()
     (folder / "cells" / "ours-5.json").unlink()
     assert call("--output", str(folder), "--json").exit_code == 0

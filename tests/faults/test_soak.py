@@ -60,8 +60,7 @@ def test_memory_is_flat(name):
     print(name, found)
     early, late = found["early"], found["late"]
     assert late["tensors"] == early["tensors"]
-    assert (
-        late["objects"] - early["objects"] < 100
-    )  # a step that kept one object would have kept 90,000
+    # a step that kept one object would have kept 90,000
+    assert late["objects"] - early["objects"] < 100
     assert late["peak"] - early["peak"] < 2048  # KiB: 22 bytes a step
     assert found["loss"][1] < found["loss"][0]

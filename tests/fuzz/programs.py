@@ -637,9 +637,8 @@ class _Drawing:
         self.random, self.with_refused = random.Random(seed), with_refused
         steps = self.random.choice([None, 2, 3])
         self.made = Program(seed, steps, self.random.choice(SIZES))
-        self.forms: list[tuple[int | None, int]] = [
-            (steps, self.made.features)
-        ]  # (T, F) of every variable
+        # (T, F) of every variable
+        self.forms: list[tuple[int | None, int]] = [(steps, self.made.features)]
         self.products = 0
 
     def program(self) -> Program:

@@ -105,13 +105,14 @@ def check(program: Program) -> str:
         network, 2.0**-6, 2.0**6, powers_of_two=True, generator=generator
     )
     after = ps.rescaling.balance.balancing_factors(network)
+    # a class without any path has no scale
     alive = torch.tensor(
         [
             any(kappa[name][index] > 0 for name, index in (*c.incoming, *c.outgoing))
             for c in network.unit_classes
         ],
         dtype=torch.bool,
-    )  # a class without any path has no scale
+    )
     after, gauge = (after * factors)[alive], gauge[alive]
     torch.testing.assert_close(after, gauge, rtol=1e-9, atol=0, msg=lambda m: f"gauge: {m}")
     for batch, known in zip(BATCHES, before, strict=True):
@@ -203,9 +204,8 @@ def check_listed(program: Program) -> str:
     with torch.no_grad():
         try:
             network = ps.trace(model, x)
-            outputs = torch.cat(
-                [model(one).flatten(1) for one in x.split(1)]
-            )  # a cut may mix examples
+            # a cut may mix examples
+            outputs = torch.cat([model(one).flatten(1) for one in x.split(1)])
             paths = ps.paths.enumerate_paths(network, limit=FEW)
         except (ps.UntraceableError, ps.paths.TooManyPathsError, RuntimeError) as error:
             known = isinstance(error, (ps.UntraceableError, ps.paths.TooManyPathsError))
@@ -216,9 +216,10 @@ def check_listed(program: Program) -> str:
         norm = ps.paths.squared_path_norm(network)
         torch.testing.assert_close(values.square().sum(), norm, rtol=1e-9, atol=1e-12)
         found = paths.output(network.parameters, ps.paths.activity(network, x))
+        # what enters cuts comes after
         torch.testing.assert_close(
             found[:, : outputs.shape[1]], outputs, rtol=1e-9, atol=1e-9, equal_nan=True
-        )  # what enters cuts comes after
+        )
     return "listed"
 
 

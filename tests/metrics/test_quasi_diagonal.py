@@ -63,9 +63,8 @@ def test_quasi_diagonal_without_cross_terms_is_diagonal():
 
 def test_inputs_that_never_vary_and_units_without_data_stay_put():
     one = torch.ones(1, 1)
-    d, d_0 = solve_quasi_diagonal(
-        one, one[0], 4 * one, 2 * one, one[0]
-    )  # h = 2 always: M_11 = M_01^2 / M_00
+    # h = 2 always: M_11 = M_01^2 / M_00
+    d, d_0 = solve_quasi_diagonal(one, one[0], 4 * one, 2 * one, one[0])
     assert d.item() == 0
     assert d_0.item() == 1
     d, d_0 = solve_quasi_diagonal(0 * one, one[0], 0 * one, 0 * one, 0 * one[0])

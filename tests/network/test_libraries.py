@@ -263,10 +263,11 @@ SPARSE_CASES = {
 
 
 def test_a_sparse_input_of_mm_is_a_matrix_like_any_other():
+    # torch.mm
     model, inputs = (
         Around(Part(lambda m, h, a: torch.spmm(a, h))),
         (torch.randn(3, 4), SPARSE),
-    )  # torch.mm
+    )
     network, before = ps.trace(model, inputs), model(*inputs)
     assert network.num_classes == 6
     ps.rescaling.random_rescale_(network, 2.0**-6, 2.0**6, powers_of_two=True)

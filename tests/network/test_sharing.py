@@ -135,9 +135,8 @@ def loop(m, x, h=None):
 def test_a_state_handed_in_scales_with_its_units():
     model = Model(loop, i=linear(3, 4), r=linear(4, 4), o=linear(4, 2))
     x, h = normal(5, 6, 3), torch.zeros(5, 4, dtype=torch.float64)
-    assert (
-        ps.trace(model, (x, h), output=lambda r: r[0]).num_classes == 0
-    )  # an input like any other
+    # an input like any other
+    assert ps.trace(model, (x, h), output=lambda r: r[0]).num_classes == 0
     network = assert_rescaling_keeps_the_function(model, (x, h), output=lambda r: r[0], states=[1])
     assert network.num_classes == 4
     torch.testing.assert_close(

@@ -256,9 +256,8 @@ def test_parts_of_a_weight_that_are_read_on_zeros_free_no_unit(make):
     torch.testing.assert_close(model(x), before, rtol=1e-12, atol=1e-12)
     assert network.num_classes > 0
     edges = network.edges["w"]
-    assert bool(
-        ((edges.target != 0) | (edges.source != 0)).all()
-    )  # every element is an edge of hidden units
+    # every element is an edge of hidden units
+    assert bool(((edges.target != 0) | (edges.source != 0)).all())
 
 
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
@@ -269,9 +268,8 @@ def test_antialiased_images_have_the_edges_of_torch(mode, size):
         nn.init.ones_(layer.weight)
     model = Resized(*layers, size, mode).double()
     pictures = torch.eye(63, dtype=torch.float64).reshape(63, 1, 7, 9)
-    edges = functional.interpolate(
-        pictures, size=size, mode=mode, antialias=True
-    )  # one picture a place: what leaves it
+    # one picture a place: what leaves it
+    edges = functional.interpolate(pictures, size=size, mode=mode, antialias=True)
     norm = ps.paths.squared_path_norm(ps.trace(model, pictures[:2]))
     torch.testing.assert_close(norm.detach(), edges.square().sum())
 

@@ -137,9 +137,8 @@ def test_norm_and_kappa_are_those_of_the_paths_one_by_one(norm, dim):
     assert not network.cuts
     assert ps.paths.squared_path_norm(network).item() == pytest.approx(total, rel=1e-12)
     assert_close(ps.paths.kappa(network), kappa, **TIGHT)
-    assert_close(
-        ps.paths.kappa(network, second_term=True), kappa, **TIGHT
-    )  # no path meets a weight twice
+    # no path meets a weight twice
+    assert_close(ps.paths.kappa(network, second_term=True), kappa, **TIGHT)
 
 
 @DIMS
@@ -368,9 +367,8 @@ def test_other_parametrizations_are_cuts(name, training):
     network = ps.trace(model, X)
     assert {cut.module for cut in network.cuts} == {"2.parametrizations.weight.0"}
     for parameter in (n for n, _ in model.named_parameters() if "parametrizations" in n):
-        labels = network.edges.get(
-            parameter
-        )  # where it is divided by a number, it has edges of fixed scales
+        # where it is divided by a number, it has edges of fixed scales
+        labels = network.edges.get(parameter)
         assert parameter in network.outside or not bool(labels.target.any() or labels.source.any())
     assert network.num_classes >= 4  # those behind it, between two plain layers
     model.eval()

@@ -309,9 +309,8 @@ def test_path_measure_follows_pooling_sums_and_padding():
     model = Skips().double()
     x = torch.randn(3, 1, 8, dtype=torch.float64)
     normal = ps.nn.ddp_normalize(model, ps.trace(model, x), alpha=0.5)
-    inside = torch.tensor(
-        [3 / 4, 1.0, 3 / 4], dtype=torch.float64
-    )  # the outer taps miss one position of four
+    # the outer taps miss one position of four
+    inside = torch.tensor([3 / 4, 1.0, 3 / 4], dtype=torch.float64)
     for layer, expected in (
         (normal.a, torch.tensor([7 / 8, 1.0, 7 / 8])),
         (normal.b, 2 * inside),

@@ -372,9 +372,8 @@ def test_forked_workers_have_threads_of_their_own():
             context = multiprocessing.get_context("fork")
             queue = context.SimpleQueue()
             with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore", DeprecationWarning
-                )  # Python's about threads and fork
+                # Python's about threads and fork
+                warnings.simplefilter("ignore", DeprecationWarning)
                 worker = context.Process(target=_in_child, args=(queue, fast, x), daemon=True)
                 worker.start()
             worker.join(60)
@@ -547,9 +546,8 @@ def test_traces_and_moves_like_pytorchs(options):
         assert type(moved.rnn) is ps.nn.RNN
     assert fast.state_dict().keys() == plain.state_dict().keys()
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message="The tensor attributes"
-        )  # PyTorch's, of any nn.RNN
+        # PyTorch's, of any nn.RNN
+        warnings.filterwarnings("ignore", message="The tensor attributes")
         exported = torch.export.export(fast, (x,))
     torch.testing.assert_close(exported.module()(x), plain(x))
 

@@ -28,9 +28,8 @@ OPTIONS = {
 EVERY = sorted({*OPTIMIZERS, *OPTIONS})
 OF_EACH_KIND = ["PathSGD with momentum", "Invariant", "PathSOAP", "GAdam with amsgrad", "DDPSGD"]
 
-ONE_PROCESS = pytest.mark.filterwarnings(
-    "ignore::UserWarning", "ignore::FutureWarning"
-)  # of torch, about a single process
+# of torch, about a single process
+ONE_PROCESS = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
 
 def pair(name, x, weights=None):

@@ -176,9 +176,8 @@ def test_a_compiled_training_step_is_the_same(name):
     """Who compiles a whole training step compiles the optimizer's, too."""
     ends = []
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # torch's own compiler warns of things that are none of ours
+        # torch's own compiler warns of things that are none of ours
+        warnings.simplefilter("ignore")
         for compiled in (False, True):
             model, optimizer = build(name)
             step = (
@@ -415,10 +414,11 @@ def test_the_momentum_of_a_group_is_checked_as_that_of_all_is():
 def test_a_parameter_that_stands_twice_in_a_group_is_refused(name):
     model, _ = build(name)
     network, kind = ps.trace(model, torch.zeros(1, 4)), getattr(ps.optim, name)
+    # as a layer that two modules share, listed with both
     twice = [
         *model[2].parameters(),
         model[2].weight,
-    ]  # as a layer that two modules share, listed with both
+    ]
     with pytest.raises(ValueError, match="stands twice in a group"):
         kind(twice, network, **OPTIONS[name])
     optimizer = kind(model[0].parameters(), network, **OPTIONS[name])
@@ -551,13 +551,11 @@ def test_a_run_may_be_resumed_in_a_network_that_was_rescaled_at_its_start(name):
     train(model, optimizer, 2)
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     other, resumed = build(name)
-    ps.rescaling.random_rescale_(
-        resumed.network, 0.25, 4.0
-    )  # with another gauge than the one that is loaded
+    # with another gauge than the one that is loaded
+    ps.rescaling.random_rescale_(resumed.network, 0.25, 4.0)
     train(other, resumed, 1)
-    ps.rescaling.balance_(
-        resumed.network
-    )  # as at every start of the program, before it looks for a checkpoint
+    # as at every start of the program, before it looks for a checkpoint
+    ps.rescaling.balance_(resumed.network)
     other.load_state_dict(saved[0])
     resumed.load_state_dict(saved[1])
     theirs = train(other, resumed, 2, first=2)

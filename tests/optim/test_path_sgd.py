@@ -136,12 +136,13 @@ OPTIONS = {
 }
 
 
+# each network has its own
 TERMS = (
     "default",
     "second term",
     "path decay with the second term",
     "everything",
-)  # each network has its own
+)
 
 
 @pytest.mark.sample(3)

@@ -60,9 +60,8 @@ class PlainSOAP:
         return P + 1e-6 * P.trace() / n * torch.diag(torch.tensor(slope, dtype=P.dtype))
 
     def eigenbasis(self, P):
-        U, S, _ = torch.linalg.svd(
-            self.sloped(P)
-        )  # of a positive matrix: its eigenvectors, by decreasing value
+        # of a positive matrix: its eigenvectors, by decreasing value
+        U, S, _ = torch.linalg.svd(self.sloped(P))
         assert (S[:-1] >= S[1:]).all()
         return U
 

@@ -180,9 +180,8 @@ def test_there_and_back_again(name):
     model, plain = trained(name)
     optimizer = around(name, model)
     optimizer.load_state_dict(plain.state_dict())
-    assert_close(
-        optimizer.plain_state_dict()["state"], plain.state_dict()["state"]
-    )  # not taken over yet
+    # not taken over yet
+    assert_close(optimizer.plain_state_dict()["state"], plain.state_dict()["state"])
     train(model, optimizer, 1)
     back = copy.deepcopy(optimizer.plain_state_dict())
     again = around(name, copy.deepcopy(model))

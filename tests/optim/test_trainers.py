@@ -18,9 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import pathspace as ps
 from cases import mlp
 
-pytestmark = (
-    pytest.mark.slow
-)  # the libraries are no requirement of the tests, and take long to import
+# the libraries are no requirement of the tests, and take long to import
+pytestmark = pytest.mark.slow
 
 generator = torch.Generator().manual_seed(0)
 X, Y = torch.randn(640, 4, generator=generator), torch.randint(3, (640,), generator=generator)
@@ -164,9 +163,8 @@ def program(name, package):
     """Import a program; the library it shows may be missing."""
     pytest.importorskip(package)
     spec = importlib.util.spec_from_file_location(name, PROGRAMS / f"{name}.py")
-    module = sys.modules[name] = importlib.util.module_from_spec(
-        spec
-    )  # torch.compile looks for it there
+    # torch.compile looks for it there
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         spec.loader.exec_module(module)

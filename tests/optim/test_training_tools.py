@@ -186,9 +186,8 @@ def test_path_geometry_is_not_rounded_by_autocast(build):
     def everything(dtype=None):
         with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
             network = ps.trace(model, example, batch_dim=1)
-            norm = ps.paths.squared_path_norm(
-                network
-            )  # as a regularizer of a loss computed in less precision
+            # as a regularizer of a loss computed in less precision
+            norm = ps.paths.squared_path_norm(network)
             kappa = ps.paths.kappa(network, second_term=True)
         return [
             norm.detach(),
@@ -208,9 +207,8 @@ def test_grad_scaler_scales_back_and_skips_what_overflowed(name):
         scaler.scale(scaled.loss(i)).backward()
         scaler.step(scaled.optimizer)
         scaler.update()
-    assert_close(
-        scaled.weights(), plain.weights(), rtol=0, atol=0
-    )  # a power of two: nothing was rounded
+    # a power of two: nothing was rounded
+    assert_close(scaled.weights(), plain.weights(), rtol=0, atol=0)
 
     weights, state = scaled.weights(), copy.deepcopy(scaled.optimizer.state_dict())
     scaled.optimizer.zero_grad()

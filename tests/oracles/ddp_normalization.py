@@ -23,9 +23,8 @@ def predecessors(layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
         stride, padding, dilation = (1, *layer.stride), (0, *padding), (1, *layer.dilation)
     else:
         kernel, stride, dilation = layer.kernel_size, layer.stride, layer.dilation
-    rows = F.unfold(x, kernel, dilation, padding, stride).transpose(
-        1, 2
-    )  # [batch, positions, channels * taps]
+    # [batch, positions, channels * taps]
+    rows = F.unfold(x, kernel, dilation, padding, stride).transpose(1, 2)
     rows = rows.reshape(-1, layer.groups, rows.shape[-1] // layer.groups).transpose(0, 1)
     return rows, layer.weight.flatten(1)
 

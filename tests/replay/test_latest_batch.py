@@ -37,9 +37,8 @@ def watched(model, x, **options):
     return ps.optim.DDPSGD(model.parameters(), network, lr=0.05, **options)
 
 
-WATCHED = [
-    case for case in ZOO if case.name != "rnn with a learned start"
-]  # which cannot be followed on data
+# which cannot be followed on data
+WATCHED = [case for case in ZOO if case.name != "rnn with a learned start"]
 
 
 @pytest.mark.sample(2)
@@ -140,10 +139,11 @@ def changed_afterwards(model, x):
 )
 def test_batches_of_other_passes_are_those_that_observe_takes(forward):
     found = []
+    # the gradients are those of a plain pass
     same = forward not in (
         in_autocast,
         changed_afterwards,
-    )  # the gradients are those of a plain pass
+    )
     for look, run in (
         (True, forward),
         (False, forward),

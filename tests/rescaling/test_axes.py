@@ -114,11 +114,12 @@ def test_sizes_that_do_not_fit_fix_the_order():
 def test_a_sum_is_equal_to_a_sum_in_other_places():
     one, other = ((Axis(2),), (Axis(4),)), ((Axis(3),), (Axis(3),))
     unify(one, other)
+    # without those of size 1
     assert [[a.size for a in segment] for segment in resolved(one)] == [
         [2],
         [],
         [3],
-    ]  # without those of size 1
+    ]
     assert axes_in([one]) == axes_in([other])
 
 

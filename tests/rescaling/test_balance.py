@@ -874,9 +874,8 @@ def test_a_unit_that_is_nearly_dead_does_not_refuse_the_network(kind, criterion,
         assert now.isfinite().all()
     if powers_of_two:
         assert torch.equal(factors, factors.log2().round().exp2())
-    healthy = [
-        i for i in range(8) if i != 3
-    ]  # of the second layer, too, if the criterion looks at one unit alone
+    # of the second layer, too, if the criterion looks at one unit alone
+    healthy = [i for i in range(8) if i != 3]
     if criterion == "path" and kind == "out of":
         model = decayed(kind).double()  # where nothing needs a bound
         exact = ps.rescaling.balance_(ps.trace(model, x.double()), powers_of_two=powers_of_two)

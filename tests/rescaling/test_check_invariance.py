@@ -396,9 +396,8 @@ def test_masked_outputs_are_neither_a_difference_nor_a_divergence(fill):
 
     assert check_policy(lambda m, n: ps.optim.PathAdam(m.parameters(), n, lr=0.01)).passed
     report = check_policy(lambda m, _: torch.optim.Adam(m.parameters(), lr=0.01))
-    assert (
-        report.largest_output_difference > 1e-3
-    )  # beside the scores, not beside what was filled in
+    # beside the scores, not beside what was filled in
+    assert report.largest_output_difference > 1e-3
 
 
 def test_a_loss_that_is_not_finite_is_told():

@@ -204,9 +204,8 @@ def test_channels_with_small_values_are_enlarged_where_activations_are_rounded()
         ps.trace(model, x), x, criterion="rounding", bits=30, calibration=x, activations=2
     )
     ranges = model[:2](x).detach().amax(0)
-    assert_close(
-        ranges, ranges.mean().expand(4), rtol=2e-2, atol=0
-    )  # all of them use the whole range
+    # all of them use the whole range
+    assert_close(ranges, ranges.mean().expand(4), rtol=2e-2, atol=0)
 
 
 def test_bits_decide_between_weights_and_activations():

@@ -868,9 +868,8 @@ def test_json_has_what_the_text_says(run, book, tmp_path):
     shown = run("predict", "m", "she", "--top", 2).stdout.splitlines()
     assert [repr(symbol) for symbol, _ in predicted] == [line.split(" ", 1)[1] for line in shown]
     assert "context trees" in fitted["baseline_bits_per_symbol"]
-    assert all(
-        bits > 0 for bits in fitted["baseline_bits_per_symbol"].values()
-    )  # what is below a block says nothing
+    # what is below a block says nothing
+    assert all(bits > 0 for bits in fitted["baseline_bits_per_symbol"].values())
     packed = json.loads(run("compress", "m", book, "--json").stdout)
     assert packed["compressed"] == (tmp_path / packed["output"]).stat().st_size
     task = json.loads(run("generate-task", "anbn", "-o", "t", "--json").stdout)

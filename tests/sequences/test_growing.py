@@ -102,9 +102,8 @@ def test_what_is_reported_on_a_part_is_of_the_size_of_the_whole():
     seen = []
     train(training, corpus, Settings(passes=PASSES, grow=True), report=seen.append)
     each = np.array([record.log_likelihood for record in seen]) / len(corpus.x)
-    assert (
-        np.abs(np.diff(each)).max() < 0.5
-    )  # nats a symbol: no jump by a factor of two between parts
+    # nats a symbol: no jump by a factor of two between parts
+    assert np.abs(np.diff(each)).max() < 0.5
 
 
 def test_a_short_text_is_learned_as_ever():

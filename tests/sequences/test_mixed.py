@@ -47,9 +47,8 @@ def test_contexts_and_the_network_together_need_the_fewest_bits():
     plain = network().fit(LOG, 0.2)
     alone, mixed = Mixed().read(LOG, 0.2), Mixed(plain).read(LOG, 0.2)
     assert mixed.validation_bits_ < 1.02 * alone.validation_bits_ < 0.3 * plain.training_.best_bits
-    assert (
-        mixed.bits_ == alone.bits_
-    )  # the network knows the text, and the weights are learned without it
+    # the network knows the text, and the weights are learned without it
+    assert mixed.bits_ == alone.bits_
     assert Mixed(plain).read(LOG, 0.2, unseen=True).bits_ < alone.bits_
 
 

@@ -165,9 +165,8 @@ def module_of_file(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(MODULE, path)
     assert spec is not None
     assert spec.loader is not None
-    module = sys.modules[MODULE] = importlib.util.module_from_spec(
-        spec
-    )  # where dataclasses look for it
+    # where dataclasses look for it
+    module = sys.modules[MODULE] = importlib.util.module_from_spec(spec)
     with _importing_from(
         path.resolve().parent
     ):  # what stands beside it can be imported, as for a script

@@ -25,12 +25,13 @@ STARTS = {  # of the models that have the option
     "tanh-rnn": ("default", "uniform"),
     "lstm": ("default", "orthogonal", "orthogonal-uniform", "chrono", "uniform"),
 }  # fmt: skip
+# options that say where a model starts
 OF_STARTS = (
     "start",
     "start_limit",
     "recurrent_limit",
     "memory",
-)  # options that say where a model starts
+)
 IDENTITY_DEVIATION = 0.001
 
 

@@ -85,11 +85,12 @@ def _drawn(file: Path, value: Any, shape: Sequence[int] | None) -> Tensor:
             f"{str(file)!r} leaves sizes of its input {value.name!r} open ({stated}): give the shape of one example, "
             "such as --input 3,224,224."
         )
+    # numbers of types in onnx.TensorProto
     real = {
         1: torch.float32,
         10: torch.float16,
         11: torch.float64,
-    }  # numbers of types in onnx.TensorProto
+    }
     if form.elem_type in real:
         return torch.randn(sizes).to(real[form.elem_type])
     return torch.zeros(sizes, dtype=torch.long)

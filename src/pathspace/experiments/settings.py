@@ -55,9 +55,8 @@ def _zero_or_from_one(value: float) -> float:
 
 
 Seeds = Annotated[int, Field(ge=1, le=FIRST_TUNING_SEED)]
-Threads = Annotated[
-    int, Field(ge=1, le=1024)
-]  # of far more, a system may give none, and torch ends the process
+# of far more, a system may give none, and torch ends the process
+Threads = Annotated[int, Field(ge=1, le=1024)]
 Factor = Annotated[float, Field(ge=0), AfterValidator(_zero_or_from_one)]
 
 

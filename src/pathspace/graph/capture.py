@@ -255,9 +255,8 @@ class OnBatch:
                 whole = [_joined(t, next(places)) if isinstance(t, Tensor) else t for t in leaves]
                 args, kwargs = pytree.tree_unflatten(whole, form)
                 return self._apart(self._function(*args, **kwargs), batched)
-            args, kwargs = pytree.tree_map_only(
-                Tensor, torch.clone, (args, kwargs)
-            )  # it may write into them
+            # it may write into them
+            args, kwargs = pytree.tree_map_only(Tensor, torch.clone, (args, kwargs))
             try:
                 return self._function(*args, **kwargs)
             except RuntimeError:

@@ -268,9 +268,8 @@ class DataDependent(Path):
             return super()._kappa(names)
         if self.alpha == 1:  # else a path norm shows it
             expect_finite(self.network.parameters.values())
-        draws = max(
-            self.state[name].get("draws", 0) for name in names
-        )  # how often signs were drawn
+        # how often signs were drawn
+        draws = max(self.state[name].get("draws", 0) for name in names)
         wide, request = self._is_wide(), self._request(draws)
         surveyed, kept = self._averaged(names, draws, wide=wide)
         types = {name: surveyed.values[name].dtype for name in names}

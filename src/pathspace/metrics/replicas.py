@@ -78,7 +78,6 @@ def _means(tensors: Sequence[Tensor], size: int, group: Any) -> list[Tensor]:
     for t in tensors:
         first = start[t.dtype]
         start[t.dtype] = first + t.numel()
-        parts.append(
-            flat[t.dtype][first : first + t.numel()].view(t.shape).clone()
-        )  # memory of its own
+        # memory of its own
+        parts.append(flat[t.dtype][first : first + t.numel()].view(t.shape).clone())
     return parts

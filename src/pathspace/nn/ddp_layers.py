@@ -124,9 +124,8 @@ class _DDPNormalized(_Base):
     def _check_count(self, n: int, x: Tensor) -> None:
         """Refuse a batch that is too small for the statistics."""
         rule = self.ddp_rule
-        least = (
-            2 if rule.centred or not rule.second_moment else 1
-        )  # a variance of one value is zero
+        # a variance of one value is zero
+        least = 2 if rule.centred or not rule.second_moment else 1
         if rule.needs_mean and n < least:
             raise ValueError(
                 f"{type(self).__name__} in training needs at least {least} values per channel for its batch "

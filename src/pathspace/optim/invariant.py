@@ -155,9 +155,8 @@ class Invariant(MetricOptimizer):
             Tensor, CoordinateView
         ] = {}  # with memory that is kept from step to step
         self._has_stepped = False  # with the groups and the state that it has
-        self._plain: set[Tensor] = (
-            set()
-        )  # parameters whose loaded state is the plain rule's, until their next step
+        # parameters whose loaded state is the plain rule's, until their next step
+        self._plain: set[Tensor] = set()
         self._plain_at = 0  # rescalings of the network when that was loaded
         super().__init__(params, network, {}, chosen_metric(metric, Path, {}), clip_norm)
         groups = [
@@ -211,9 +210,8 @@ class Invariant(MetricOptimizer):
     def _rule_at_work(self) -> Iterator[Optimizer]:
         """Let the groups hold the rule's coordinates."""
         assert self.rule is not None
-        self.rule.param_groups = (
-            self.param_groups
-        )  # whoever gave the optimizer other groups means the rule
+        # whoever gave the optimizer other groups means the rule
+        self.rule.param_groups = self.param_groups
         for group in self.param_groups:
             group["params"] = self._shadows_of(group["params"])
         try:
@@ -239,9 +237,8 @@ class Invariant(MetricOptimizer):
             return
         self._check_group(param_group)
         self._forget_rehearsal()
-        group = Optimizer([{**param_group}], {}).param_groups[
-            0
-        ]  # names and iterables, as torch reads them
+        # names and iterables, as torch reads them
+        group = Optimizer([{**param_group}], {}).param_groups[0]
         present = {p for group in self.param_groups for p in group["params"]}
         if present & set(group["params"]):
             raise ValueError("some parameters appear in more than one parameter group")

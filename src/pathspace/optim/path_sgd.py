@@ -120,7 +120,6 @@ class PathSGD(MetricOptimizer):
         weights = self.network.parameters if near is None else near
         kappa1 = surveyed_kappa(self.network, list(decayed), parameters=near).values
         for name, step in decayed.items():
-            term = dense(kappa1[name]) * local(
-                weights[name]
-            )  # the parameter's type may hold neither
+            # the parameter's type may hold neither
+            term = dense(kappa1[name]) * local(weights[name])
             step.g = torch.add(step.g, term, alpha=step.group["path_decay"])

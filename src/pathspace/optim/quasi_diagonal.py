@@ -158,9 +158,8 @@ class QuasiDiagonal(DataOptimizer, PathSGD):
                 wide(list(crossed.values())),
                 M_00,
             )
-            directions[bias] = d_0.view_as(
-                gradients[bias]
-            )  # one number for all units has no dimension
+            # one number for all units has no dimension
+            directions[bias] = d_0.view_as(gradients[bias])
             parts = d.split([gradients[w].numel() // rows for w in crossed], 1)
             for w, part in zip(crossed, parts, strict=True):
                 directions[w] = part.reshape(gradients[w].shape)

@@ -86,9 +86,8 @@ class Use:
     kwargs: dict[str, Any]
     weights: list[Tensor]  # those arguments that depend on parameters only
     data: list[Tensor]  # those that have their examples in the first dimension, [n, ...]
-    edges: list[
-        GradientEdge
-    ]  # of the result; of its steps, where there are several, which are stacked
+    # of the result; of its steps, where there are several, which are stacked
+    edges: list[GradientEdge]
     shape: torch.Size = field(default_factory=torch.Size)  # of the result, [n, ...]
 
     def is_data(self, tensor: Tensor) -> bool:

@@ -147,9 +147,8 @@ def embedding_bag(beside: Beside, call: Called, result: Any, created: list[Tenso
         return rows.amax(1) if mode == "max" else rows.sum(1) if mode == "sum" else rows.mean(1)
 
     def kept(rows: Tensor, words: Tensor) -> Tensor:
-        return (
-            rows if padding is None else rows * (words != padding).unsqueeze(-1)
-        )  # bags pass over it
+        # bags pass over it
+        return rows if padding is None else rows * (words != padding).unsqueeze(-1)
 
     rows = beside.run(kept, looked_up, words)
     if beside.is_weight(call.given[id(weight)]):

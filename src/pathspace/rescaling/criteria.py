@@ -188,9 +188,8 @@ def activation_gap(edges: Sequence[Edges], scales: Scales, ranges: Tensor, alpha
         grows, slope = _larger(values[0], leaving[1], alpha)
         shrinks, other = _larger(values[1], leaving[0], alpha)
         both = grows.isfinite() & shrinks.isfinite()
-        step = (shrinks - grows) / (slope + other).clamp_min(
-            1e-300
-        )  # 0 / 0: weights of power 1 - alpha = 0
+        # 0 / 0: weights of power 1 - alpha = 0
+        step = (shrinks - grows) / (slope + other).clamp_min(1e-300)
         return torch.where(both, step, 0.0)
 
     return gap

@@ -97,9 +97,8 @@ def tree(counts: IntArray, alphabet: Alphabet | None = None) -> Tree:
 def tree_of(child: IntArray, alphabet: Alphabet | None = None) -> Tree:
     """Return the decisions of a tree by the children (A-1, 2) of its nodes."""
     A = len(child) + 1
-    ways: dict[int, list[tuple[int, int]]] = {
-        len(child) - 1: []
-    }  # without a node, symbol 0 is ~0 = -1
+    # without a node, symbol 0 is ~0 = -1
+    ways: dict[int, list[tuple[int, int]]] = {len(child) - 1: []}
     for v in range(len(child) - 1, -1, -1):
         for digit in (0, 1):
             ways[int(child[v, digit])] = [*ways[v], (v, digit)]

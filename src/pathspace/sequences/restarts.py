@@ -158,9 +158,8 @@ def race(
         )
         entries = [(number, training) for number in range(F) for training in ranked[number][:keep]]
     if settings.seconds is not None:
-        spent = max(
-            spent, time.perf_counter() - began
-        )  # less than the trainings had if they went on from checkpoints
+        # less than the trainings had if they went on from checkpoints
+        spent = max(spent, time.perf_counter() - began)
         settings = replace(settings, seconds=max(0.0, settings.seconds - spent))
     return _by_fold(entries, folds, settings, jobs, report, kept=kept)
 

@@ -240,18 +240,16 @@ class SequenceModel(Reader):
             training = self._fitted()
             if alphabet is not None:
                 for part in self.alphabet_.sequences(alphabet).parts:
-                    self.alphabet_.encode(
-                        part
-                    )  # raises of a symbol that the model lacks: it gets no more
+                    # raises of a symbol that the model lacks: it gets no more
+                    self.alphabet_.encode(part)
             check_end(self.alphabet_, end)
             self._check_begun()
             fold = fold_of(self.alphabet_, text, validation, mask, validation_mask)
             kept = self._kept(checkpoint, settings, [fold], training)
             done = train_all([training], [fold], [settings], report=report, kept=kept)
         else:
-            vars(self).pop(
-                "training_", None
-            )  # a fit that fails leaves no network of another alphabet
+            # a fit that fails leaves no network of another alphabet
+            vars(self).pop("training_", None)
             self.alphabet_ = alphabet_of_texts(text, validation, alphabet, tokens, end)
             folds = self._folds(text, validation, mask, validation_mask)
             self._check_cost(folds, settings)

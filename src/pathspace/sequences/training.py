@@ -37,9 +37,8 @@ from .text import Corpus
 
 _RISE, _FALL = 1.1, 0.5
 _TRIES = 60
-_HIGHEST = (
-    2.0**_TRIES
-)  # where `reach` bounds every step, a rate would rise for ever, beyond all numbers
+# where `reach` bounds every step, a rate would rise for ever, beyond all numbers
+_HIGHEST = 2.0**_TRIES
 
 
 def _number(value: Any) -> float:

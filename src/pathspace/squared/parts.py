@@ -132,9 +132,8 @@ class Gathering:
         if not is_split(tensor):
             return tensor
         result = tensor.full_tensor()
-        memory = StorageWeakRef(
-            result.untyped_storage()
-        )  # while it lives, no other memory has this name
+        # while it lives, no other memory has this name
+        memory = StorageWeakRef(result.untyped_storage())
         self._parts[memory.cdata] = memory, tensor.detach()
         return result
 

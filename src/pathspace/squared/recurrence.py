@@ -138,9 +138,8 @@ def stacked_recurrence(
         backwards = index % stack.directions == 1
         start = None if initial is None else initial.reshape(*x.shape[1:-1], -1)
         bias = cell[2] + cell[3] if stack.per_cell == 4 else None
-        constant = (
-            x.shape[0] > 1 and x.stride(0) == 0
-        )  # the same input at every step: one product is enough
+        # the same input at every step: one product is enough
+        constant = x.shape[0] > 1 and x.stride(0) == 0
         u = F.linear(x[:1] if constant else x, cell[0], bias)
         u = u.expand(x.shape[0], *u.shape[1:])
         if mix is None and x.dim() == 2:

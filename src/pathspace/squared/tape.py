@@ -228,9 +228,8 @@ class Tape:
                 )
             else:
                 data = live(leaf.name) if leaf.data is None else self._constant(leaf, like.device)
-                data = (
-                    data.masked_fill(data.isinf(), 0) if leaf.kind == "buffer" else data
-                )  # that of a mask
+                # that of a mask
+                data = data.masked_fill(data.isinf(), 0) if leaf.kind == "buffer" else data
                 slots[leaf.slot] = sums.of_buffer(
                     "" if leaf.data is not None else leaf.name, data, like
                 )

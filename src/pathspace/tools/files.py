@@ -74,9 +74,8 @@ def _write_atomically(
         with os.fdopen(descriptor, "wb") as file:
             write(file)
             file.flush()
-            os.fsync(
-                file.fileno()
-            )  # else a crash of the machine may leave the new name on an empty file
+            # else a crash of the machine may leave the new name on an empty file
+            os.fsync(file.fileno())
             if check is not None:
                 check(temporary)
             # mkstemp makes the file private; results are for sharing, as far as the user's umask
@@ -145,9 +144,8 @@ def locked(folder: Path) -> Iterator[bool]:
     try:
         yield True
     finally:
-        (folder / LOCK).unlink(
-            missing_ok=True
-        )  # while it is held: whoever waits for it looks again
+        # while it is held: whoever waits for it looks again
+        (folder / LOCK).unlink(missing_ok=True)
         lock.release()
 
 
@@ -165,8 +163,7 @@ def _temporary(target: Path) -> tuple[int, Path]:
 
 
 def _umask() -> int:
-    mask = os.umask(
-        0o022
-    )  # it can only be read by setting it; other threads may make files meanwhile
+    # it can only be read by setting it; other threads may make files meanwhile
+    mask = os.umask(0o022)
     os.umask(mask)
     return mask

@@ -330,10 +330,11 @@ def beside(h, rows):
 @pytest.mark.parametrize("use", [torch.add, torch.mul, beside])
 def test_a_parameter_repeated_for_every_example_has_its_squared_jacobian(use):
     torch.manual_seed(0)
+    # as many examples as units
     model, x = (
         Repeated(use).double(),
         torch.randn(4, 3, dtype=torch.float64),
-    )  # as many examples as units
+    )
     found = ps.paths.data_dependent_kappa(ps.trace(model, x), x, alpha=1.0)
     squares = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
     for example, unit in itertools.product(range(len(x)), range(2)):

@@ -115,9 +115,8 @@ def test_degrees_of_freedom_of_one_layer_with_a_softmax():
     model = nn.Linear(3, 4).double()
     network, x = ps.trace(model, torch.zeros(1, 3).double()), torch.randn(20, 3).double()
     assert ps.paths.degrees_of_freedom(network, x) == 16
-    assert (
-        ps.paths.degrees_of_freedom(network, x, output="softmax") == 12
-    )  # one row of four is of no use
+    # one row of four is of no use
+    assert ps.paths.degrees_of_freedom(network, x, output="softmax") == 12
 
 
 def test_the_dimension_of_the_softmax():
@@ -233,9 +232,8 @@ def test_gradients_are_of_the_parameters_shape_and_finite_and_may_be_missing():
     with pytest.raises(
         ValueError, match=r"no parameter 'module\.4\.bias': give gradients by the names 0"
     ):
-        ps.paths.natural_gradient(
-            network, x, {"module.4.bias": bias}
-        )  # was that of no gradient at all
+        # was that of no gradient at all
+        ps.paths.natural_gradient(network, x, {"module.4.bias": bias})
     aside = ps.trace(model, x, outside=[model[0]])
     ps.paths.natural_gradient(
         aside, x, {"0.bias": torch.ones(4, dtype=torch.float64), "4.bias": bias}

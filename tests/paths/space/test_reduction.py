@@ -18,9 +18,8 @@ def test_edges_and_classes_are_those_of_the_fixture(name):
     assert (graph.num_edges, graph.num_classes) == (len(net.net["params"]), net.net["n_classes"])
     # classes are numbered differently: an edge is told by which edges share its ends
     number_of = {}  # class of the fixture -> node here
-    weights = net.as_tensors(
-        list(range(graph.num_edges))
-    )  # position in the fixture, by name and index
+    # position in the fixture, by name and index
+    weights = net.as_tensors(list(range(graph.num_edges)))
     for place, number in enumerate(graph.flatten(weights).tolist()):
         for end, node in zip(
             net.net["red"][str(int(number))], (graph.source, graph.target), strict=True

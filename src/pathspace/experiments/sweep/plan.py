@@ -25,10 +25,11 @@ from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings, settings
 SAMPLERS = ("grid", "random", "tpe")
 PRUNERS = ("none", "median")
 RATE, DECAY = "learning_rate", "weight_decay"
+# the settings that list them for a comparison
 GRIDS = {
     RATE: "learning_rates",
     DECAY: "weight_decays",
-}  # the settings that list them for a comparison
+}
 TABLES = ("task_options", "model_options")
 GRID_POINTS = 5  # of a range that does not say how many
 TRIALS = 20  # points for each optimizer where they are drawn

@@ -321,9 +321,8 @@ class _Fit:
 
         def remember(training: Any) -> None:
             nonlocal began
-            began = (
-                time.process_time() if began is None else began
-            )  # after the first pass: nothing is compiled then
+            # after the first pass: nothing is compiled then
+            began = time.process_time() if began is None else began
             latest[0], self._spent = training, before + time.process_time() - began
             self._counted(training)
             if training.passes % self.model.validate_every == 0:

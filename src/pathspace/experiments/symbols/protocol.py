@@ -33,12 +33,13 @@ NETWORKS = ("RNN", "CNN", "PCNN")
 # The paper's names: how writing weights are stepped, then transition weights.
 RULES = {"DH+FB": ("dh", "fb"), "QDH+RUTSD": ("qdh", "rutsd"), "QDH+RBP": ("qdh", "rbp")}
 INVARIANT = ("QDH+RUTSD", "QDH+RBP")
+# the last one not in the paper: hmmlearn's, from its own start
 BASELINES = (
     "bzip2",
     "CTW",
     "HMM",
     "dense HMM",
-)  # the last one not in the paper: hmmlearn's, from its own start
+)
 ROWS = (*BASELINES, *(f"{network}, {rule}" for network in NETWORKS for rule in RULES))
 # Not in the paper: several networks made one, which have learned the training and the validation
 # text in turn.

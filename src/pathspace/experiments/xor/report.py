@@ -82,10 +82,11 @@ def draw(protocol: Protocol, results: Sequence[Result]) -> Drawing:
         for result in results:
             if result.cell.steps == steps:
                 passes = [0, *(look.passes for look in result.looks)]
+                # a start knows nothing
                 wrong = [
                     50.0,
                     *(100 * look.wrong for look in result.looks),
-                ]  # a start knows nothing
+                ]
                 axis.plot(passes, wrong, linewidth=1.2, label=str(result.cell.seed))
         axis.axhline(100 * protocol.passed, color="black", linewidth=1, linestyle=(0, (3, 2)))
         axis.set(title=f"{steps} steps", xlabel="pass", ylim=(0, 55), xlim=(0, protocol.passes))

@@ -50,13 +50,14 @@ def convolution(
     else:
         target = _targets(recorder, source, count, w, transposed, groups)
 
+    # for its shape alone
     meta = function(
         torch.empty(x.shape, device="meta"),
         torch.empty(w.shape, device="meta"),
         None,
         *args,
         **kwargs,
-    )  # for its shape alone
+    )
     labels = target
     values = [x, w]
     if bias is not None:

@@ -52,9 +52,8 @@ def linear(recorder: Recorder, input: Tensor, weight: Tensor, bias: Tensor | Non
         )
     if x.batch is not None and x.batch == x.labels.dim() - 1:
         recorder.wrong_batch()
-    wide = (
-        w.labels if w.labels.dim() == 2 else w.labels.reshape(1, -1)
-    )  # a vector weight has one output
+    # a vector weight has one output
+    wide = w.labels if w.labels.dim() == 2 else w.labels.reshape(1, -1)
     source = recorder.scales.unify_over(x.labels, (-1,))
     if normed:
         labels = by_normed(recorder, w, source)

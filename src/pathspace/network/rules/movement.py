@@ -370,10 +370,11 @@ _ONE = (
     "broadcast_to narrow select __getitem__ split chunk unbind tensor_split flip roll repeat repeat_interleave tile "
     "index_select T.__get__ mT.__get__ unfold pixel_shuffle pixel_unshuffle channel_shuffle diagonal rot90"
 )
+# they share memory for certain; reshape and its kin may
 _VIEWS = (
     "view permute transpose t swapaxes swapdims movedim moveaxis squeeze unsqueeze unflatten expand broadcast_to "
     "narrow select __getitem__ split chunk unbind tensor_split T.__get__ mT.__get__ diagonal"
-)  # they share memory for certain; reshape and its kin may
+)
 _COPIES = "flip rot90 roll repeat repeat_interleave tile index_select pixel_shuffle pixel_unshuffle channel_shuffle"
 _SAME = "contiguous clone detach to type type_as float double half bfloat16 long int cpu cuda data.__get__"
 

@@ -232,9 +232,8 @@ def _nodes(
             if value.slot not in live or value.slot in nodes or value.kind != "hidden":
                 continue
             labels = without_repeats(renumber(value.labels))
-            labels = torch.where(
-                labels.abs() > num_classes, FIXED, labels
-            )  # of a product of classes
+            # of a product of classes
+            labels = torch.where(labels.abs() > num_classes, FIXED, labels)
             missing = (labels != 0) & ~seen[labels.abs()]
             if bool(missing.any()):
                 nodes[value.slot] = torch.where(missing, labels, 0).expand(value.shape)

@@ -217,9 +217,8 @@ def note_not_finite(recorder: Recorder, given: Given, result: Any) -> None:
     where = _where(recorder, given)
     if where is None:
         return
-    written = tensors_in(
-        given.args[:1] if result is None else [result], {}
-    )  # an assignment returns nothing
+    # an assignment returns nothing
+    written = tensors_in(given.args[:1] if result is None else [result], {})
     shown, names = _shown_results(recorder, given)
     if len(shown) != len(written):
         shown = [None] * len(written)

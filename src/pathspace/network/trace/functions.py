@@ -14,16 +14,18 @@ from torch.overrides import resolve_name
 from torch.utils import _pytree as pytree
 
 _NAMES: dict[Any, str] = {}
+# second names that torch has for a function
 _ALIASES = {
     **{"absolute": "abs", "divide": "div", "multiply": "mul", "negative": "neg", "subtract": "sub"},
     **{"spmm": "mm", "true_divide": "div"},
-}  # second names that torch has for a function
+}
+# of arguments than F's has
 _OTHER_ORDER = (
     "batch_norm",
     "embedding",
     "embedding_bag",
     "instance_norm",
-)  # of arguments than F's has
+)
 
 
 def short_name(func: Callable[..., Any]) -> str:

@@ -64,9 +64,8 @@ def _held(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     seen = set[int]()
     named = [*model.named_parameters(), *model.named_buffers()]
     for path, module in model.named_modules():
-        own = {
-            k: v for k, v in vars(module).items() if k != "_flat_weights"
-        }  # what an RNN's parameters were
+        # what an RNN's parameters were
+        own = {k: v for k, v in vars(module).items() if k != "_flat_weights"}
         of_module = ((key, t) for key, value in own.items() for t in pytree.tree_leaves(value))
         named += [(f"{path}.{key}".lstrip("."), t) for key, t in of_module if isinstance(t, Tensor)]
     for name, t in named:

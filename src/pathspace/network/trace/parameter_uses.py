@@ -29,9 +29,8 @@ class ParameterUse:
     index: Tensor
     target: Tensor  # labels, broadcastable to index.shape
     source: Tensor
-    column: (
-        int | None
-    )  # dimension of the parameter along which the target varies; None if that means nothing
+    # dimension of the parameter along which the target varies; None if that means nothing
+    column: int | None
     bias: bool  # its edges come from the bias node
 
 

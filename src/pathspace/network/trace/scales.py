@@ -39,9 +39,8 @@ class Scales:
 
     def __init__(self) -> None:
         self._count = 2  # FIXED and WILD point to themselves
-        self._older = _to_themselves(
-            2
-        )  # of labels of both signs: negative ones look for theirs at the end
+        # of labels of both signs: negative ones look for theirs at the end
+        self._older = _to_themselves(2)
         self._detours = (
             0  # labels to look up before all point to their representatives; 0 if they do
         )

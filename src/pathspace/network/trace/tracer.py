@@ -297,9 +297,8 @@ class _Plan:
     strict: bool = False
     choices: Choices = field(default_factory=Choices)
     tie_mixed: bool = False
-    mixing: list[str] = field(
-        default_factory=list
-    )  # reshapes of which the sizes may decide on unit classes
+    # reshapes of which the sizes may decide on unit classes
+    mixing: list[str] = field(default_factory=list)
     training: Mapping[str, bool] | None = None  # of a model that was traced before: its form then
     again: Retrace | None = None  # traces the model in the same way later
     interpreter: Callable[[Recorder], Interpreter] = Interpreter

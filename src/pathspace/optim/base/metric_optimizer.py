@@ -43,9 +43,8 @@ class MetricOptimizer(NetworkOptimizer):
 
     form: Form = "inverse"
     """What the rule asks the metric for."""
-    _velocities: Mapping[str, int] = MappingProxyType(
-        {}
-    )  # entries of a state that have the unit of a power of a weight
+    # entries of a state that have the unit of a power of a weight
+    _velocities: Mapping[str, int] = MappingProxyType({})
     _velocities_near = (
         True  # whether they are those of the member near balance (see ``metrics.gauge``)
     )

@@ -30,9 +30,8 @@ from pathspace.optim.base.saved_states import (
 from pathspace.squared.parts import cut, first_split, is_split, joined, local, totals, whole
 
 Parameters = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
-Active = list[
-    tuple[Tensor, dict[str, Any], Tensor]
-]  # parameters with a gradient: parameter, group, gradient
+# parameters with a gradient: parameter, group, gradient
+Active = list[tuple[Tensor, dict[str, Any], Tensor]]
 
 _ENDS = ("gauge_rows", "gauge_columns", "scales")  # kept whole in every process
 
@@ -270,9 +269,8 @@ class NetworkOptimizer(torch.optim.Optimizer):
         torch.distributed.checkpoint take one.
         """
         rates = [group.get("lr", 0.0) for group in self.param_groups]
-        moving = any(
-            rate is None or float(rate) for rate in rates
-        )  # None: the rule chooses its rate
+        # None: the rule chooses its rate
+        moving = any(rate is None or float(rate) for rate in rates)
         if moving or any(self.state.values()):
             return False
         moves = any(bool(local(g).any()) for _, _, g in active)
@@ -340,9 +338,8 @@ class NetworkOptimizer(torch.optim.Optimizer):
     def _unpacked(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return what :meth:`_packed` was made of, be the parameters whole there and split here, or the reverse."""
         saved = [index for group in state_dict["param_groups"] for index in group["params"]]
-        of = dict(
-            zip(saved, self._all_parameters(), strict=False)
-        )  # torch tells if they are not as many
+        # torch tells if they are not as many
+        of = dict(zip(saved, self._all_parameters(), strict=False))
         states = {
             i: {
                 k: self._own_part(k, v, of.get(i))

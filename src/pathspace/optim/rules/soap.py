@@ -20,9 +20,8 @@ from pathspace.optim.rules.moments import adam_direction, cast_state
 
 _SIDES = ("rows", "columns")
 _MATRICES = tuple(f"{kind}_{side}" for kind in ("gram", "basis") for side in _SIDES)
-_NOTHING = (
-    2.0**-80
-)  # beside the largest entry, far below what the products of float64 matrices still hold
+# beside the largest entry, far below what the products of float64 matrices still hold
+_NOTHING = 2.0**-80
 
 
 class SOAP(Optimizer):

@@ -27,9 +27,8 @@ _ALL = slice(None)
 # defaults: input, weight, bias, stride, padding, dilation, groups
 _CONVOLUTION = (None, None, None, 1, 0, 1, 1)
 
-_CHANNEL_NORMS = frozenset(
-    ["batch_norm", "group_norm", "instance_norm"]
-)  # gain and bias for each channel
+# gain and bias for each channel
+_CHANNEL_NORMS = frozenset(["batch_norm", "group_norm", "instance_norm"])
 
 UseOf = tuple[Use, Tensor, Tensor]
 """A use of a parameter, which of its arguments the parameter is (or is made into), and delta at its result."""

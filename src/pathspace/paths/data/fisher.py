@@ -179,9 +179,8 @@ def _fisher_product(
     """Return the function v -> F v."""
     graph = reduction_graph(network)
     model, parameters = in_float64(network)
-    one = next(
-        examples(network.call, data)
-    )  # whose outputs have no classes along the dimension of examples
+    # whose outputs have no classes along the dimension of examples
+    one = next(examples(network.call, data))
     outputs_on(network, model, one, output, dim)
     outputs = outputs_on(network, model, data, "gaussian", dim)
     weights = list(parameters.values())

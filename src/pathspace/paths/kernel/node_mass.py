@@ -190,9 +190,8 @@ def _sums(network: Network, q: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Te
         single = torch.where(labels.abs() > network.num_classes, 0, labels)  # no product of classes
         flat = single.to(into.device).expand(value.shape).reshape(-1)
         h, d = value.detach().reshape(-1), delta.reshape(-1)
-        inverse = (
-            flat < 0
-        )  # a unit with the inverse scale of its class: its two masses change places
+        # a unit with the inverse scale of its class: its two masses change places
+        inverse = flat < 0
         into.index_add_(0, flat.abs(), torch.where(inverse, d, h))
         out_of.index_add_(0, flat.abs(), torch.where(inverse, h, d))
         count.index_add_(0, flat.abs(), torch.ones_like(h))
@@ -223,9 +222,8 @@ def _has_positions(network: Network) -> bool:
     }
     if not several:
         return False
-    readers: defaultdict[int, list[Instruction]] = defaultdict(
-        list
-    )  # of a slot, through views of parameters
+    # of a slot, through views of parameters
+    readers: defaultdict[int, list[Instruction]] = defaultdict(list)
     for instruction in reversed(network.tape.instructions):
         views = instruction.outputs if instruction.of_parameter else ()
         through = [reader for view in views for reader in readers[view]]

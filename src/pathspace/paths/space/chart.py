@@ -46,9 +46,8 @@ class Ends:
         if not bool((nodes > 0).any()):
             return None
         nodes = nodes.reshape((1,) * (dims - nodes.dim()) + tuple(nodes.shape))
-        nodes = without_repeats(
-            compressed(nodes)
-        )  # one along a dimension along which nothing varies
+        # one along a dimension along which nothing varies
+        nodes = without_repeats(compressed(nodes))
         return Ends(Index.of(nodes.reshape(-1), device), tuple(nodes.shape))
 
     def at(self, slots: Slots) -> Tensor:
