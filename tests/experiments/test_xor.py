@@ -132,9 +132,8 @@ def test_a_stopped_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         save(model, path)
 
     monkeypatch.setattr(PCNN, "save", stops)
-    with pytest.raises(
-        KeyboardInterrupt
-    ):  # when the second look is written, and its network is not
+    # when the second look is written, and its network is not
+    with pytest.raises(KeyboardInterrupt):
         compute(Cell("ours", 6), protocol, folder)
     monkeypatch.setattr(PCNN, "save", save)
     assert len(json.loads((folder / "ours-6.json").read_text())) == 2

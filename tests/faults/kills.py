@@ -142,9 +142,8 @@ def test_a_full_disk_is_named_and_the_same_command_goes_on(name, here, undisturb
 
 @pytest.mark.parametrize("name", ["train", "fit", "compress"])
 def test_a_folder_that_may_not_be_written_is_named(name, inputs):
-    with (
-        tempfile.TemporaryDirectory() as made
-    ):  # pytest's own folders can be entered by nobody else
+    # pytest's own folders can be entered by nobody else
+    with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         shutil.copytree(inputs, folder, dirs_exist_ok=True)
         folder.chmod(0o555)

@@ -254,9 +254,8 @@ def test_writes_of_zeros_and_changed_indices_are_those_of_the_model(function):
 
     total = mass()
     assert ps.paths.squared_path_norm(network).item() == pytest.approx(total.item(), rel=1e-12)
-    for name, kappa in ps.paths.kappa(
-        network
-    ).items():  # no path has a weight twice: the mass is linear in each
+    # no path has a weight twice: the mass is linear in each
+    for name, kappa in ps.paths.kappa(network).items():
         q, unit = squares[name], torch.eye(kappa.numel(), **DOUBLE)
         slopes = torch.stack([mass(**{name: q + one.reshape(q.shape)}) - total for one in unit])
         torch.testing.assert_close(kappa.flatten(), slopes, rtol=1e-10, atol=1e-12, msg=name)

@@ -233,9 +233,8 @@ def test_rescaling_is_bitwise_invisible(name):
 def test_optimizers_do_not_see_a_rescaling(name):
     model, inputs, classes = made(name)
     makers = [lambda p, n: ps.optim.PathSGD(p, n, lr=0.01, momentum=0.9)]
-    if (
-        classes and list(CASES).index(name) % 3 == 0
-    ):  # path space has the network's symmetries alone
+    # path space has the network's symmetries alone
+    if classes and list(CASES).index(name) % 3 == 0:
         makers.append(lambda p, n: ps.optim.GSGD(p, n, lr=0.01))
     enumerated.check_rescaling(model, inputs, makers)
 

@@ -471,9 +471,8 @@ def test_model_that_was_moved_is_told(kind):
     model, x, y = small()
     optimizer = kind(model.parameters(), ps.trace(model, x), lr=0.01, refresh_every=2)
     train(model, optimizer, x, y, 1)
-    for state in (
-        optimizer.state.values()
-    ):  # another place; a move of the model leaves the state where it is
+    # another place; a move of the model leaves the state where it is
+    for state in optimizer.state.values():
         state["gauge_rows"] = state["gauge_rows"].to("meta")
     with pytest.raises(RuntimeError, match=r"the model was moved after .*load_state_dict"):
         optimizer.step()

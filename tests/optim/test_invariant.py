@@ -448,9 +448,8 @@ def test_one_metric_serves_two_rules_with_one_refresh(monkeypatch):
     other = case.model()
     with pytest.raises(ValueError, match="belongs to another network"):
         ps.optim.Invariant(other.parameters(), trace(case, other), torch.optim.AdamW, metric=metric)
-    with pytest.raises(
-        ValueError, match=r"belongs to another rule for '.*weight'"
-    ):  # which works with 1 / D
+    # which works with 1 / D
+    with pytest.raises(ValueError, match=r"belongs to another rule for '.*weight'"):
         ps.optim.PathSGD(matrices, network, lr=0.01, metric=metric)
     ps.optim.Invariant(matrices, network, torch.optim.Muon, lr=0.01, metric=metric)
 

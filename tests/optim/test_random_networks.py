@@ -158,9 +158,8 @@ def train(start, name, options, factors, way, steps):
         optimizer.param_groups[0]["lr"] = options["lr"] * (1 - step / steps)
         optimizer.zero_grad()
         outputs.append(model(model.inputs(torch.Generator().manual_seed(step))))
-        if (
-            outputs[-1].abs().max() > 2.0**60
-        ):  # it ran away: soon one member is beyond float32, the other not yet
+        # it ran away: soon one member is beyond float32, the other not yet
+        if outputs[-1].abs().max() > 2.0**60:
             break
         (outputs[-1] - 1).square().mean().sqrt().backward()
         try:

@@ -131,9 +131,8 @@ def test_directions_that_float16_does_not_hold_are_clipped_in_a_type_that_does(
     for dtype in (torch.float16, torch.float32):
         torch.manual_seed(0)
         model, x = mlp(4, 6, 3), torch.randn(8, 4).to(dtype)
-        with (
-            torch.no_grad()
-        ):  # next to no path leaves a unit: 1 / D is as large as damping lets it be
+        # next to no path leaves a unit: 1 / D is as large as damping lets it be
+        with torch.no_grad():
             model[2].weight[:, 0] = 1e-4
         model = model.to(dtype)
         options = {"lr": 0.1, "momentum": momentum, "damping": 1e-4, clip: 1.0}

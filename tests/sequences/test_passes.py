@@ -168,10 +168,11 @@ def test_passes_over_several_sequences_agree_with_the_definition(kind, squash, u
     assert_close(sums.cross, M[0, graph.sources, graph.targets].T, 1e-11)
     mask = np.zeros((units + 1, units + 1), bool)
     mask[edges] = True
+    # without any a symbol that is never seen has no metric, and does not move
     for damping in (
         1.0,
         0.0,
-    ):  # without any a symbol that is never seen has no metric, and does not move
+    ):
         step = transition_direction(model, corpus, state, "rbp-qd", damping)
         if kind == "rnn":
             tau_step, rho_step = ref.rnn_quasi_diagonal_step(G, M, mask, damping)

@@ -48,17 +48,15 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command line."""
-    if isinstance(
-        sys.stdout, io.TextIOWrapper
-    ):  # what a terminal cannot show, it shows as its code
+    # what a terminal cannot show, it shows as its code
+    if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     os.environ["MPLBACKEND"] = (
         "agg"  # figures are files; the backend of a notebook may be missing here
     )
     interrupts = _Interrupts()
-    if (
-        signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    ):  # else it is ignored: in the background
+    # else it is ignored: in the background
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupts)
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, interrupts.terminate)
@@ -119,9 +117,8 @@ class _Interrupts:
     def terminate(self, number: int, frame: object) -> None:
         """Take SIGTERM, which schedulers send some time before they kill, for Ctrl-C."""
         self.code = TERMINATED
-        if callable(
-            signal.getsignal(signal.SIGINT)
-        ):  # such as a run's, which ends with a checkpoint
+        # such as a run's, which ends with a checkpoint
+        if callable(signal.getsignal(signal.SIGINT)):
             signal.raise_signal(signal.SIGINT)
         else:
             self(number, frame)

@@ -77,9 +77,8 @@ def load(
 def _read(path: Path, config: RunConfig) -> dict[str, Any]:
     """Read a checkpoint of this configuration."""
     try:
-        with zipfile.ZipFile(
-            path
-        ) as archive:  # torch does not look at the checksums of its own file
+        # torch does not look at the checksums of its own file
+        with zipfile.ZipFile(path) as archive:
             if archive.testzip() is not None:
                 raise ValueError("its checksum does not fit")
         content = torch.load(path, weights_only=True)

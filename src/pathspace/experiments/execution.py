@@ -61,9 +61,8 @@ def _runs(configuration: Configuration, output: Path, context: Context) -> Compa
 
 
 def _study(recipe: Recipe, comparison: Comparison, size: str, context: Context) -> list[Section]:
-    if (
-        context.run_device != "cpu"
-    ):  # which this machine may lack: the runs may have been a cluster's
+    # which this machine may lack: the runs may have been a cluster's
+    if context.run_device != "cpu":
         Console(stderr=True).print("The study computes on the processor.", highlight=False)
     name = recipe.study["name"]
     options = recipe.study_options(size)

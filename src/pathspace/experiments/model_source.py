@@ -167,9 +167,8 @@ def module_of_file(path: Path) -> Any:
     assert spec.loader is not None
     # where dataclasses look for it
     module = sys.modules[MODULE] = importlib.util.module_from_spec(spec)
-    with _importing_from(
-        path.resolve().parent
-    ):  # what stands beside it can be imported, as for a script
+    # what stands beside it can be imported, as for a script
+    with _importing_from(path.resolve().parent):
         run_users(str(path), functools.partial(spec.loader.exec_module, module))
     return module
 

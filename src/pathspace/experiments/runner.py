@@ -235,9 +235,8 @@ def connect(address: str, processes: int | None, threads: int = 1) -> None:
             )
     except ImportError:
         raise
-    except (
-        Exception
-    ) as error:  # Ray's own may be no more than that, as where a node does not start in time
+    except Exception as error:
+        # Ray's own may be no more than that, as where a node does not start in time
         raise ConfigurationError(
             f"Ray cannot be reached or started ({' '.join(str(error).split())}): give the --address of a running "
             "cluster, or none to start Ray here."

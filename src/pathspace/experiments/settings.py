@@ -266,9 +266,8 @@ class Settings:
                 "model_options.embedding, which is of symbols, and model_options.output."
             )
         centred = method(name).normalizes.get("statistic") == "covariance"
-        if (
-            centred and self.batch_size == 1 and options.get("output") != "every"
-        ):  # one value for each node
+        # one value for each node
+        if centred and self.batch_size == 1 and options.get("output") != "every":
             raise ConfigurationError(
                 f"The method {name!r} takes the variance of a batch, and the batch size is 1: give 2 or more."
             )

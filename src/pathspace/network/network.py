@@ -202,9 +202,8 @@ class Network:
         stale = ""
         try:
             self._checked()
-        except (
-            RuntimeError
-        ) as error:  # the copy of a network that does not fit its model does not fit either
+        except RuntimeError as error:
+            # the copy of a network that does not fit its model does not fit either
             stale = str(error)
         created = replace(self, model=model, parameters=parameters)
         created.rescalings["done"] = self.rescalings["done"]

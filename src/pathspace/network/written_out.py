@@ -229,9 +229,8 @@ def written_out(
     """
     if name == "einsum" and isinstance(args[0], str) and "..." not in args[0]:
         operands = args[1] if isinstance(args[1], (list, tuple)) else args[1:]
-        if (
-            len(operands) > 2 and [*map(rank, operands)].count(2) < 2
-        ):  # between two parameters are units
+        # between two parameters are units
+        if len(operands) > 2 and [*map(rank, operands)].count(2) < 2:
             return lambda *_: in_pairs(args[0], operands, rank)
     if strict and name not in SUMS:
         return None

@@ -267,9 +267,8 @@ def _missing() -> str | None:
         return f"Numba is not installed ({install('fast')})"
     try:
         instructions = _loops().instructions()
-    except (
-        Exception
-    ) as error:  # an installation that does not work must not keep the layer from doing so
+    except Exception as error:
+        # an installation that does not work must not keep the layer from doing so
         return f"Numba does not work here ({type(error).__name__}: {error})"
     return None if instructions else "the loops need a processor with AVX2 and fused multiplication"
 

@@ -324,9 +324,8 @@ class Invariant(MetricOptimizer):
                 if view.shadow.grad is None:  # as SAM has cleared it
                     view.parameter.grad = None
             try:
-                with (
-                    self._rule_at_rest()
-                ):  # the closure clears the gradients of the model's parameters
+                # the closure clears the gradients of the model's parameters
+                with self._rule_at_rest():
                     loss = evaluated(closure)
             finally:
                 for view, w in zip(views, start, strict=True):

@@ -264,9 +264,8 @@ class Beside(Interpreter):
     def _run_plainly(self, call: Called, result: Any, created: list[Tensor]) -> None:
         self._check_detached(call, created[0])
         args, kwargs = self.owns((call.args, call.kwargs))
-        if (
-            self.slot(created[0]) in self.network.tape.normalizations
-        ):  # written by hand: statistics are held
+        # written by hand: statistics are held
+        if self.slot(created[0]) in self.network.tape.normalizations:
             args, kwargs = self._with_statistics_held(call, args, kwargs)
         weights = [
             self.plain(self.own(t)) for t in call.tensors if self.is_weight(call.given[id(t)])

@@ -69,9 +69,8 @@ def _normalized(
     x = given["input"]
     channels = (1, -1) + (1,) * (x.dim() - 2)
     layer = beside.network.tape.normalizations.get(beside.slot(created))
-    if (
-        call.name == "batch_norm" and layer is None and given.get("training")
-    ):  # of inputs, or on no path
+    # of inputs, or on no path
+    if call.name == "batch_norm" and layer is None and given.get("training"):
         over = tuple(d for d in range(x.dim()) if d != 1)
         layer = Normalization(tuple(x.shape), over, channels)
     if layer is not None:

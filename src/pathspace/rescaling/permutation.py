@@ -102,9 +102,8 @@ def groups_of(network: Network) -> list[Group]:
     # a reshape of units and positions may fit by chance
     for other in of_other_sizes(network.call.arguments, network.call.batch_dim):
         trial = None
-        with suppress(
-            Exception
-        ):  # most models take inputs of their own size only, and say so in their own ways
+        # most models take inputs of their own size only, and say so in their own ways
+        with suppress(Exception):
             trial = _Trial(network, reading.model, _drawn(other))
         if trial is not None:
             groups = trial.those_that_hold(groups)

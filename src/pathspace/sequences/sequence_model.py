@@ -163,9 +163,8 @@ class SequenceModel(Reader):
         options = _plain(options)
         for name, value in options.items():
             check_count(name, value)
-            if name in storage.WHOLE and (
-                type(value) is not int or value < 0
-            ):  # no file holds it otherwise
+            # no file holds it otherwise
+            if name in storage.WHOLE and (type(value) is not int or value < 0):
                 raise ValueError(f"{name} must be a whole number of at least 0, got {value!r}")
         degree = options["connectivity"]
         if degree is not None and type(degree) is not int:

@@ -135,7 +135,8 @@ def contents(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
         SafetensorError,
         TypeError,
         AttributeError,
-    ) as error:  # the latter of types that NumPy lacks
+    ) as error:
+        # the latter of types that NumPy lacks
         raise ModelFileError(
             f"{path} is not a safetensors file of our types ({error}): give a model that `pathspace sequence fit` "
             "wrote"

@@ -376,9 +376,8 @@ def _train_on(
         # a fit of no pass may have looked at another text, whose length is no record to beat
         begun = replace(training, best=None, best_bits=math.inf, validation_bits=math.nan)
         training = _look(begun, validation, memory)
-        if (
-            settings.passes == 0
-        ):  # contexts may be asked for alone, of a text that is too long to train on
+        # contexts may be asked for alone, of a text that is too long to train on
+        if settings.passes == 0:
             return training
     state = forward(training.model, corpus, activities(training.model, corpus, memory.a), memory.pi)
     if not math.isfinite(state.log_likelihood):

@@ -72,9 +72,8 @@ class AtLeast(TorchFunctionMode):
             }
         try:
             result = func(*args, **kwargs)
-        except (
-            RuntimeError
-        ):  # a tensor that no torch function made (torch.Tensor(2, 3)), beside wider ones
+        except RuntimeError:
+            # a tensor that no torch function made (torch.Tensor(2, 3)), beside wider ones
             wide = pytree.tree_map_only(
                 Tensor, lambda t: self._widened(t, func, ()), (args, kwargs)
             )

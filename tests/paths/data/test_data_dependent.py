@@ -67,9 +67,8 @@ def test_alpha_one_is_the_fisher_information(net):
     assert_close(found, net.as_tensors(known["fisher_diag_gaussian"]), **TIGHT)
     found = ps.paths.data_dependent_kappa(network, net.x, alpha=1.0, sharing="edges")
     edges = net.as_tensors(known["edgewise_second_moment"])
-    if (
-        net.net["name"] == "conv1d"
-    ):  # the model adds positions before it multiplies: one edge, not three
+    # the model adds positions before it multiplies: one edge, not three
+    if net.net["name"] == "conv1d":
         assert not torch.allclose(found.pop("out.weight"), edges.pop("out.weight"))
         bias = found.pop("out.bias"), edges.pop("out.bias")
         assert_close(*bias, **TIGHT)

@@ -91,9 +91,8 @@ def test_there_are_as_many_independent_basis_paths_as_dimensions(case, rule):
     graph = skeleton.graph
     assert skeleton.incomplete == ()
     assert len(set(paths)) == len(paths) == ps.paths.degrees_of_freedom(network)
-    if (
-        case.name != "bidirectional rnn"
-    ):  # its backward loop takes one step to the output, and is on no path
+    # its backward loop takes one step to the output, and is on no path
+    if case.name != "bidirectional rnn":
         assert len(paths) == graph.num_edges - network.num_classes
     counts = torch.zeros(len(paths), graph.num_edges, dtype=torch.float64)
     for row, path in zip(counts, paths, strict=True):

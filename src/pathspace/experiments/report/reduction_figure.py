@@ -128,10 +128,11 @@ def _draw_edges(
             if start[0] >= stop[0]
             else OTHER
         )
+        # many weights between two classes are one line
         if lines.get((start, stop)) not in (
             IN,
             OUT,
-        ):  # many weights between two classes are one line
+        ):
             lines[start, stop] = colour
     plain = {line for line, colour in lines.items() if colour == OTHER and line[0][0] != line[1][0]}
     # thousands of them: one artist draws them in a hundredth of the time; the nodes lie on their

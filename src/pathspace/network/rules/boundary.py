@@ -60,9 +60,8 @@ def cut(
     origin = _origin(recorder, traced, refusal)
 
     def bind(tensor: Tensor) -> Tensor:
-        if not changed and any(
-            tensor is t for t in tensors
-        ):  # nothing was done: a tensor of its own
+        # nothing was done: a tensor of its own
+        if not changed and any(tensor is t for t in tensors):
             tensor = torch.empty_like(tensor)
         value = _value(recorder, traced, tensor.shape, refusal, tensor.is_floating_point())
         if not changed:
@@ -103,11 +102,12 @@ def _run(
     try:
         result = recorder.func(*args, **kwargs)
     except (NotImplementedError, RuntimeError, TypeError, ZeroDivisionError) as error:
+        # nothing can be copied from where there is no data
         if recorder.name in (
             "to",
             "cpu",
             "cuda",
-        ):  # nothing can be copied from where there is no data
+        ):
             return torch.empty_like(args[0]), []
         result = _form_after(error, recorder, args, kwargs, refusal)
     created = _tensors_of(result)

@@ -29,9 +29,8 @@ def embedding(
         recorder.refuse(
             "max_norm rescales the rows that are looked up, which changes the parameters"
         )
-    if (
-        recorder.lookup(input) is None
-    ):  # fixed rows, such as positions: the table's elements are biases
+    # fixed rows, such as positions: the table's elements are biases
+    if recorder.lookup(input) is None:
         return recorder.apply("__getitem__", torch.Tensor.__getitem__, weight, input)
     tokens = recorder.value(input)
     table = require_parameter(recorder, weight)

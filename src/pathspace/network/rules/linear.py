@@ -120,9 +120,8 @@ def by_normed(
     labels = labels.reshape(groups, -1, labels.shape[1])  # [groups, first / groups, second]
     labels = labels.transpose(1, 2) if transposed else labels  # [groups, out, in]
     units = source.reshape(groups, 1, -1)
-    if (
-        labels.shape[1] > 1
-    ):  # the sums of all rows have one scale each: so have the units that they read
+    # the sums of all rows have one scale each: so have the units that they read
+    if labels.shape[1] > 1:
         units = scales.unify_along(units, (2,))[..., :1]
     product = scales.product(scales.resolve(labels), units, recorder.where())
     target = scales.unify_along(product, (2,))[..., 0]

@@ -93,8 +93,7 @@ def along(places: Tensor) -> tuple[int, Tensor] | None:
         return None
     pattern = small.movedim(varied[0], 0).reshape(small.shape[varied[0]], -1)[:, 0]
     often = pattern.bincount()
-    if pattern[0] != 0 or bool(
-        (often != often[0]).any()
-    ):  # in another order, or more of one than of another
+    # in another order, or more of one than of another
+    if pattern[0] != 0 or bool((often != often[0]).any()):
         return None
     return varied[0], pattern

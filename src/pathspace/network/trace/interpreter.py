@@ -473,9 +473,8 @@ class Interpreter(TorchFunctionMode):
         )
         if chooses and self.recorder.buffers_in(constant, "drawn"):
             self.recorder.refuse(DRAWS_READ, OF_DRAWS)
-        if (
-            constant.is_floating_point() or name in ARITHMETIC
-        ):  # numbers matter where a mask makes them zero
+        # numbers matter where a mask makes them zero
+        if constant.is_floating_point() or name in ARITHMETIC:
             return self.recorder.buffers_in(constant, "mask")
         if name in CHOICES:
             return self.recorder.buffers_in(constant, "mask", "indices")

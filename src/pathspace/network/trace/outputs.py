@@ -56,9 +56,8 @@ def outputs_of(
     outputs = (
         [v for v in chosen if v.kind == "hidden"] + recorder.extra_outputs + _entering(counted)
     )
-    if not outputs and (
-        recorder.strict or not counted
-    ):  # else no parameter is left between the cuts
+    # else no parameter is left between the cuts
+    if not outputs and (recorder.strict or not counted):
         raise _without_outputs(counted, _in_words(result, values))
     _leave_returned(recorder, returned)
     places, slots = _places(values, of_units, chosen)

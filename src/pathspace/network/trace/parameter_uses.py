@@ -67,9 +67,8 @@ class ParameterUses:
         target = self.scales.resolve(target)
         source = self.scales.resolve(source)
         index = parameter.labels
-        if (
-            order := _as_it_is(index, shape)
-        ) is not None:  # as x @ W has it: turned back, its labels stay compact
+        # as x @ W has it: turned back, its labels stay compact
+        if (order := _as_it_is(index, shape)) is not None:
             index, target, source = (_permuted(t, order) for t in (index, target, source))
         new = ParameterUse(index, target, source, column, bias)
         uses = self.of.setdefault(parameter.name, [])

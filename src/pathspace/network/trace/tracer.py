@@ -317,9 +317,8 @@ class _Plan:
     def _depends_on_sizes(self, network: Network, batch_dim: int | str | None) -> bool:
         for example in of_other_sizes(self.example_input, network.call.batch_dim):
             other = None
-            with suppress(
-                Exception
-            ):  # most models take inputs of their own size only, and say so in their own ways
+            # most models take inputs of their own size only, and say so in their own ways
+            with suppress(Exception):
                 other = replace(self, example_input=example)._of_given_sizes(batch_dim)
             if other is None:
                 continue
@@ -649,9 +648,8 @@ def _run(
     try:
         result = shadow(*args, **kwargs)
     except RuntimeError as error:
-        if "set the storage of a tensor" in str(
-            error
-        ):  # set_ is none of the functions that tracing sees
+        # set_ is none of the functions that tracing sees
+        if "set the storage of a tensor" in str(error):
             advice = "Write the result into a new tensor"
             recorder.refuse("it replaces the memory of a tensor", advice, operation="set_")
         _refuse_after(recorder, error)

@@ -221,9 +221,8 @@ def kappa_terms(
     if not data:  # nothing reaches an output
         data = {name: torch.zeros_like(replayed.leaves[name]) for name in wanted}
         cross = {name: torch.zeros_like(replayed.leaves[name]) for name in bias_of}
-    if (
-        len({value.dtype for value in data.values()}) > 1
-    ):  # a model of several types, as for paths alone
+    # a model of several types, as for paths alone
+    if len({value.dtype for value in data.values()}) > 1:
         data = _in_double(data)
         cross = _in_double(cross)
     return KappaTerms(path, data, cross, bias_of, not exact)

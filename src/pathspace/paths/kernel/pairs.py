@@ -154,9 +154,8 @@ def _hessian_diagonal(gradient: Tensor, f: Tensor, *, batched: bool) -> Tensor |
     flat = gradient.reshape(-1)
     diagonal = torch.zeros_like(flat)
     (probe,) = torch.autograd.grad(flat.sum(), f, retain_graph=True, allow_unused=True)
-    if probe is None or not bool(
-        probe.any()
-    ):  # not negative: no path has a pair of edges of this parameter
+    # not negative: no path has a pair of edges of this parameter
+    if probe is None or not bool(probe.any()):
         return None
     chunk = _CHUNK if batched else 1
     for start in range(0, flat.numel(), chunk):

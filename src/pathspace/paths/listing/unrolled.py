@@ -131,7 +131,8 @@ def unroll(network: Network) -> UnrolledGraph:
         IndexError,
         RuntimeError,
         UntraceableError,
-    ):  # a length, or a mask that hides everything
+    ):
+        # a length, or a mask that hides everything
         listing, graph, nodes, _ = _run(network, _example(network.call, 1), with_edges=True)
     edges = listing.edges
     empty = torch.zeros(0, dtype=torch.long)

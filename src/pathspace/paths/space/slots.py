@@ -78,9 +78,8 @@ class Slots:
 
 def put_(tensor: Tensor, places: Tensor, values: Tensor) -> None:
     """Overwrite elements by their flat indices."""
-    if (
-        torch.are_deterministic_algorithms_enabled()
-    ):  # then put_ refuses, though no place gets two values
+    # then put_ refuses, though no place gets two values
+    if torch.are_deterministic_algorithms_enabled():
         flat = tensor.reshape(-1).index_copy(0, places, values)
         tensor.copy_(flat.view(tensor.shape))
     else:
