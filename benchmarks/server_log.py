@@ -130,9 +130,8 @@ def generate(rng: np.random.Generator, size: int) -> bytes:
         for _ in range(2500)
     ]
     now, lines, written = datetime(2026, 3, 2, tzinfo=UTC), [], 0
-    open_sessions: list[
-        list[int]
-    ] = []  # visitor, page before, page that is being read, requests left of it
+    # visitor, page before, page that is being read, requests left of it
+    open_sessions: list[list[int]] = []
     while written < size:
         now += timedelta(seconds=float(rng.exponential(2.0)))
         if len(open_sessions) < 20 or rng.random() < 0.05:

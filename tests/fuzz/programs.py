@@ -447,9 +447,8 @@ class Squared(Moves):
     ) -> None:
         super().__init__(x)
         self.layers, self.vectors = layers, vectors
-        self.cuts: list[
-            tuple[Tensor, Tensor]
-        ] = []  # what enters, and a zero in all that depends on what leaves
+        # what enters, and a zero in all that depends on what leaves
+        self.cuts: list[tuple[Tensor, Tensor]] = []
 
     def norm(self, statements: list[Statement]) -> Tensor:
         """The sum over the outputs, among them what enters cuts that lead to one."""

@@ -31,9 +31,8 @@ class Log(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.operations: list[tuple[Any, Any, Any, Any]] = []
-        self.changed: list[
-            tuple[Tensor, Tensor]
-        ] = []  # what operations changed, and what it was before
+        # what operations changed, and what it was before
+        self.changed: list[tuple[Tensor, Tensor]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default):

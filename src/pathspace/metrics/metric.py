@@ -153,9 +153,8 @@ class Metric:
         self.normalization: Normalization = normalization
         self.frame = frame if isinstance(frame, Frame) else Frame(frame)
         self._latest: LatestBatch | None = None
-        self.state: dict[
-            str, dict[str, Any]
-        ] = {}  # by parameter name: the dicts of the optimizers' states
+        # by parameter name: the dicts of the optimizers' states
+        self.state: dict[str, dict[str, Any]] = {}
         self._network: Network | None = None
         self._forms: dict[str, Form] = {}  # of the parameters that some optimizer asks for
         # computed for another optimizer's step to come -> a parameter of the one that computed it

@@ -55,9 +55,8 @@ class StalenessCheck:
         self._retraced = retraced
         self._retracing = False
         self._checks = 0
-        self._in_a_row: dict[
-            str, tuple[int, int]
-        ] = {}  # part -> retraces in a row, and the last one's check
+        # part -> retraces in a row, and the last one's check
+        self._in_a_row: dict[str, tuple[int, int]] = {}
         self._told = set[str]()
         outside = call.outside
         # Every step of an optimizer asks, so the dictionaries of the modules are looked into
@@ -88,9 +87,8 @@ class StalenessCheck:
         self._tied = [(second, first) for second, first in call.tied if first in parameters]
         self._global_hooks = self._hooks_of_trace = _global_hooks()
         self._constants = call.constants
-        self._seen: dict[
-            str, tuple[Tensor, int]
-        ] = {}  # buffers that had these values, and their version
+        # buffers that had these values, and their version
+        self._seen: dict[str, tuple[Tensor, int]] = {}
         self._watch(call)
 
     def _watch(self, call: Call) -> None:

@@ -151,9 +151,8 @@ class Invariant(MetricOptimizer):
             )
         self.rule: Optimizer | None = None
         self._shadows: dict[Tensor, nn.Parameter] = {}
-        self._kept_views: dict[
-            Tensor, CoordinateView
-        ] = {}  # with memory that is kept from step to step
+        # with memory that is kept from step to step
+        self._kept_views: dict[Tensor, CoordinateView] = {}
         self._has_stepped = False  # with the groups and the state that it has
         # parameters whose loaded state is the plain rule's, until their next step
         self._plain: set[Tensor] = set()

@@ -114,9 +114,8 @@ def as_sequences(images: Tensor, steps: int, permuted: bool, pool: int = 1) -> T
     """Turn uint8 images (N, 28, 28) into float32 sequences (N, steps, 784 / steps / pool), values in [0, 1]."""
     pixels = images.reshape(len(images), PIXELS)
     if permuted:
-        pixels = pixels[
-            :, torch.randperm(PIXELS, generator=torch.Generator().manual_seed(PERMUTATION_SEED))
-        ]
+        generator = torch.Generator().manual_seed(PERMUTATION_SEED)
+        pixels = pixels[:, torch.randperm(PIXELS, generator=generator)]
     if pool > 1:
         averages = pixels.reshape(len(images), -1, pool).to(torch.float32).mean(dim=-1)
         return averages.reshape(len(images), steps, -1).div_(255.0)

@@ -112,9 +112,8 @@ def by_normed(
         transposed: of a transposed convolution.
     """
     scales, first, second = recorder.scales, *w.shape[:2]
-    labels = scales.unify_along(w.labels, range(2, w.labels.dim())).reshape(first, second, -1)[
-        ..., 0
-    ]
+    labels = scales.unify_along(w.labels, range(2, w.labels.dim()))
+    labels = labels.reshape(first, second, -1)[..., 0]
     labels = scales.distinct(labels)
     labels = labels.expand(first if labels.shape[0] > 1 else groups, labels.shape[1])
     labels = labels.reshape(groups, -1, labels.shape[1])  # [groups, first / groups, second]

@@ -62,16 +62,14 @@ class Recorder:
         self.strict = strict
         self.choices = choices
         self.tie_mixed = tie_mixed
-        self.mixing: list[
-            str
-        ] = []  # reshapes by which units of several classes come to places that sizes decide
+        # reshapes by which units of several classes come to places that sizes decide
+        self.mixing: list[str] = []
         self.scales = Scales()
         self.leaves: list[Leaf] = []
         self.instructions: list[Instruction] = []
         self.uses = ParameterUses(self.scales)
-        self.real: dict[
-            int, Tensor
-        ] = {}  # values of buffers and their views, by the id of the empty tensor
+        # values of buffers and their views, by the id of the empty tensor
+        self.real: dict[int, Tensor] = {}
         self.of_buffers: dict[int, OfBuffers] = {}  # constants, by id
         # names of the buffers that were written into memory with views, by the id of its owner
         self.written: dict[int, tuple[Tensor, frozenset[str]]] = {}
@@ -80,9 +78,8 @@ class Recorder:
         self.kinds: dict[str, str] = {DRAWN: "drawn"}
         self.constants: set[str] = set()  # names of buffers whose values decided on scales
         self.extra_outputs: list[Value] = []  # what flows into modules left outside
-        self.origins: dict[
-            int, Origin
-        ] = {}  # slots of inputs that the network itself had a part in
+        # slots of inputs that the network itself had a part in
+        self.origins: dict[int, Origin] = {}
         self.roots: list[int] = []  # slots of all that enters modules left outside
         self.read: dict[int, Tensor] = {}  # what operations took, by id
         self.left: set[str] = set()  # parameters that an operation without a rule takes
@@ -92,12 +89,10 @@ class Recorder:
         self.inside: dict[int, int] = {}  # slot of a bag -> slot of its rows
         self.linear_values: list[Value] = []  # values of linear maps, for classes without a ReLU
         self.activated: list[Value] = []  # what enters an activation
-        self.operations: list[
-            Operation
-        ] = []  # the operations that depend on a parameter, in their order
-        self.if_finite: dict[
-            int, bool | int
-        ] = {}  # slots whose one value is known if all activations are finite
+        # the operations that depend on a parameter, in their order
+        self.operations: list[Operation] = []
+        # slots whose one value is known if all activations are finite
+        self.if_finite: dict[int, bool | int] = {}
         self.not_finite: dict[int, Any] = {}  # slots of what may not be finite (see trace.finite)
         # slots of what is finite again, and the buffers by whose values it is
         self.finite_again: dict[int, frozenset[str]] = {}
@@ -105,9 +100,8 @@ class Recorder:
         self.escaped: Exception | None = (
             None  # the first refusal that the model's own code could catch
         )
-        self.packed: dict[
-            int, Any
-        ] = {}  # packed sequences, by their batch sizes' id (see rules.packed)
+        # packed sequences, by their batch sizes' id (see rules.packed)
+        self.packed: dict[int, Any] = {}
         self.by_batch: set[str] = set()  # modules that normalize inputs by statistics of the batch
         self.module_path: list[str] = []
         self._running: list[tuple[str, Callable[..., Any]]] = []  # operations, the innermost last

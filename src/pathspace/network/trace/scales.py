@@ -46,12 +46,10 @@ class Scales:
         )
         self._firsts: list[int] = []  # first variable of each batch of fresh ones
         self._origins: list[str] = []  # where that batch was made
-        self._equations: list[
-            Tensor
-        ] = []  # columns v, a, b: the scales of a product and of its factors
-        self._products: dict[
-            bytes, Tensor
-        ] = {}  # by factors: a loop multiplies the same ones at every step
+        # columns v, a, b: the scales of a product and of its factors
+        self._equations: list[Tensor] = []
+        # by factors: a loop multiplies the same ones at every step
+        self._products: dict[bytes, Tensor] = {}
 
     def fresh(self, count: int, origin: str) -> Tensor:
         """Return ``count`` new variables, made at ``origin`` (used in the names of unit classes)."""

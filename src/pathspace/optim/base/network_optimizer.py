@@ -50,9 +50,8 @@ class NetworkOptimizer(torch.optim.Optimizer):
     takes_parts: bool | property = False
     """Whether parameters may be split over processes by FSDP."""
     _in_parts = False  # whether some are
-    _misread: tuple[
-        str, ...
-    ] = ()  # entries of a state that plain rules know by these names and would misread
+    # entries of a state that plain rules know by these names and would misread
+    _misread: tuple[str, ...] = ()
     _rehearsal: dict[str, Any] | None = (
         None  # what was there before a first step that moved nothing
     )

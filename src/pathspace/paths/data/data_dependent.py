@@ -101,9 +101,8 @@ def data_dependent_kappa(
     if alpha == 0:
         network.check_current()
         return kappa(network)
-    return in_safe_type(network, inputs, Request(alpha, statistic, sharing, estimator), generator)[
-        0
-    ]
+    request = Request(alpha, statistic, sharing, estimator)
+    return in_safe_type(network, inputs, request, generator)[0]
 
 
 def check_estimation(

@@ -108,9 +108,9 @@ def _by_operation(use: Use, weight: Tensor, delta: Tensor, examples: Examples) -
     def one(d: Tensor, *values: Tensor) -> Tensor:
         one_of = {id(t): value for t, value in zip(use.data, values, strict=True)}
         arguments = mapped(lambda t: one_of.get(id(t), t), use.args, use.kwargs)
-        return torch.func.vjp(of_argument(use.function, *arguments, weight), weight.detach())[1](d)[
-            0
-        ]
+        function = of_argument(use.function, *arguments, weight)
+        backward = torch.func.vjp(function, weight.detach())[1]
+        return backward(d)[0]
 
     chosen = [some(t, examples) for t in use.data]
     return torch.func.vmap(one)(some(delta, examples), *chosen)

@@ -256,9 +256,8 @@ def skeleton(
     if rule == "largest":
         preference = None
     elif rule == "random":
-        preference = torch.rand(2 * graph.num_edges, dtype=torch.float64, generator=generator)[
-            arcs.number
-        ]
+        drawn = torch.rand(2 * graph.num_edges, dtype=torch.float64, generator=generator)
+        preference = drawn[arcs.number]
     else:
         preference = -arcs.turns(graph)
     return _grow(graph, arcs, logs, preference)
