@@ -66,18 +66,21 @@ class Progress:
         self._due = clock() + FIRST
         self._printing = threading.Lock()
         self._over = threading.Event()
+        self._thread = threading.Thread(target=self._lines, daemon=True)
 
     def __enter__(self) -> Progress:
         if self._has_bar:
             self._bars.start()
         if self._has_lines:
-            threading.Thread(target=self._lines, daemon=True).start()
+            self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
         if self._has_bar:
             self._bars.stop()
+        if self._has_lines:
+            self._over.set()
+            self._thread.join()
 
     def stage(self, title: str, total: float, done: float = 0, note: str = "") -> None:
         """Begin some work, of which a part is done already and took no time."""
