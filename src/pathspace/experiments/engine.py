@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+import pathspace
 from pathspace.experiments import checkpoint
 from pathspace.experiments.devices import forked_random_state, wait_for
 from pathspace.experiments.errors import ConfigurationError
@@ -41,6 +42,7 @@ from pathspace.experiments.starts import balance_once_, move_to_start
 
 if TYPE_CHECKING:
     from pathspace.experiments.tasks.task import Split, Task
+    from pathspace.network import Network
 
 
 # Validation and test cut their texts into so few streams that starting them from zero hardly shows.
@@ -167,19 +169,10 @@ def initial_state(
     device: torch.device = _CPU,
 ) -> RunState:
     """Return the model and the optimizer of a run before its first step; `fresh`: not to be loaded over."""
-    import pathspace
-
     model = build_model(config.model, task.input_size, task.output_size, config.model_options)
     if not config.plain_rnn:
         pathspace.nn.fast_(model)
-    network, outside = None, OUTSIDE.get(config.model, ())
-    if config.model in RESCALABLE:
-        network = pathspace.trace(model, task.train.inputs[:2], outside=outside)
-    if network is None and (config.start != "default" or config.model in chosen.refuses):
-        raise ConfigurationError(
-            f"The units of the model {config.model!r} cannot be rescaled: give the start 'default' and a method that "
-            f"needs no path norm, not {config.start!r} and {config.method!r}."
-        )
+    network = _traced(config, task, chosen, model)
     if fresh and network is not None:  # a checkpoint brings its own weights
         move_to_start(
             network,
@@ -193,13 +186,27 @@ def initial_state(
     if device.type != "cpu":
         # Weights and start are the processor's, so that every device begins with the same ones.
         model.to(device)
-        if network is not None:
-            network = pathspace.trace(model, task.train.inputs[:2].to(device), outside=outside)
+        network = _traced(config, task, chosen, model, device)
     if chosen.normalizes and network is not None:
         model, network = pathspace.nn.ddp_normalize(model, network, **chosen.normalizes), None
     return RunState(
         model=model, optimizer=chosen.build(model, network, config), devices=[str(device)]
     )
+
+
+def _traced(
+    config: RunConfig, task: Task, chosen: Method, model: nn.Module, device: torch.device = _CPU
+) -> Network | None:
+    """Return the network of a model; None of one whose units cannot be rescaled."""
+    if config.model in RESCALABLE:
+        examples = task.train.inputs[:2].to(device)
+        return pathspace.trace(model, examples, outside=OUTSIDE.get(config.model, ()))
+    if config.start != "default" or config.model in chosen.refuses:
+        raise ConfigurationError(
+            f"The units of the model {config.model!r} cannot be rescaled: give the start 'default' and a method that "
+            f"needs no path norm, not {config.start!r} and {config.method!r}."
+        )
+    return None
 
 
 @dataclass
@@ -220,36 +227,43 @@ class _Training:
         if not state.validations:
             self._validate()
         epoch_steps = steps_per_epoch(config.batch_size, self.task)
-        steps = config.epochs * epoch_steps
+        steps = total_steps(config, self.task)
         last_report = 0.0
         while state.diverged_at is None and state.step < steps and not self._has_learned():
-            epoch, place = divmod(state.step, epoch_steps)
-            if state.order is None or place == 0:
-                state.order = self._order(epoch)
-            if place == 0:
-                state.carried = None
-            rate = config.learning_rate * factor(config.schedule, config.warmup, state.step, steps)
             loss = self._timed_step(
-                state.order[place * config.batch_size : (place + 1) * config.batch_size], rate
+                self._next_batch(epoch_steps),
+                config.learning_rate * factor(config.schedule, config.warmup, state.step, steps),
             )
             if loss is None:
                 state.diverged_at = state.step
                 break
-            ends_epoch = place == epoch_steps - 1
-            if ends_epoch or (config.validate_every and state.step % config.validate_every == 0):
-                self._validate()
-            if ends_epoch:
-                self._end_epoch(epoch_steps)
-            if (
-                self.folder is not None
-                and self.checkpoint_every
-                and state.step % self.checkpoint_every == 0
-            ):
-                checkpoint.save(self.folder, config, state)
+            self._look(epoch_steps)
             if time.perf_counter() - last_report > SECONDS_BETWEEN_REPORTS:
                 last_report = time.perf_counter()
                 words = f"step {state.step}/{steps}, loss {loss:.4g}"
                 self.listener.advanced(config.label, state.step / steps, words)
+
+    def _next_batch(self, epoch_steps: int) -> Tensor:
+        """Return the numbers of the examples of the next step."""
+        state, size = self.state, self.config.batch_size
+        epoch, place = divmod(state.step, epoch_steps)
+        if state.order is None or place == 0:
+            state.order = self._order(epoch)
+        if place == 0:
+            state.carried = None
+        return state.order[place * size : (place + 1) * size]
+
+    def _look(self, epoch_steps: int) -> None:
+        """Validate, write down an epoch, and keep a checkpoint after the steps that are due for it."""
+        config, state = self.config, self.state
+        ends_epoch = state.step % epoch_steps == 0
+        if ends_epoch or (config.validate_every and state.step % config.validate_every == 0):
+            self._validate()
+        if ends_epoch:
+            self._end_epoch(epoch_steps)
+        every = self.checkpoint_every
+        if self.folder is not None and every and state.step % every == 0:
+            checkpoint.save(self.folder, config, state)
 
     def _order(self, epoch: int) -> Tensor:
         """Return the examples of an epoch in the order in which it takes them."""

@@ -184,7 +184,9 @@ def check_all(
 
 def print_verdicts(verdicts: Sequence[Verdict], console: Console) -> None:
     """Print one row per optimizer and one column per network, with the largest difference of the outputs."""
+    found = {(verdict.optimizer, verdict.network): verdict for verdict in verdicts}
     networks = list(dict.fromkeys(verdict.network for verdict in verdicts))
+    claims = {verdict.optimizer: verdict.claimed for verdict in verdicts}
     table = Table(
         title="Largest difference of the outputs, training from two starts of the same function",
         title_justify="left",
@@ -194,14 +196,9 @@ def print_verdicts(verdicts: Sequence[Verdict], console: Console) -> None:
     table.add_column("invariant?")
     for network in networks:
         table.add_column(network, justify="right")
-    for optimizer in dict.fromkeys(verdict.optimizer for verdict in verdicts):
-        row = {verdict.network: verdict for verdict in verdicts if verdict.optimizer == optimizer}
-        claimed = any(verdict.claimed for verdict in row.values())
-        table.add_row(
-            optimizer,
-            "claimed" if claimed else "no",
-            *(_cell(row[network]) for network in networks),
-        )
+    for optimizer, claimed in claims.items():
+        cells = [_cell(found[optimizer, network]) for network in networks]
+        table.add_row(optimizer, "claimed" if claimed else "no", *cells)
     # in a narrower terminal names and numbers would lose their ends
     table.width = console.measure(table, options=console.options.update(width=1000)).maximum
     console.print(table, crop=False)

@@ -56,27 +56,9 @@ def load_model(
         torch.manual_seed(seed)
         if source.endswith(ENDING):
             return load_onnx(Path(source), shape)
-        try:
-            made = run_users(source, _factory(source))
-        except ModuleNotFoundError as error:
-            raise ConfigurationError(
-                f"{source!r} needs the package {error.name!r}, which is not installed."
-            ) from error
-        model, examples = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-        if not isinstance(model, nn.Module):
-            raise ConfigurationError(
-                f"{source!r} returned a {type(model).__name__}: return an nn.Module, or a pair of an nn.Module and a "
-                "batch of examples."
-            )
+        model, examples = _made(source)
         if examples is None:
-            if shape is None:
-                raise ConfigurationError(
-                    f"{source!r} returned a model without examples: give the shape of one example, such as "
-                    "--input 28,28, or return a pair (model, examples)."
-                )
-            examples = torch.randn(EXAMPLES, *shape)
-            weight = next((p for p in model.parameters() if p.is_floating_point()), examples)
-            examples = examples.to(weight)  # its type and device
+            examples = _drawn(source, model, shape)
         elif shape is not None:
             raise ConfigurationError(f"{source!r} returned examples of its own: leave out --input.")
     return model.eval(), examples
@@ -98,6 +80,35 @@ def trace_model(model: nn.Module, examples: Any) -> Network:
         except UntraceableError:
             pass
         raise
+
+
+def _made(source: str) -> tuple[nn.Module, Any]:
+    """Return what a function of the user's makes: a model, and examples or None."""
+    try:
+        made = run_users(source, _factory(source))
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"{source!r} needs the package {error.name!r}, which is not installed."
+        ) from error
+    model, examples = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(model, nn.Module):
+        raise ConfigurationError(
+            f"{source!r} returned a {type(model).__name__}: return an nn.Module, or a pair of an nn.Module and a "
+            "batch of examples."
+        )
+    return model, examples
+
+
+def _drawn(source: str, model: nn.Module, shape: Sequence[int] | None) -> Tensor:
+    """Return examples for a model that comes without any."""
+    if shape is None:
+        raise ConfigurationError(
+            f"{source!r} returned a model without examples: give the shape of one example, such as "
+            "--input 28,28, or return a pair (model, examples)."
+        )
+    examples = torch.randn(EXAMPLES, *shape)
+    weight = next((p for p in model.parameters() if p.is_floating_point()), examples)
+    return examples.to(weight)  # its type and device
 
 
 def _built_in(name: str, seed: int) -> tuple[nn.Module, Any]:

@@ -31,6 +31,20 @@ def load_onnx(file: Path, shape: Sequence[int] | None) -> tuple[nn.Module, Any]:
     """
     if not file.is_file():
         raise ConfigurationError(f"There is no file {str(file)!r}: give the path of an ONNX file.")
+    model, graph = _converted(file)
+    stored = {tensor.name for tensor in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in stored]
+    if shape is not None and len(inputs) > 1:
+        names = ", ".join(value.name for value in inputs)
+        raise ConfigurationError(
+            f"{str(file)!r} has several inputs ({names}), and --input is the shape of one: leave it out."
+        )
+    examples = tuple(_drawn(file, value, shape) for value in inputs)
+    return model.eval(), examples[0] if len(examples) == 1 else examples
+
+
+def _converted(file: Path) -> tuple[nn.Module, Any]:
+    """Return the network of a file, and the graph that it was made from."""
     try:
         # by name: type checks are the same where they are not installed
         onnx = import_module("onnx")
@@ -45,18 +59,9 @@ def load_onnx(file: Path, shape: Sequence[int] | None) -> tuple[nn.Module, Any]:
         raise ConfigurationError(f"{str(file)!r} is no ONNX file: {error}") from error
     _store_constants(content.graph)
     try:
-        model = convert(content)
+        return convert(content), content.graph
     except (NotImplementedError, KeyError, ValueError) as error:
         raise ConfigurationError(f"onnx2torch cannot convert {str(file)!r}: {error}") from error
-    stored = {tensor.name for tensor in content.graph.initializer}
-    inputs = [value for value in content.graph.input if value.name not in stored]
-    if shape is not None and len(inputs) > 1:
-        names = ", ".join(value.name for value in inputs)
-        raise ConfigurationError(
-            f"{str(file)!r} has several inputs ({names}), and --input is the shape of one: leave it out."
-        )
-    examples = tuple(_drawn(file, value, shape) for value in inputs)
-    return model.eval(), examples[0] if len(examples) == 1 else examples
 
 
 def _store_constants(graph: Any) -> None:

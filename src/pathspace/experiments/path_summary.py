@@ -34,6 +34,7 @@ from pathspace.paths.listing.listing import count_in_words
 from pathspace.paths.space.condensation import cover
 from pathspace.paths.space.skeleton import Rule, Skeleton
 
+NONE = "–"  # noqa: RUF001 (an en dash marks an empty cell)
 LARGEST_JACOBIAN = 20_000_000  # numbers in a matrix whose rank is computed
 
 
@@ -251,72 +252,62 @@ def print_summary(title: str, summary: PathSummary, console: Console) -> None:
 
 
 def _rows(summary: PathSummary) -> list[tuple[str, str, str]]:
-    none = "–"  # noqa: RUF001 (an en dash marks an empty cell)
-    on_data = none if summary.degrees_on_data is None else f"{summary.degrees_on_data:,}"
-    few = (
-        "at most that many"
-        if summary.degrees_on_data == summary.derivatives
-        else "rank of the outputs' derivative"
-    )
+    paths_are = "from inputs to outputs, written out over time and positions"
+    if summary.no_paths is not None:
+        paths_are = f"not written out; {summary.no_paths}"
+    rank_is = "of the path-Jacobian, from all paths"
+    if summary.no_rank is not None:
+        rank_is = f"not computed: {summary.no_rank}"
+    degrees_are = "rank of the outputs' derivative"
+    if summary.degrees_on_data == summary.derivatives:
+        degrees_are = "at most that many"
+    examples = f"{summary.examples_used} examples, {summary.derivatives:,} outputs"
+    all_paths = NONE if summary.paths is None else count_in_words(summary.paths)
     rows = [
         ("weights", f"{summary.weights:,}", "edges of the reduction graph"),
         ("unit classes", f"{summary.classes:,}", "its nodes; what may be rescaled"),
-        (
-            "paths",
-            none if summary.paths is None else count_in_words(summary.paths),
-            "from inputs to outputs, written out over time and positions"
-            if summary.no_paths is None
-            else f"not written out; {summary.no_paths}",
-        ),
-        (
-            "basis paths",
-            none if summary.basis_paths is None else f"{summary.basis_paths:,}",
-            "their values determine all others",
-        ),
-        (
-            "rank",
-            none if summary.rank is None else f"{summary.rank:,}",
-            "of the path-Jacobian, from all paths"
-            if summary.no_rank is None
-            else f"not computed: {summary.no_rank}",
-        ),
+        ("paths", all_paths, paths_are),
+        ("basis paths", _number(summary.basis_paths), "their values determine all others"),
+        ("rank", _number(summary.rank), rank_is),
         (
             "degrees of freedom",
             f"{summary.degrees_of_freedom:,}",
             "weights - classes, of those on a path",
         ),
-        (
-            "degrees on the data",
-            on_data,
-            f"{few}: {summary.examples_used} examples, {summary.derivatives:,} outputs",
-        ),
+        ("degrees on the data", _number(summary.degrees_on_data), f"{degrees_are}: {examples}"),
         (
             "dead units",
             f"{summary.dead_units:,}",
             f"classes that say nothing on {summary.examples} examples",
         ),
     ]
+    return rows + _rows_of_the_rest(summary)
+
+
+def _rows_of_the_rest(summary: PathSummary) -> list[tuple[str, str, str]]:
+    """Return rows about what is not covered, and about G-SGD, where there is anything to say."""
+    rows = []
     if summary.unused:
         rows.append(("unused weights", f"{summary.unused:,}", "on no path"))
     if summary.outside:
         rows.append(("other weights", f"{summary.outside:,}", "no edges; they take the plain rule"))
-    for number, line in enumerate(summary.cuts):
-        what = "" if number else "what enters counts as an output, what leaves as an input"
+    what = "what enters counts as an output, what leaves as an input"
+    for line in summary.cuts:
         rows.append((f"cut at {line}", "", what))
+        what = ""
     if summary.incomplete:
         rows.append(
             ("incomplete classes", f"{summary.incomplete:,}", "without a skeleton edge in or out")
         )
     if summary.multipliers is not None:
         low, middle, high = summary.multipliers
-        rows.append(
-            (
-                "multipliers",
-                f"{low:.2g} to {high:.2g}",
-                f"1 / (A B)^2 outside the skeleton; median {middle:.2g}",
-            )
-        )
+        what = f"1 / (A B)^2 outside the skeleton; median {middle:.2g}"
+        rows.append(("multipliers", f"{low:.2g} to {high:.2g}", what))
     return rows
+
+
+def _number(value: int | None) -> str:
+    return NONE if value is None else f"{value:,}"
 
 
 def _shown_as_a_line(message: Warning | str, *_: Any) -> None:

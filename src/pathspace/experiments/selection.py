@@ -11,6 +11,9 @@ from statistics import stdev
 from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings
 
+Pair = tuple[float, float]
+"""A learning rate and a weight decay."""
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -139,34 +142,51 @@ def choose(results: Iterable[RunResult], tuning: str = "grid") -> dict[tuple[str
 
 
 def _best(results: list[RunResult], cautious: bool) -> Choice:
-    by_pair: dict[tuple[float, float], list[tuple[float, float]]] = defaultdict(list)
+    by_pair: dict[Pair, list[tuple[float, float]]] = defaultdict(list)
     for result in results:
-        by_pair[result.config.learning_rate, result.config.weight_decay].append(
-            result.validation_score
-        )
-    means = {
-        pair: tuple(
-            math.fsum(column) / len(column) if all(map(math.isfinite, column)) else math.inf
-            for column in zip(*scores, strict=True)
-        )
-        for pair, scores in sorted(by_pair.items())
-    }
+        pair = result.config.learning_rate, result.config.weight_decay
+        by_pair[pair].append(result.validation_score)
+    means = {pair: _means(scores) for pair, scores in sorted(by_pair.items())}
     best = min(means, key=lambda pair: (means[pair], pair))
-    errors = [error for error, _ in by_pair[best]]
-    if cautious and len(errors) > 1 and math.isfinite(means[best][0]):
-        limit = means[best][0] + stdev(errors) / math.sqrt(len(errors))
-        best = min(pair for pair, mean in means.items() if mean[0] <= limit)
+    if cautious:
+        best = _least_within_one_error(means, [error for error, _ in by_pair[best]])
     rate, decay = best
-    rates = sorted({pair[0] for pair in means})
+    scores: dict[float, float] = {}
+    for (one, _), (error, _) in means.items():
+        scores[one] = min(error, scores.get(one, math.inf))
     return Choice(
         learning_rate=rate,
-        scores={
-            one: min(mean[0] for pair, mean in means.items() if pair[0] == one) for one in rates
-        },
-        at_edge=len(rates) > 1 and rate in (rates[0], rates[-1]),
-        all_diverged=math.isinf(means[rate, decay][0]),
+        scores=scores,
+        at_edge=len(scores) > 1 and rate in (min(scores), max(scores)),
+        all_diverged=math.isinf(means[best][0]),
         weight_decay=decay,
         pairs={pair: error for pair, (error, _) in means.items()},
         tried=len(results),
         failed=sum(result.failed for result in results),
     )
+
+
+def _means(scores: list[tuple[float, float]]) -> tuple[float, float]:
+    """Return the mean error and the mean loss over seeds; infinite where one is not finite."""
+    errors, losses = (
+        math.fsum(column) / len(column) if all(map(math.isfinite, column)) else math.inf
+        for column in zip(*scores, strict=True)
+    )
+    return errors, losses
+
+
+def _least_within_one_error(
+    means: dict[Pair, tuple[float, float]], best_errors: list[float]
+) -> Pair:
+    """Return the least pair that is no further from the best one than a standard error of its mean.
+
+    Args:
+        means: By pair, in order, its mean error and loss.
+        best_errors: Of the best pair, one for each seed.
+    """
+    best = min(means, key=lambda pair: (means[pair], pair))
+    error = means[best][0]
+    if len(best_errors) < 2 or not math.isfinite(error):
+        return best
+    limit = error + stdev(best_errors) / math.sqrt(len(best_errors))
+    return min(pair for pair, mean in means.items() if mean[0] <= limit)

@@ -157,17 +157,12 @@ class Settings:
             raise wrong("baselines", self.baselines, "some of the methods")
         for name in self.methods:
             method(name)
-        for name, options in self.method_options.items():
-            method(name, "the setting 'method_options'")
-            if not isinstance(options, Mapping):
-                raise wrong("method_options", options, f"a table of model options for {name!r}")
-        for name in self.method_rates:
-            method(name, "the setting 'method_rates'")
-            self._check_rates_of(name)
-        if self.clip_step and not any(method(name).clips_steps for name in self.methods):
+        self._check_methods_own()
+        bounded = [name for name in METHODS if METHODS[name].clips_steps]
+        if self.clip_step and set(bounded).isdisjoint(self.methods):
             raise ConfigurationError(
                 f"None of the methods {', '.join(self.methods)} has a bound clip_step (the option --clip-step): leave "
-                f"it out, or choose from {', '.join(name for name in METHODS if method(name).clips_steps)}."
+                f"it out, or choose from {', '.join(bounded)}."
             )
         for name in self.starts:
             check_start(name, "the setting 'starts'")
@@ -176,6 +171,16 @@ class Settings:
         # a method may bring its own model, which ignores what it does not take
         check_model(self.model, self.model_options)
         check_task(self.task, self.task_options)
+
+    def _check_methods_own(self) -> None:
+        """Refuse options and rates of methods that there are not, or of another form."""
+        for name, options in self.method_options.items():
+            method(name, "the setting 'method_options'")
+            if not isinstance(options, Mapping):
+                raise wrong("method_options", options, f"a table of model options for {name!r}")
+        for name in self.method_rates:
+            method(name, "the setting 'method_rates'")
+            self._check_rates_of(name)
 
     def rates_of(self, name: str) -> tuple[float, ...]:
         """Return the learning rates that a method is tried with."""
@@ -245,22 +250,13 @@ class Settings:
         return True
 
     def _check_model_of(self, name: str) -> None:
+        """Refuse a method with a model that it cannot train, or not on this task or from these starts."""
         model, options = self.model_of(name)
         self._check_reads(model)
         check_model(model, options)
-        refuses = method(name).refuses
-        if model in refuses:
-            others = ", ".join(
-                other for other in models.MODELS if other not in refuses and self._reads(other)
-            )
-            remedy = f", or set model to one that it can train: {others}" if others else ""
-            raise ConfigurationError(
-                f"The method {name!r} cannot train the model {model!r}: {refuses[model]}. "
-                f"Choose another method{remedy}."
-            )
-        if self.task not in tasks.OF_SYMBOLS and (
-            options.get("embedding") or options.get("output") == "every"
-        ):
+        self._check_trains(name, model)
+        ends_alone = options.get("output") != "every"
+        if self.task not in tasks.OF_SYMBOLS and (options.get("embedding") or not ends_alone):
             raise ConfigurationError(
                 f"The sequences of the task {self.task!r} are numbers, answered at their end: leave out "
                 "model_options.embedding, which is of symbols, and model_options.output."
@@ -268,9 +264,24 @@ class Settings:
         centred = method(name).normalizes.get("statistic") == "covariance"
         # one value for each node
         if centred and self.batch_size == 1 and options.get("output") != "every":
+        if centred and self.batch_size == 1 and ends_alone:  # one value for each node
             raise ConfigurationError(
                 f"The method {name!r} takes the variance of a batch, and the batch size is 1: give 2 or more."
             )
+        self._check_starts(name, model)
+
+    def _check_trains(self, name: str, model: str) -> None:
+        refuses = method(name).refuses
+        if model not in refuses:
+            return
+        others = [other for other in models.MODELS if other not in refuses and self._reads(other)]
+        remedy = f", or set model to one that it can train: {', '.join(others)}" if others else ""
+        raise ConfigurationError(
+            f"The method {name!r} cannot train the model {model!r}: {refuses[model]}. "
+            f"Choose another method{remedy}."
+        )
+
+    def _check_starts(self, name: str, model: str) -> None:
         if model not in RESCALABLE and self.starts != ("default",):
             raise ConfigurationError(
                 f"The method {name!r} trains the model {model!r}, whose units cannot be rescaled: set starts to "

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -220,36 +220,31 @@ def compared(
     tuning, reported = (
         [r for r in results if r.cell.setting == setting] for results in (tuning, reported)
     )
-    rates = chosen_rates(protocol, tuning)
     rows = {
-        method: Row(
-            method,
-            rates[method],
-            by_rate(tuning, method),
-            by_rate(reported, method)[rates[method]],
-            {},
-        )
-        for method in protocol.methods
+        method: Row(method, rate, by_rate(tuning, method), by_rate(reported, method)[rate], {})
+        for method, rate in chosen_rates(protocol, tuning).items()
     }
-    reference = rows.pop(protocol.reference)
+    against = _against_reference(rows, protocol.reference)
+    return [replace(row, against=against[method]) for method, row in rows.items()]
+
+
+def _against_reference(rows: Mapping[str, Row], name: str) -> dict[str, dict[str, Against]]:
+    """Return by method, and by what is compared, each method but the reference against it."""
     measures: dict[str, Callable[[Row], Sequence[float]]] = {
         "learned": lambda row: [outcome.steps is not None for outcome in row.reported],
-        "steps": lambda row: [
-            -_steps(outcome) for outcome in row.reported
-        ],  # never: minus infinity
+        # never: minus infinity
+        "steps": lambda row: [-_steps(outcome) for outcome in row.reported],
         "window": rates_learned,
     }
-    against: dict[str, dict[str, Against]] = {method: {} for method in protocol.methods}
-    for name, measure in measures.items():
-        tests = [_signs(measure(row), measure(reference)) for row in rows.values()]
+    others = [method for method in rows if method != name]
+    against: dict[str, dict[str, Against]] = {method: {} for method in rows}
+    for what, measure in measures.items():
+        reference = measure(rows[name])
+        tests = [_signs(measure(rows[method]), reference) for method in others]
         adjusted = holm([sign_test(*signs) for signs in tests])
-        for method, signs, p in zip(rows, tests, adjusted, strict=True):
-            against[method][name] = Against(*signs, p)
-    rows[protocol.reference] = reference
-    return [
-        Row(method, rows[method].rate, rows[method].tuning, rows[method].reported, against[method])
-        for method in protocol.methods
-    ]
+        for method, signs, p in zip(others, tests, adjusted, strict=True):
+            against[method][what] = Against(*signs, p)
+    return against
 
 
 def _steps(outcome: Outcome) -> float:

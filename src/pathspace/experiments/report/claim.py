@@ -273,21 +273,20 @@ def _verdict(start: str, here: Sequence[Standing], baselines: Sequence[str]) -> 
         return f"From the {start} start every baseline has a run that failed."
     if best is None:
         return f"From the {start} start there is one method only, and nothing to compare it with."
-    names = {
-        verdict: [
-            METHODS[s.row.method].label
-            for s in here
-            if s.verdict == verdict and s.row.method != best
-        ]
-        for verdict in ("better", "worse", "", "failed")
-    }
     told = [
-        f"{word}: {', '.join(names[verdict]) or 'none'}"
-        for verdict, word in (("better", "better"), ("worse", "worse"), ("", "no difference shown"))
+        f"better: {_labels(here, 'better', best) or 'none'}",
+        f"worse: {_labels(here, 'worse', best) or 'none'}",
+        f"no difference shown: {_labels(here, '', best) or 'none'}",
     ]
-    if names["failed"]:
-        told.append(f"not compared, a run failed: {', '.join(names['failed'])}")
+    if failed := _labels(here, "failed", best):
+        told.append(f"not compared, a run failed: {failed}")
     return f"From the {start} start, against {METHODS[best].label} (the best baseline): {'; '.join(told)}."
+
+
+def _labels(here: Sequence[Standing], verdict: str, best: str) -> str:
+    """Name the methods but the best baseline of which a verdict holds."""
+    found = [s.row.method for s in here if s.verdict == verdict and s.row.method != best]
+    return ", ".join(METHODS[name].label for name in found)
 
 
 def _list(values: Sequence[float]) -> str:

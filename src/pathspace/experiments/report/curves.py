@@ -171,18 +171,22 @@ def _name_axes(axes: Panels, rates: Sequence[float], *, most: int) -> None:
 def _scale(columns: Sequence[Panels], comparison: Comparison) -> None:
     """Name and scale the vertical axes, which all columns share: no more than ten times the worst start is shown."""
     for name, axis in columns[0].items():
+        axes = [panels[name] for panels in columns]
         split = "validation" if name == "rates" else name
         axis.set_ylabel("training loss" if name == "losses" else f"{split} {comparison.metric}")
         if name == "losses" or comparison.metric != "error, %":  # which spans decades
-            for axes in columns:
-                set_log_axis(axes[name])
+            for each in axes:
+                set_log_axis(each)
+        top = 10 * _worst_start(axes)
         # Diverging runs pass through enormous values.
-        lines = [line.get_ydata() for axes in columns for line in axes[name].lines]
-        begin = max(
-            (float(line[0]) for line in map(np.asarray, lines) if len(line) > 1), default=math.inf
-        )
-        if name != "rates" and axis.get_ylim()[1] > 10 * begin:
-            axis.set_ylim(top=10 * begin)
+        if name != "rates" and axis.get_ylim()[1] > top:
+            axis.set_ylim(top=top)
+
+
+def _worst_start(axes: Sequence[Axes]) -> float:
+    """Return the largest first value of a curve; infinite where there is none."""
+    curves = [np.asarray(line.get_ydata()) for axis in axes for line in axis.lines]
+    return max((float(curve[0]) for curve in curves if len(curve) > 1), default=math.inf)
 
 
 def draw_losses(axis: Axes, runs: Sequence[RunResult], **style: Any) -> None:

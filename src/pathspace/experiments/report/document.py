@@ -218,6 +218,16 @@ def print_report(report: Report, folder: Path, *, as_json: bool = False) -> None
 
 def print_table(table: Table, console: Console) -> None:
     """Print a table and its notes to a terminal or a pipe."""
+    if table.rows:
+        console.print(_rich_table(table, console.width), crop=False)
+    else:
+        console.print(table.title, highlight=False, markup=False)
+    for sentence in table.notes:
+        console.print(sentence, style="dim", highlight=False, markup=False)
+
+
+def _rich_table(table: Table, room: int) -> RichTable:
+    """Return a table for a terminal of so many columns; where that is too narrow, a wider one."""
     # Fewer lines than the default box, so that the table fits a narrow terminal.
     text = RichTable(
         title=escape(table.title), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
@@ -230,24 +240,23 @@ def print_table(table: Table, console: Console) -> None:
     for row in table.rows:
         if grouped and row.begins_method and row is not table.rows[0]:
             text.add_section()
-        styles = [COLOURS.get(row.marks.get(number, ""), "") for number in range(len(row.cells))]
-        shown = [
-            f"[{s}]{escape(cell)}[/]" if s else escape(cell)
-            for cell, s in zip(row.cells, styles, strict=True)
-        ]
-        text.add_row(shown[0] if row.begins_method else "", *shown[1:])
+        first, *others = map(_coloured, row.cells, _colours(row))
+        text.add_row(first if row.begins_method else "", *others)
     least = [_least_width(table, index) for index in range(len(table.columns))]
     whole = sum(least) + 2 * len(least) + 1  # a blank on either side of each, and the edge
-    if console.width < whole:  # else columns would lose their ends, and names vanish
+    if room < whole:  # else columns would lose their ends, and names vanish
         text.width = whole
         for column, width in zip(text.columns, least, strict=True):
             column.width = width
-    if table.rows:
-        console.print(text, crop=False)
-    else:
-        console.print(table.title, highlight=False, markup=False)
-    for sentence in table.notes:
-        console.print(sentence, style="dim", highlight=False, markup=False)
+    return text
+
+
+def _colours(row: TableRow) -> list[str]:
+    return [COLOURS.get(row.marks.get(number, ""), "") for number in range(len(row.cells))]
+
+
+def _coloured(cell: str, colour: str) -> str:
+    return f"[{colour}]{escape(cell)}[/]" if colour else escape(cell)
 
 
 def _wraps(index: int, title: str) -> bool:

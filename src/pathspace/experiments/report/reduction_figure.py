@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pathspace.experiments.report.figures import saved
@@ -135,37 +136,84 @@ def _draw_edges(
         ):
             lines[start, stop] = colour
     plain = {line for line, colour in lines.items() if colour == OTHER and line[0][0] != line[1][0]}
+    lines, loops = _lines(skeleton, places, last, height)
+    plain = {
+        (start, stop)
+        for (start, stop), colour in lines.items()
+        if colour == OTHER and start[0] != stop[0]
+    }
     # thousands of them: one artist draws them in a hundredth of the time; the nodes lie on their
     # ends
     axes.add_collection(
         LineCollection(sorted(plain), colors=OTHER, linewidths=0.5, alpha=0.7, zorder=1)
     )
     for (start, stop), colour in lines.items():
-        if (start, stop) in plain:
-            continue
-        chosen = colour in (IN, OUT)
-        # an edge within a column, or back to an earlier one, is bent to stand apart from the others
-        bend = 0.35 if start[0] == stop[0] else 0.2 if start[0] > stop[0] else 0.0
-        style = {
-            "arrowstyle": "-|>" if chosen else "-",
-            "color": colour,
-            "lw": 1.8 if chosen else 0.5,
-            "connectionstyle": f"arc3,rad={bend}",
-            "shrinkA": 6,
-            "shrinkB": 6,
-            "alpha": 1.0 if chosen else 0.7,
-        }
-        axes.annotate("", xy=stop, xytext=start, arrowprops=style, zorder=3 if chosen else 1)
+        if (start, stop) not in plain:
+            _draw_line(axes, start, stop, colour)
     if loops:
-        axes.scatter(
-            *zip(*sorted(loops), strict=True),
-            s=190,
-            facecolors="none",
-            edgecolors=LOOP,
-            lw=0.8,
-            zorder=2,
-        )
+        style = {"facecolors": "none", "edgecolors": LOOP, "lw": 0.8}
+        axes.scatter(*zip(*sorted(loops), strict=True), s=190, zorder=2, **style)
     return bool(loops) or LOOP in lines.values()
+
+
+def _lines(
+    skeleton: Skeleton, places: dict[int, Place], last: int, height: int
+) -> tuple[dict[tuple[Place, Place], str], set[Place]]:
+    """Return the colours of lines by their ends, and the places of classes with weights to themselves."""
+    classes = skeleton.graph.num_classes
+    into = set(skeleton.edges[1 : 1 + classes].tolist())
+    out_of = set(skeleton.edges[1 + classes :].tolist())
+    lines: dict[tuple[Place, Place], str] = {}
+    loops: set[Place] = set()
+    for number, start, stop in _ends(skeleton.graph, places, last, height):
+        if start == stop:
+            loops.add(start)
+            continue
+        colour = LOOP if start[0] >= stop[0] else OTHER
+        if number in into:
+            colour = IN
+        elif number in out_of:
+            colour = OUT
+        # many weights between two classes are one line
+        if lines.get((start, stop)) not in (IN, OUT):
+            lines[start, stop] = colour
+    return lines, loops
+
+
+def _ends(
+    graph: ReductionGraph, places: dict[int, Place], last: int, height: int
+) -> Iterator[tuple[int, Place, Place]]:
+    """Yield each edge with the places of its ends, where both are drawn."""
+    middle = (height - 1) / 2
+    bias = (0.0, height - 0.2)
+    classes = {unit_class + 1: place for unit_class, place in places.items()}
+    starts = {0: (0.0, middle), **classes}
+    stops = {0: (float(last), middle), **classes}
+    # an edge at a product of activations is drawn from, or to, the first of its factors
+    sources, targets = (graph.factors(nodes)[0].tolist() for nodes in (graph.source, graph.target))
+    for number, (u, v) in enumerate(zip(sources, targets, strict=True)):
+        start = bias if u == 0 and graph.bias[number] else starts.get(abs(u))
+        stop = stops.get(abs(v))
+        if start is not None and stop is not None:
+            yield number, start, stop
+
+
+def _draw_line(axes: Axes, start: Place, stop: Place, colour: str) -> None:
+    chosen = colour in (IN, OUT)
+    # an edge within a column, or back to an earlier one, is bent to stand apart from the others
+    bend = 0.2 if start[0] > stop[0] else 0.0
+    if start[0] == stop[0]:
+        bend = 0.35
+    style = {
+        "arrowstyle": "-|>" if chosen else "-",
+        "color": colour,
+        "lw": 1.8 if chosen else 0.5,
+        "connectionstyle": f"arc3,rad={bend}",
+        "shrinkA": 6,
+        "shrinkB": 6,
+        "alpha": 1.0 if chosen else 0.7,
+    }
+    axes.annotate("", xy=stop, xytext=start, arrowprops=style, zorder=3 if chosen else 1)
 
 
 def _draw_nodes(

@@ -37,44 +37,39 @@ def build_table(comparison: Comparison, published: Published | None = None) -> T
         comparison: The results.
         published: Numbers to set beside them.
     """
-    rate = "rate" if comparison.settings.weight_decays == (0.0,) else "rate, decay"
-    columns = [
-        "optimizer",
-        "start",
-        rate,
-        f"test {comparison.metric}",
-        "seconds",
-        "same curve",
-        "difference",
-    ]
-    lines = [
-        [
-            METHODS[row.method].label,
-            start_label(comparison, row),
-            rate_label(comparison, row),
-            error_label(comparison, row),
-            f"{row.mean_seconds:.2f}",
-            NOTHING if row.difference is None else ("yes" if row.difference == 0.0 else "no"),
-            difference_label(row.difference),
-        ]
-        for row in comparison.rows
-    ]
-    marks = _marks(comparison)
+    settings = comparison.settings
+    rate = "rate" if settings.weight_decays == (0.0,) else "rate, decay"
+    columns = ["optimizer", "start", rate, f"test {comparison.metric}", "seconds"]
+    columns += ["same curve", "difference"]
     shown = range(len(columns))
-    if len(comparison.settings.starts) == 1:  # nothing to tell apart
+    if len(settings.starts) == 1:  # nothing to tell apart
         shown = (0, 2, 3, 4)
     titles = [columns[place] for place in shown]
-    lines = [[line[place] for place in shown] for line in lines]
-    if published is not None:
-        beside = [_beside(comparison, row, published) for row in comparison.rows]
-        if any(cell != NOTHING for cell in beside):
-            titles.append(_published_title(comparison, published))
-            lines = [[*line, cell] for line, cell in zip(lines, beside, strict=True)]
+    beside = [_beside(comparison, row, published) for row in comparison.rows]
+    with_published = not set(beside) <= {NOTHING}
+    if published is not None and with_published:
+        titles.append(_published_title(comparison, published))
     rows = []
-    for row, line, mark in zip(comparison.rows, lines, marks, strict=True):
+    for row, mark, number in zip(comparison.rows, _marks(comparison), beside, strict=True):
+        words = _words(comparison, row)
+        cells = [words[place] for place in shown] + [number] * with_published
         own = {shown.index(place): word for place, word in mark.items() if place in shown}
-        rows.append(TableRow(tuple(line), own, row.start == comparison.settings.starts[0]))
+        rows.append(TableRow(tuple(cells), own, row.start == settings.starts[0]))
     return Table(comparison.task_description, tuple(titles), tuple(rows), notes(comparison))
+
+
+def _words(comparison: Comparison, row: Row) -> list[str]:
+    """Return the cells of a row with all columns."""
+    same = {None: NOTHING, 0.0: "yes"}.get(row.difference, "no")
+    return [
+        METHODS[row.method].label,
+        start_label(comparison, row),
+        rate_label(comparison, row),
+        error_label(comparison, row),
+        f"{row.mean_seconds:.2f}",
+        same,
+        difference_label(row.difference),
+    ]
 
 
 def _marks(comparison: Comparison) -> list[dict[int, str]]:
@@ -290,9 +285,9 @@ def devices_note(comparison: Comparison) -> list[str]:
     return [sentence]
 
 
-def _beside(comparison: Comparison, row: Row, published: Published) -> str:
+def _beside(comparison: Comparison, row: Row, published: Published | None) -> str:
     # Papers start from one initialisation: their numbers belong beside the first start only.
-    if row.start != comparison.settings.starts[0]:
+    if published is None or row.start != comparison.settings.starts[0]:
         return NOTHING
     result = published.result(comparison.settings, row.method)
     return NOTHING if result is None else result.words

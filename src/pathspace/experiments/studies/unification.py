@@ -28,6 +28,7 @@ from pathspace.experiments.report.table import error_label
 from pathspace.experiments.storage import finite
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawing
 
 USES = ("normalization", "steepest descent")
@@ -112,32 +113,29 @@ def study(
 
 def entries(comparison: Comparison) -> list[Entry]:
     """Return the cells that the comparison has methods for."""
-    found = []
-    for measure, methods in MEASURES.items():
-        for use, method in zip(USES, methods, strict=True):
-            if method not in comparison.settings.methods:
-                continue
-            rows = [row for row in comparison.rows if row.method == method]
-            best = {
-                start: comparison.own_row(method, start) for start in comparison.settings.starts
-            }
-            largest = comparison.differences.get(method)
-            steps = [
-                run.step_seconds for row in rows for run in row.runs if run.step_seconds is not None
-            ]
-            found.append(
-                Entry(
-                    measure,
-                    use,
-                    method,
-                    {start: row.mean_test_error for start, row in best.items()},
-                    {start: error_label(comparison, row) for start, row in best.items()},
-                    None if largest is None else largest == 0.0,
-                    finite(largest),
-                    round(1e3 * statistics.median(steps), 3) if steps else 0.0,
-                )
-            )
-    return found
+    return [
+        _entry(comparison, measure, use, method)
+        for measure, methods in MEASURES.items()
+        for use, method in zip(USES, methods, strict=True)
+        if method in comparison.settings.methods
+    ]
+
+
+def _entry(comparison: Comparison, measure: str, use: str, method: str) -> Entry:
+    best = {start: comparison.own_row(method, start) for start in comparison.settings.starts}
+    largest = comparison.differences.get(method)
+    runs = [run for row in comparison.rows if row.method == method for run in row.runs]
+    steps = [run.step_seconds for run in runs if run.step_seconds is not None]
+    return Entry(
+        measure,
+        use,
+        method,
+        {start: row.mean_test_error for start, row in best.items()},
+        {start: error_label(comparison, row) for start, row in best.items()},
+        None if largest is None else largest == 0.0,
+        finite(largest),
+        round(1e3 * statistics.median(steps), 3) if steps else 0.0,
+    )
 
 
 def _table(comparison: Comparison, found: Sequence[Entry]) -> Table:
@@ -167,22 +165,14 @@ def _table(comparison: Comparison, found: Sequence[Entry]) -> Table:
 def _draw(comparison: Comparison, found: Sequence[Entry]) -> Drawing:
     from matplotlib.figure import Figure
 
-    measures = [measure for measure in MEASURES if any(entry.measure == measure for entry in found)]
+    measures = sorted({entry.measure for entry in found}, key=[*MEASURES].index)
     figure = Figure(figsize=(8.4, 3.4), layout="constrained")
     axes = figure.subplots(1, len(USES), sharey=True, squeeze=False)[0]
     names = [measure.replace(", ", ",\n").replace(" /", "\n/") for measure in measures]
     for axis, use in zip(axes, USES, strict=True):
         cells = {entry.measure: entry for entry in found if entry.use == use}
         for number, start in enumerate(comparison.settings.starts):
-            errors = [cells[m].errors[start] if m in cells else None for m in measures]
-            values = [math.nan if error is None else error for error in errors]
-            style: dict[str, Any] = {
-                "marker": "o" if number == 0 else "x",
-                "markersize": 11 - 3 * number,
-            }
-            axis.plot(
-                range(len(measures)), values, linestyle="", color=f"C{number}", label=start, **style
-            )
+            _draw_errors(axis, [cells.get(m) for m in measures], start, number)
         axis.set_xticks(range(len(measures)), names)
         axis.set(title=use, xlabel="measure", xlim=(-0.6, len(measures) - 0.4))
         axis.grid(alpha=0.25, which="both")
@@ -191,3 +181,11 @@ def _draw(comparison: Comparison, found: Sequence[Entry]) -> Drawing:
     axes[0].set_ylabel(f"test {comparison.metric}")
     axes[-1].legend(title="start")
     return figure
+
+
+def _draw_errors(axis: Axes, cells: Sequence[Entry | None], start: str, number: int) -> None:
+    """Draw the errors from a start, which is the first one or another; none where a cell is missing."""
+    errors = [None if cell is None else cell.errors[start] for cell in cells]
+    values = [math.nan if error is None else error for error in errors]
+    style: dict[str, Any] = {"marker": "o" if number == 0 else "x", "markersize": 11 - 3 * number}
+    axis.plot(range(len(cells)), values, linestyle="", color=f"C{number}", label=start, **style)

@@ -11,7 +11,7 @@ from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.folders import Context
 from pathspace.experiments.layers import Layer, plain_values
 from pathspace.experiments.monitor import Shown
-from pathspace.experiments.recipes import load_recipe, recipe_names
+from pathspace.experiments.recipes import Recipe, load_recipe, recipe_names
 from pathspace.experiments.report.document import print_report, write_report
 from pathspace.experiments.settings import OF_A_TABLE, Settings, refuse_unused, settings_from
 from pathspace.experiments.sweep.plan import Plan, plan_from
@@ -60,22 +60,13 @@ def _settings(name: str, size: str, options: Layer) -> tuple[str, str, Settings]
         options = where, {**chosen, "tuning_epochs": 0}
     if name in recipe_names():
         recipe = load_recipe(name)
-        if recipe.parts or recipe.engine:
-            other = (
-                f"one of its parts: {', '.join(recipe.parts)}"
-                if recipe.parts
-                else "another recipe, or a task"
-            )
-            raise ConfigurationError(
-                f"The recipe {name!r} is not one comparison of optimizers, which can be swept: give {other}."
-            )
+        _check_is_comparison(recipe)
         if "methods" in chosen and "baselines" not in chosen:
             options = where, {**options[1], "baselines": []}  # a sweep compares nothing
         return name, f"Sweep: {recipe.title}", settings_from(*recipe.layers(size), options)
     if name and name not in TASKS:
-        raise unknown_name(
-            "recipe or task", name, dict.fromkeys([*recipe_names(), *TASKS]), "sweep"
-        )
+        known = dict.fromkeys([*recipe_names(), *TASKS])
+        raise unknown_name("recipe or task", name, known, "sweep")
     if size:
         raise ConfigurationError(
             f"--size {size} is of a recipe: name one, such as `pathspace sweep adding`."
@@ -83,3 +74,15 @@ def _settings(name: str, size: str, options: Layer) -> tuple[str, str, Settings]
     layers = [("sweep", {"task": name}), options] if name else [options]
     settings = settings_from(*layers)
     return "", f"Sweep of the task {settings.task}", settings
+
+
+def _check_is_comparison(recipe: Recipe) -> None:
+    """Refuse a recipe of several parts, or of an engine of its own."""
+    if not (recipe.parts or recipe.engine):
+        return
+    other = "another recipe, or a task"
+    if recipe.parts:
+        other = f"one of its parts: {', '.join(recipe.parts)}"
+    raise ConfigurationError(
+        f"The recipe {recipe.name!r} is not one comparison of optimizers, which can be swept: give {other}."
+    )

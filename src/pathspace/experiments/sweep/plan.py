@@ -199,48 +199,56 @@ def parse_search(text: str) -> Dimension:
     name, equals, rest = text.partition("=")
     if not equals or not rest:
         raise ConfigurationError(f"--search {text!r} says nothing to search: write {EXAMPLE}.")
-    known = [
-        RATE,
-        DECAY,
-        *(item.name for item in fields(Settings) if item.name not in NOT_OF_A_RUN),
-    ]
+    known = [RATE, DECAY, *(f.name for f in fields(Settings) if f.name not in NOT_OF_A_RUN)]
     if name.partition(".")[0] not in TABLES and name not in known:
-        raise unknown_name(
-            "setting", name, [*known, *(f"{table}.NAME" for table in TABLES)], "--search"
-        )
+        entries = [f"{table}.NAME" for table in TABLES]
+        raise unknown_name("setting", name, [*known, *entries], "--search")
     if ":" in rest:
         return _range(name, rest.split(":"), text)
-    values = read_value(rest) if rest.startswith("[") else rest.split(",")
+    return Dimension(name, _listed(name, rest, text))
+
+
+def _listed(name: str, written: str, text: str) -> tuple[float | int | str | bool, ...]:
+    """Return the values that a `--search` lists, each once."""
+    values = read_value(written) if written.startswith("[") else written.split(",")
     if not isinstance(values, list):
         raise ConfigurationError(f"--search {text!r} is no list: write {EXAMPLE}.")
     read = [read_value(one) if isinstance(one, str) else one for one in values]
-    finite = all(not isinstance(one, float) or math.isfinite(one) for one in read)
-    if not (read and finite) or not all(
-        isinstance(one, bool | int | float | str) and one != "" for one in read
-    ):
+    if not read or not all(map(_is_value, read)):
         raise ConfigurationError(
             f"--search {text!r} needs numbers, names, true or false: write {EXAMPLE}."
         )
-    if name in (RATE, DECAY) and not all(_is_number(one) for one in read):
+    if name in (RATE, DECAY) and not all(map(_is_number, read)):
         raise ConfigurationError(f"--search {text!r} needs numbers: write {EXAMPLE}.")
-    return Dimension(name, tuple(dict.fromkeys(read)))
+    return tuple(dict.fromkeys(read))
+
+
+def _is_value(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, bool | int | str) and value != ""
 
 
 def _range(name: str, parts: list[str], text: str) -> Dimension:
     log = "log" in parts[2:3]
     rest = parts[3:] if log else parts[2:]
-    numbers = [read_value(part) for part in (*parts[:2], *rest)]
-    wrong = ConfigurationError(
-        f"--search {text!r} is no range: write NAME=LOW:HIGH, with :log for equal factors and :5 for five points of a "
-        f"grid, such as {EXAMPLE}."
-    )
-    if len(rest) > 1 or not all(_is_number(number) for number in numbers):
-        raise wrong
-    low, high = map(float, numbers[:2]) if name in REAL else numbers[:2]
-    points = numbers[2] if rest else GRID_POINTS
-    if not low < high or (log and low <= 0) or not isinstance(points, int) or points < 2:
-        raise wrong
+    low, high, *more = (read_value(part) for part in (*parts[:2], *rest))
+    points = more[0] if more else GRID_POINTS
+    numbers = len(more) < 2 and all(map(_is_number, (low, high, points)))
+    if not numbers or not _is_range(low, high, points, log=log):
+        raise ConfigurationError(
+            f"--search {text!r} is no range: write NAME=LOW:HIGH, with :log for equal factors and :5 for five points "
+            f"of a grid, such as {EXAMPLE}."
+        )
+    if name in REAL:
+        low, high = float(low), float(high)
     return Dimension(name, low=low, high=high, log=log, points=points)
+
+
+def _is_range(low: float, high: float, points: Any, *, log: bool) -> bool:
+    if log and low <= 0:
+        return False
+    return low < high and isinstance(points, int) and points >= 2
 
 
 def _is_number(value: Any) -> bool:

@@ -311,10 +311,11 @@ def _label_axes(axis: Axes, found: Sweep, points: Sequence[Point], name: str, wh
     title = TITLES.get(name, name).replace("rate", "learning rate")
     axis.set_xlabel(f"{title} (dot: a run; cross: failed; triangle: pruned)")
     places = [point.point[name] for point in points]
-    if places and min(places) > 0 and (name == RATE or max(places) > 10 * min(places)):
-        axis.set_xlim(min(places) / 1.5, max(places) * 1.5)
+    low, high = min(places, default=0), max(places, default=0)
+    if low > 0 and (name == RATE or high > 10 * low):
+        axis.set_xlim(low / 1.5, high * 1.5)
         axis.set_xscale("log")
-    heights = [value for point in points for value in point.values(what)]
-    if heights and min(heights) > 0 and (what == "loss" or found.metric != "error, %"):
+    least = min((value for point in points for value in point.values(what)), default=0)
+    if least > 0 and (what == "loss" or found.metric != "error, %"):
         axis.set_yscale("log")
     axis.grid(alpha=0.25, which="both")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import fmean, mean, stdev
@@ -17,6 +17,7 @@ from pathspace.experiments.symbols.cells import Score, best, shown, texts
 from pathspace.experiments.symbols.protocol import BASELINES, COMPARED, MERGED, Protocol
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawing
 
 
@@ -37,38 +38,47 @@ def build_table(protocol: Protocol, scores: Sequence[Score], published: Publishe
     before = ""
     for row in protocol.rows:
         group, variant = ("baseline", row) if row in BASELINES else row.split(", ")
-        found = [
-            [chosen[row, text, draw] for draw in range(protocol.seeds)] for text in protocol.texts
-        ]
-        regrets = [_regret(draws) for draws in found]
-        sizes = "/".join(
-            ",".join(str(size or NOTHING) for size in sorted({score.cell.size for score in draws}))
-            for draws in found
-        )
         seconds = sum(score.seconds for score in scores if score.cell.row == row)
         shown = "" if group == before else group
-        rows.append(
-            TableRow((shown, variant, *regrets, sizes, f"{seconds:.0f}"), begins_method=bool(shown))
-        )
+        cells = (shown, variant, *_regrets_and_sizes(protocol, chosen, row), f"{seconds:.0f}")
+        rows.append(TableRow(cells, begins_method=bool(shown)))
         before = group
     broken = any(BROKEN in cell for row in rows for cell in row.cells)
     if published is not None:
-        for name in dict.fromkeys(result.method for result in published.results):
-            values = {
-                result.label: f"{result.value:,.1f}"
-                for result in published.results
-                if result.method == name and result.value is not None
-            }
-            cells = (values.get(text, NOTHING) for text in protocol.texts)
-            rows.append(
-                TableRow(
-                    ("" if name else "published", name or "the best", *cells, "", ""),
-                    begins_method=not name,
-                )
-            )
+        rows += _published_rows(protocol, published)
     title = "Regret on a fresh text: bits beyond the true code length"
     columns = ("model", "variant", *protocol.texts, "size", "seconds")
     return Table(title, columns, tuple(rows), notes(protocol, published, broken=broken))
+
+
+def _regrets_and_sizes(
+    protocol: Protocol, chosen: Mapping[tuple[str, str, int], Score], row: str
+) -> list[str]:
+    """Return the cells of a row: its regret on each text, and the sizes that were chosen for all of them."""
+    regrets = []
+    sizes = []
+    for text in protocol.texts:
+        draws = [chosen[row, text, draw] for draw in range(protocol.seeds)]
+        regrets.append(_regret(draws))
+        taken = sorted({score.cell.size for score in draws})
+        sizes.append(",".join(str(size or NOTHING) for size in taken))
+    return [*regrets, "/".join(sizes)]
+
+
+def _published_rows(protocol: Protocol, published: Published) -> list[TableRow]:
+    """Return a row for the best numbers of the paper, and one for each method that it names."""
+    numbers: dict[str, dict[str, str]] = {}
+    for result in published.results:
+        values = numbers.setdefault(result.method, {})
+        if result.value is not None:
+            values[result.label] = f"{result.value:,.1f}"
+    rows = []
+    for name, values in numbers.items():
+        cells = (values.get(text, NOTHING) for text in protocol.texts)
+        first = "" if name else "published"
+        row = (first, name or "the best", *cells, "", "")
+        rows.append(TableRow(row, begins_method=not name))
+    return rows
 
 
 def _regret(draws: Sequence[Score]) -> str:
@@ -99,21 +109,15 @@ def notes(
             f"Mean ± standard deviation of {protocol.seeds} draws, each with texts, graphs and start values of its own."
         )
     if protocol.seconds:
-        bounded = (text for text in protocol.texts if text in protocol.seconds)
-        budgets = ", ".join(f"{text} {protocol.seconds[text]:g}" for text in bounded)
         found.append(
             f"Budget of work: at most so many processor seconds for one network of one size, from its first pass on, "
-            f"with the passes that were undone: {budgets}."
+            f"with the passes that were undone: {_budgets(protocol)}."
         )
     if MERGED in protocol.rows:
-        told = ", ".join(
-            f"{text} {protocol.merged[text]['ensemble']} of {protocol.merged[text]['restarts']}"
-            for text in protocol.texts
-        )
         found.append(
-            f"Merged: not in the paper. So many networks made one: {told}; half of them learned the training text and "
-            "stopped on the validation text, the others the reverse, so that it has learned two texts where all "
-            "other rows have learned one."
+            f"Merged: not in the paper. So many networks made one: {_merged_of(protocol)}; half of them learned the "
+            "training text and stopped on the validation text, the others the reverse, so that it has learned two "
+            "texts where all other rows have learned one."
         )
     if broken:
         found.append(
@@ -125,6 +129,19 @@ def notes(
     if published is not None:
         found.append(f"Published: {published.source} {published.setting}")
     return tuple(found)
+
+
+def _budgets(protocol: Protocol) -> str:
+    bounded = (text for text in protocol.texts if text in protocol.seconds)
+    return ", ".join(f"{text} {protocol.seconds[text]:g}" for text in bounded)
+
+
+def _merged_of(protocol: Protocol) -> str:
+    options = protocol.merged
+    return ", ".join(
+        f"{text} {options[text]['ensemble']} of {options[text]['restarts']}"
+        for text in protocol.texts
+    )
 
 
 def _starts(protocol: Protocol) -> str:
@@ -171,18 +188,22 @@ def samples(protocol: Protocol, scores: Sequence[Score]) -> tuple[tuple[str, str
 
     Of the first draw.
     """
-    chosen = best([score for score in scores if score.sample and not score.cell.draw])
+    chosen = best([score for score in scores if score.sample and not score.cell.draw]).values()
+    if not chosen:
+        return ()
     found = []
     for text in protocol.texts:
-        candidates = [score for (_, of, _), score in chosen.items() if of == text]
-        single = [score for score in candidates if score.cell.row != MERGED]
         found.append((f"{text}: the generator", shown(texts(text, protocol)[2])))
-        for score in [
-            *sorted(single, key=lambda score: score.validation)[:1],
-            *(score for score in candidates if score.cell.row == MERGED),
-        ]:
+        for score in _preferred([score for score in chosen if score.cell.text == text]):
             found.append((f"{text}: {score.cell.row}, {score.cell.size} units", score.sample))
-    return tuple(found) if chosen else ()
+    return tuple(found)
+
+
+def _preferred(scores: Sequence[Score]) -> list[Score]:
+    """Return the network that the validation text prefers, and the merged ones."""
+    single = [score for score in scores if score.cell.row != MERGED]
+    merged = [score for score in scores if score.cell.row == MERGED]
+    return [*sorted(single, key=lambda score: score.validation)[:1], *merged]
 
 
 def as_json(
@@ -254,49 +275,63 @@ LEAST_SECONDS = 1e-3  # as curves are rounded
 def draw(protocol: Protocol, scores: Sequence[Score], published: Published | None) -> Drawing:
     """Draw the regrets, one panel for each text."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import NullFormatter
 
     chosen = best(scores)
-    draws = range(protocol.seeds)
-    colours = {
-        "DH+FB": "#b3400e",
-        "QDH+RUTSD": "#8ab6e6",
-        "QDH+RBP": "#1f5f9e",
-        "merged": "#55752f",
-    }
-    colours |= dict.fromkeys(BASELINES, "#9aa5b1")
     size = (1.6 + 3.2 * len(protocol.texts), 0.9 + 0.28 * len(protocol.rows))
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(1, len(protocol.texts), sharey=True, squeeze=False)[0]
-    places = range(len(protocol.rows))[::-1]
     for axis, text in zip(axes, protocol.texts, strict=True):
-        regrets = [
-            [max(chosen[row, text, draw].test, 1.0) for draw in draws] for row in protocol.rows
-        ]
-        values = [fmean(bits) for bits in regrets]
-        axis.barh(
-            places,
-            values,
-            color=[colours[row.split(", ")[-1]] for row in protocol.rows],
-            height=0.7,
-        )
-        if len(draws) > 1:  # each draw, as few of them are hardly normal
-            for place, bits in zip(places, regrets, strict=True):
-                axis.plot(bits, len(bits) * [place], "o", color="black", alpha=0.6, markersize=2.5)
-                values += bits
-        axis.set_xscale("log")
-        axis.xaxis.set_minor_formatter(NullFormatter())
+        regrets = {
+            row: [max(chosen[row, text, draw].test, 1.0) for draw in range(protocol.seeds)]
+            for row in protocol.rows
+        }
+        values = _draw_bars(axis, regrets)
+        best_ones = [] if published is None else _best_published(published, text)
+        for value in best_ones:
+            axis.axvline(value, color="black", linewidth=1, linestyle=(0, (3, 2)))
+        least = min([*values, *best_ones])
+        axis.set_xlim(left=10 ** math.floor(math.log10(least)))
         axis.set_title(text)
         axis.set_xlabel("bits beyond the truth")
-        for result in published.results if published is not None else ():
-            if result.label == text and not result.method and result.value is not None:
-                values.append(result.value)
-                axis.axvline(result.value, color="black", linewidth=1, linestyle=(0, (3, 2)))
-        axis.set_xlim(left=10 ** math.floor(math.log10(min(values))))
-    axes[0].set_yticks(places, protocol.rows)
+    axes[0].set_yticks(range(len(protocol.rows))[::-1], protocol.rows)
     if published is not None:
         figure.supxlabel("dashed: the best number of the paper", fontsize=8)
     return figure
+
+
+COLOURS = {
+    "DH+FB": "#b3400e",
+    "QDH+RUTSD": "#8ab6e6",
+    "QDH+RBP": "#1f5f9e",
+    "merged": "#55752f",
+    **dict.fromkeys(BASELINES, "#9aa5b1"),
+}
+
+
+def _draw_bars(axis: Axes, regrets: Mapping[str, Sequence[float]]) -> list[float]:
+    """Draw the mean regret of each row, and each of several draws; return all values that are shown."""
+    from matplotlib.ticker import NullFormatter
+
+    places = range(len(regrets))[::-1]
+    values = [fmean(bits) for bits in regrets.values()]
+    colours = [COLOURS[row.split(", ")[-1]] for row in regrets]
+    axis.barh(places, values, color=colours, height=0.7)
+    for place, bits in zip(places, regrets.values(), strict=True):
+        if len(bits) > 1:  # each draw, as few of them are hardly normal
+            axis.plot(bits, len(bits) * [place], "o", color="black", alpha=0.6, markersize=2.5)
+            values += bits
+    axis.set_xscale("log")
+    axis.xaxis.set_minor_formatter(NullFormatter())
+    return values
+
+
+def _best_published(published: Published, text: str) -> list[float]:
+    """Return the best numbers of the paper for a text."""
+    return [
+        result.value
+        for result in published.results
+        if result.label == text and not result.method and result.value is not None
+    ]
 
 
 def draw_over_time(protocol: Protocol, scores: Sequence[Score]) -> Drawing:
@@ -305,14 +340,13 @@ def draw_over_time(protocol: Protocol, scores: Sequence[Score]) -> Drawing:
     As Figs. 1, 2 and 4 of the paper; a column for each text, a row for each network and step.
     """
     import matplotlib as mpl
+    import numpy as np
     from matplotlib.figure import Figure
 
     curves = [score for score in scores if score.curve]
-    rows = [row for row in protocol.rows if any(score.cell.row == row for score in curves)]
+    rows = sorted({score.cell.row for score in curves}, key=protocol.rows.index)
     sizes = sorted({score.cell.size for score in curves})
-    shades = mpl.colormaps["viridis"](
-        [0.9 * place / max(1, len(sizes) - 1) for place in range(len(sizes))]
-    )
+    shades = mpl.colormaps["viridis"](np.linspace(0, 0.9, len(sizes)))
     colours = dict(zip(sizes, shades, strict=True))
     size = (1.4 + 3.2 * len(protocol.texts), 0.6 + 1.7 * len(rows))
     figure = Figure(figsize=size, layout="constrained")
@@ -324,14 +358,8 @@ def draw_over_time(protocol: Protocol, scores: Sequence[Score]) -> Drawing:
         axis.grid(alpha=0.25)
     lines = {}
     for score in curves:
-        _, seconds, regrets = zip(*score.curve, strict=True)
-        # logarithms: no pass takes less than the clock tells, and luck can beat the generator
-        at = [max(second, LEAST_SECONDS) for second in seconds]
-        floored = [max(regret, 1.0) for regret in regrets]
         axis = axes[rows.index(score.cell.row), protocol.texts.index(score.cell.text)]
-        (lines[score.cell.size],) = axis.plot(
-            at, floored, color=colours[score.cell.size], linewidth=1
-        )
+        lines[score.cell.size] = _draw_curve(axis, score, colours[score.cell.size])
     for row, axis in zip(rows, axes[:, 0], strict=True):
         axis.set_ylabel(row, fontsize=8)
     for text, top, bottom in zip(protocol.texts, axes[0], axes[-1], strict=True):
@@ -342,6 +370,15 @@ def draw_over_time(protocol: Protocol, scores: Sequence[Score]) -> Drawing:
     )
     figure.supylabel("bits beyond the truth, validation text")
     return figure
+
+
+def _draw_curve(axis: Axes, score: Score, colour: Any) -> Any:
+    _, seconds, regrets = zip(*score.curve, strict=True)
+    # logarithms: no pass takes less than the clock tells, and luck can beat the generator
+    at = [max(second, LEAST_SECONDS) for second in seconds]
+    floored = [max(regret, 1.0) for regret in regrets]
+    (line,) = axis.plot(at, floored, color=colour, linewidth=1)
+    return line
 
 
 @dataclass(frozen=True)
