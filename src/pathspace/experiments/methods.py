@@ -250,156 +250,76 @@ def _with(of: Method, label: str, about: str, model: str, **model_options: Any) 
 
 _PLAIN = {
     "sgd": Method("SGD", "stochastic gradient descent, with the momentum of the settings", _sgd),
-    "adam": Method(
-        "Adam", "torch's AdamW, which without decay is Adam", _adam, learning_rate=0.003
-    ),
-    "adamw": Method(
-        "AdamW", "the same, named for runs with weight decay", _adam, learning_rate=0.003
-    ),
-    "soap": Method(
-        "SOAP", "Adam in the eigenbasis of Shampoo's preconditioner", _soap, learning_rate=0.003
-    ),
-    "muon": Method(
-        "Muon",
-        "orthogonalized momentum; AdamW where no matrix is",
-        _muon(_together),
-        learning_rate=0.003,
-    ),
-    "muon-hidden": Method(
-        "Muon, hidden",
-        "the same; AdamW for the first and the last matrix, too",
-        _muon(_ends_apart),
-        learning_rate=0.003,
-    ),
-}
+    "adam": Method("Adam", "torch's AdamW, which without decay is Adam", _adam,
+        learning_rate=0.003),
+    "adamw": Method("AdamW", "the same, named for runs with weight decay", _adam,
+        learning_rate=0.003),
+    "soap": Method("SOAP", "Adam in the eigenbasis of Shampoo's preconditioner", _soap,
+        learning_rate=0.003),
+    "muon": Method("Muon", "orthogonalized momentum; AdamW where no matrix is", _muon(_together),
+        learning_rate=0.003),
+    "muon-hidden": Method("Muon, hidden", "the same; AdamW for the first and the last matrix, too",
+        _muon(_ends_apart), learning_rate=0.003),
+}  # fmt: skip
 _PATH = {
-    "path-sgd": _path(
-        "Path-SGD", "steepest descent in the path metric, clipped in that metric", "PathSGD", 0.1
-    ),
-    "path-sgd-short": _path(
-        "Path-SGD, short steps",
-        "the same; clip_norm bounds the step on balanced weights instead",
-        "PathSGD",
-        0.1,
-        clips="clip_step",
-    ),
-    "path-sgd-half": _path(
-        "Path-SGD, power 1/2",
-        "short steps, with the square root of kappa as the metric",
-        "PathSGD",
-        0.1,
-        clips="clip_step",
-        power=0.5,
-    ),
-    "path-sgd-short-both": _path(
-        "Path-SGD, short steps, both terms",
-        "short steps, with the second term of kappa",
-        "PathSGD",
-        0.1,
-        clips="clip_step",
-        second_term=True,
-    ),
-    "path-sgd-weights": _on_the_weights(
-        "Path-SGD on the weights",
-        "mean of kappa and bound of the step on the weights; not blind to scales",
-    ),
-    "path-sgd-weights-one": _on_the_weights(
-        "Path-SGD on the weights, one mean",
-        "the same, with one mean of kappa for the whole network",
-        normalization="network",
-    ),
-    "path-adam": _path(
-        "Path-Adam", "Adam in the coordinates of the path metric", "PathAdam", 0.003
-    ),
-    "path-adam-half": _path(
-        "Path-Adam, power 1/2",
-        "the same, with the square root of kappa",
-        "PathAdam",
-        0.003,
-        power=0.5,
-    ),
-    "path-gradient-adam": Method(
-        "Adam on path gradients",
+    "path-sgd": _path("Path-SGD", "steepest descent in the path metric, clipped in that metric",
+        "PathSGD", 0.1),
+    "path-sgd-short": _path("Path-SGD, short steps",
+        "the same; clip_norm bounds the step on balanced weights instead", "PathSGD", 0.1,
+        clips="clip_step"),
+    "path-sgd-half": _path("Path-SGD, power 1/2",
+        "short steps, with the square root of kappa as the metric", "PathSGD", 0.1,
+        clips="clip_step", power=0.5),
+    "path-sgd-short-both": _path("Path-SGD, short steps, both terms",
+        "short steps, with the second term of kappa", "PathSGD", 0.1, clips="clip_step",
+        second_term=True),
+    "path-sgd-weights": _on_the_weights("Path-SGD on the weights",
+        "mean of kappa and bound of the step on the weights; not blind to scales"),
+    "path-sgd-weights-one": _on_the_weights("Path-SGD on the weights, one mean",
+        "the same, with one mean of kappa for the whole network", normalization="network"),
+    "path-adam": _path("Path-Adam", "Adam in the coordinates of the path metric", "PathAdam",
+        0.003),
+    "path-adam-half": _path("Path-Adam, power 1/2", "the same, with the square root of kappa",
+        "PathAdam", 0.003, power=0.5),
+    "path-gradient-adam": Method("Adam on path gradients",
         "Adam fed with g / kappa, as the first paper did; not blind to scales",
-        _ours("PathGradientAdam", *_METRIC),
-        clips_itself=True,
-        refuses=_NO_SCALES,
-        learning_rate=0.003,
-    ),
-    "path-gradient-adam-scaled": Method(
-        "Adam on path gradients, scaled",
+        _ours("PathGradientAdam", *_METRIC), clips_itself=True, refuses=_NO_SCALES,
+        learning_rate=0.003),
+    "path-gradient-adam-scaled": Method("Adam on path gradients, scaled",
         "the same, g / kappa made as long as g at every step",
-        _ours("PathGradientAdam", *_METRIC, scale="gradient"),
-        clips_itself=True,
-        refuses=_NO_SCALES,
-        learning_rate=0.003,
-    ),
-    "path-soap": _path("PathSOAP", "SOAP in the coordinates of the path metric", "PathSOAP", 0.003),
-    "path-muon": _path("PathMuon", "Muon in the coordinates of the path metric", "PathMuon", 0.003),
-    "path-muon-hidden": _path(
-        "PathMuon, hidden",
-        "the same; Adam in these coordinates for the first and the last matrix, too",
-        "PathMuon",
-        0.003,
-        groups=_ends_apart,
-    ),
-}
-_BASIS = {  # they compute no kappa, which nothing damps or ages
-    "g-sgd": Method(
-        "G-SGD",
-        "SGD on the values of basis paths",
-        _ours("GSGD", "clip_norm", "momentum"),
-        clips_itself=True,
-        invariant=True,
-        refuses=NO_BASIS,
-    ),
-    "g-adam": Method(
-        "G-Adam",
-        "Adam on the values of basis paths",
-        _ours("GAdam", "clip_norm"),
-        clips_itself=True,
-        invariant=True,
-        refuses=NO_BASIS,
-        learning_rate=0.003,
-    ),
-}
+        _ours("PathGradientAdam", *_METRIC, scale="gradient"), clips_itself=True,
+        refuses=_NO_SCALES, learning_rate=0.003),
+    "path-soap": _path("PathSOAP", "SOAP in the coordinates of the path metric", "PathSOAP",
+        0.003),
+    "path-muon": _path("PathMuon", "Muon in the coordinates of the path metric", "PathMuon",
+        0.003),
+    "path-muon-hidden": _path("PathMuon, hidden",
+        "the same; Adam in these coordinates for the first and the last matrix, too", "PathMuon",
+        0.003, groups=_ends_apart),
+}  # fmt: skip
+# they compute no kappa, which nothing damps or ages
+_BASIS = {
+    "g-sgd": Method("G-SGD", "SGD on the values of basis paths",
+        _ours("GSGD", "clip_norm", "momentum"), clips_itself=True, invariant=True,
+        refuses=NO_BASIS),
+    "g-adam": Method("G-Adam", "Adam on the values of basis paths", _ours("GAdam", "clip_norm"),
+        clips_itself=True, invariant=True, refuses=NO_BASIS, learning_rate=0.003),
+}  # fmt: skip
 _RAW_KAPPA: dict[str, Any] = {"normalization": "none", "refresh_every": 1, "damping": 0.0}
 _RAW_PATHS: dict[str, Any] = {"skeleton": "cyclic", "units": "none", "clamp": None}
-_PUBLISHED = {  # beside the rows above: what fails, and why ours differ
-    "path-sgd-published": _published(
-        "Path-SGD, as printed",
-        "g / kappa with kappa as it is, fresh at every step",
-        "PathSGD",
-        0.001,
-        **_RAW_KAPPA,
-    ),
-    "path-sgd-published-both": _published(
-        "Path-SGD, both terms, as printed",
-        "the same, with the second term of kappa",
-        "PathSGD",
-        0.001,
-        **_RAW_KAPPA,
-        second_term=True,
-    ),
-    "g-sgd-published": _published(
-        "G-SGD, as printed",
-        "S19's Eq. (6), cyclic skeleton; its Algorithm 2 from the start skeleton-ones",
-        "GSGD",
-        1e-6,
-        NO_BASIS,
-        presumes="skeleton-ones",
-        **_RAW_PATHS,
-    ),
-    "g-adam-published": _published(
-        "G-Adam, as printed",
-        "Adam on the values of the same paths",
-        "GAdam",
-        0.001,
-        NO_BASIS,
-        presumes="skeleton-ones",
-        **_RAW_PATHS,
-    ),
-}
+# beside the rows above: what fails, and why ours differ
+_PUBLISHED = {
+    "path-sgd-published": _published("Path-SGD, as printed",
+        "g / kappa with kappa as it is, fresh at every step", "PathSGD", 0.001, **_RAW_KAPPA),
+    "path-sgd-published-both": _published("Path-SGD, both terms, as printed",
+        "the same, with the second term of kappa", "PathSGD", 0.001, **_RAW_KAPPA,
+        second_term=True),
+    "g-sgd-published": _published("G-SGD, as printed",
+        "S19's Eq. (6), cyclic skeleton; its Algorithm 2 from the start skeleton-ones", "GSGD",
+        1e-6, NO_BASIS, presumes="skeleton-ones", **_RAW_PATHS),
+    "g-adam-published": _published("G-Adam, as printed", "Adam on the values of the same paths",
+        "GAdam", 0.001, NO_BASIS, presumes="skeleton-ones", **_RAW_PATHS),
+}  # fmt: skip
 _BALANCED = {
     "balanced-sgd": _balanced("SGD", _sgd, 0.1, "sgd"),
     "balanced-adam": _balanced("Adam", _adam, 0.003, "adam"),
@@ -407,92 +327,55 @@ _BALANCED = {
     "balanced-soap": _balanced("SOAP", _soap, 0.003, "soap"),
     "balanced-muon": _balanced("Muon", _muon(_together), 0.003, "muon"),
     "balanced-muon-hidden": _balanced("Muon, hidden", _muon(_ends_apart), 0.003, "muon-hidden"),
-}
+}  # fmt: skip
 _IDENTITY = {"model": "relu-rnn", "start": "identity"}
 _SHORT, _BOTH = _PATH["path-sgd-short"], _PATH["path-sgd-short-both"]
 _OTHER_MODELS = {
-    "irnn-sgd": _with(
-        _PLAIN["sgd"], "IRNN, SGD", "SGD on a ReLU RNN from an identity start", **_IDENTITY
-    ),
+    "irnn-sgd": _with(_PLAIN["sgd"], "IRNN, SGD", "SGD on a ReLU RNN from an identity start",
+        **_IDENTITY),
     "irnn-adam": _with(_PLAIN["adam"], "IRNN, Adam", "Adam on the same", **_IDENTITY),
-    "irnn-path-sgd-short": _with(
-        _SHORT, "IRNN, Path-SGD", "path-sgd-short on the same", **_IDENTITY
-    ),
-    "irnn-path-sgd-short-both": _with(
-        _BOTH, "IRNN, Path-SGD, both terms", "path-sgd-short-both on the same", **_IDENTITY
-    ),
-    "np-rnn-sgd": _with(
-        _PLAIN["sgd"],
-        "np-RNN, SGD",
-        "SGD on a ReLU RNN from a positive definite recurrent matrix",
-        model="relu-rnn",
-        start="positive-definite",
-    ),
+    "irnn-path-sgd-short": _with(_SHORT, "IRNN, Path-SGD", "path-sgd-short on the same",
+        **_IDENTITY),
+    "irnn-path-sgd-short-both": _with(_BOTH, "IRNN, Path-SGD, both terms",
+        "path-sgd-short-both on the same", **_IDENTITY),
+    "np-rnn-sgd": _with(_PLAIN["sgd"], "np-RNN, SGD",
+        "SGD on a ReLU RNN from a positive definite recurrent matrix", model="relu-rnn",
+        start="positive-definite"),
     "tanh-sgd": _with(_PLAIN["sgd"], "tanh RNN, SGD", "SGD on a tanh RNN", "tanh-rnn"),
     "tanh-adam": _with(_PLAIN["adam"], "tanh RNN, Adam", "Adam on a tanh RNN", "tanh-rnn"),
     "lstm-sgd": _with(_PLAIN["sgd"], "LSTM, SGD", "SGD on an LSTM", "lstm"),
     "lstm-adam": _with(_PLAIN["adam"], "LSTM, Adam", "Adam on an LSTM", "lstm"),
-}
-_NORMALIZED = {  # the nodes' own way to use a measure R = alpha S + (1 - alpha) D
-    "path-norm": _normalized(
-        "path-normalization", "by the path measure D alone", 0.0, "second_moment"
-    ),
-    "ddp-norm": _normalized(
-        "DDP-Norm, M and D", "by half M (second moments), half D", 0.5, "second_moment"
-    ),
-    "ddp-norm-centred": _normalized(
-        "DDP-Norm, C and D", "by half C (variances of a batch), half D", 0.5, "covariance"
-    ),
+}  # fmt: skip
+# the nodes' own way to use a measure R = alpha S + (1 - alpha) D
+_NORMALIZED = {
+    "path-norm": _normalized("path-normalization", "by the path measure D alone", 0.0,
+        "second_moment"),
+    "ddp-norm": _normalized("DDP-Norm, M and D", "by half M (second moments), half D", 0.5,
+        "second_moment"),
+    "ddp-norm-centred": _normalized("DDP-Norm, C and D",
+        "by half C (variances of a batch), half D", 0.5, "covariance"),
     "moment-norm": _normalized("normalization by M", "by M alone", 1.0, "second_moment"),
     "batch-norm": _normalized("BatchNorm", "by C alone", 1.0, "covariance"),
-}
+}  # fmt: skip
 _COVARIANCE, _MOMENT = {"statistic": "covariance"}, {"statistic": "second_moment"}
 _DATA = {
     # At alpha = 1 a weight that no example of a batch used has no metric, and undamped steps
     # diverge.
-    "ddp-sgd": _path(
-        "DDP-SGD, M and D", "along half M, half D", "DDPSGD", 0.1, alpha=0.5, **_MOMENT
-    ),
-    "ddp-sgd-centred": _path(
-        "DDP-SGD, C and D", "along half C, half D", "DDPSGD", 0.1, alpha=0.5, **_COVARIANCE
-    ),
-    "diagonal-natural": _path(
-        "diagonal natural gradient",
-        "along M alone",
-        "DDPSGD",
-        0.1,
-        alpha=1.0,
-        least_damping=0.01,
-        clips="clip_step",
-        **_MOMENT,
-    ),
-    "covariance-sgd": _path(
-        "descent along C",
-        "along C alone",
-        "DDPSGD",
-        0.1,
-        alpha=1.0,
-        least_damping=0.01,
-        clips="clip_step",
-        **_COVARIANCE,
-    ),
-    "quasi-diagonal": _path(
-        "quasi-diagonal natural gradient",
+    "ddp-sgd": _path("DDP-SGD, M and D", "along half M, half D", "DDPSGD", 0.1, alpha=0.5,
+        **_MOMENT),
+    "ddp-sgd-centred": _path("DDP-SGD, C and D", "along half C, half D", "DDPSGD", 0.1, alpha=0.5,
+        **_COVARIANCE),
+    "diagonal-natural": _path("diagonal natural gradient", "along M alone", "DDPSGD", 0.1,
+        alpha=1.0, least_damping=0.01, clips="clip_step", **_MOMENT),
+    "covariance-sgd": _path("descent along C", "along C alone", "DDPSGD", 0.1, alpha=1.0,
+        least_damping=0.01, clips="clip_step", **_COVARIANCE),
+    "quasi-diagonal": _path("quasi-diagonal natural gradient",
         "along M, with the column of the bias beside its diagonal; without momentum",
-        "QuasiDiagonal",
-        0.03,
-        least_damping=0.01,
-    ),
-    "natural": Method(
-        "natural gradient",
-        "along M whole, by conjugate gradients; fifty times a step of SGD",
-        _natural,
-        clips_itself=True,
-        invariant=True,
-        learning_rate=0.03,
-        refuses=_NO_ANSWER,
-    ),
-}
+        "QuasiDiagonal", 0.03, least_damping=0.01),
+    "natural": Method("natural gradient",
+        "along M whole, by conjugate gradients; fifty times a step of SGD", _natural,
+        clips_itself=True, invariant=True, learning_rate=0.03, refuses=_NO_ANSWER),
+}  # fmt: skip
 
 GROUPS: dict[str, dict[str, Method]] = {
     "On the weights as they are; none is blind to scales": _PLAIN,
