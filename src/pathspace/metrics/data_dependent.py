@@ -136,11 +136,15 @@ class DataDependent(Path):
         check_options(alpha, statistic)
         check_estimation(sharing, estimator, averaging, examples)
         check_numbers(seed=seed)
-        self.alpha, self.averaging, self.seed = alpha, averaging, int(seed)
+        self.alpha = alpha
+        self.averaging = averaging
+        self.seed = int(seed)
         self.statistic: Statistic = statistic
         self.sharing: Sharing = sharing
         self.estimator: Estimator = estimator
-        self.examples, self.process_group, self._watch = examples, process_group, watch
+        self.examples = examples
+        self.process_group = process_group
+        self._watch = watch
         self._source: torch.Generator | None = None
 
     def bind(self, network: Network, names: Sequence[str], form: Form) -> None:
@@ -222,8 +226,11 @@ class DataDependent(Path):
 
     def _terms(self, names: Sequence[str], draws: int, *, wide: bool) -> KappaTerms:
         """Return the terms of kappa; they may be overwritten. ``wide`` asks for float64."""
-        batch, near, chain = self._batch(), self.near_parameters(), self._short_chain()
-        request, generator = self._request(draws), self._generator(draws)
+        batch = self._batch()
+        near = self.near_parameters()
+        chain = self._short_chain()
+        request = self._request(draws)
+        generator = self._generator(draws)
         if wide:
             return kappa_terms(
                 self.network, in_float64(self.network, batch, near), request, generator, names
@@ -280,6 +287,7 @@ class DataDependent(Path):
                     name: dense(k).to(types[name]) for name, k in surveyed.values.items()
                 }
                 surveyed = survey(narrow, with_means=True)
+        surveyed, kept = self._in_type_that_fits(names, draws)
         check_finite(surveyed)
         for name, new in kept.items():
             self.state[name].update(new)
@@ -288,6 +296,22 @@ class DataDependent(Path):
                 surveyed.bounds[name] = ((0.0, high),)
                 dense(surveyed.values[name]).clamp_min_(0)
         return surveyed
+
+    def _in_type_that_fits(
+        self, names: Sequence[str], draws: int
+    ) -> tuple[Surveyed, dict[str, dict[str, Any]]]:
+        """Average kappa' in the parameters' types, or in float64 where those do not hold it."""
+        request = self._request(draws)
+        wide = self._is_wide()
+        surveyed, kept = self._averaged(names, draws, wide=wide)
+        types = {name: surveyed.values[name].dtype for name in names}
+        if wide or (surveyed.moderate and fits(surveyed, types, request)):
+            return surveyed, kept
+        surveyed, kept = self._averaged(names, draws, wide=True)
+        if surveyed.moderate and fits(surveyed, types, request):
+            narrow: Values = {n: dense(k).to(types[n]) for n, k in surveyed.values.items()}
+            surveyed = survey(narrow, with_means=True)
+        return surveyed, kept
 
     def _averaged(
         self, names: Sequence[str], draws: int, *, wide: bool
@@ -298,7 +322,8 @@ class DataDependent(Path):
         kappa: Values = {}
         kept: dict[str, dict[str, Any]] = {}
         for name in names:
-            state, new = self.state[name], {"draws": draws + 1}
+            state = self.state[name]
+            new = {"draws": draws + 1}
             kept[name] = new
             data, weight = _mean_so_far(state, new, "data", terms.data[name], decay)
             kappa[name] = terms.kappa(name, data, self.alpha / weight)
@@ -331,9 +356,11 @@ def _mean_so_far(
     """
     if not decay:
         return data, 1.0
-    average, weight = f"{key}_average", f"{key}_weight"
+    average = f"{key}_average"
+    weight = f"{key}_weight"
     if average not in state:
-        new[average], new[weight] = data * (1 - decay), 1 - decay
+        new[average] = data * (1 - decay)
+        new[weight] = 1 - decay
     else:
         new[average] = torch.lerp(state[average].to(data.dtype), data, 1 - decay, out=data)
         new[weight] = state[weight] + (1 - decay) * (1 - state[weight])

@@ -132,8 +132,10 @@ def gauges(
     result = {}
     near = scales if far is None else scales / far
     for name in names:
-        parameter, labels = network.parameters[name], network.edges[name]
-        rows, columns = near.new_ones(1, 1), near.new_ones(1, 1)
+        parameter = network.parameters[name]
+        labels = network.edges[name]
+        rows = near.new_ones(1, 1)
+        columns = near.new_ones(1, 1)
         for end, power in ((labels.target, 1), (labels.source, -1)):
             factor = network.scale_of(near, end).pow(power)
             shape = (1,) * (parameter.dim() - factor.dim()) + tuple(factor.shape)
@@ -158,7 +160,8 @@ def gauges(
 
 def powers(network: Network, name: str, far: Tensor) -> Tensor:
     """m_e of a parameter's edges in this process, in its type where that has room, else in float64."""
-    parameter, factors = network.parameters[name], network.edge_factors(name, far)
+    parameter = network.parameters[name]
+    factors = network.edge_factors(name, far)
     dtype = parameter.dtype if _has_room(factors) else torch.float64
     return cut_factor(factors, parameter).to(parameter.device, dtype)
 

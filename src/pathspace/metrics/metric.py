@@ -149,7 +149,9 @@ class Metric:
         if normalization not in NORMALIZATIONS:
             known = ", ".join(map(repr, NORMALIZATIONS))
             raise ValueError(f"normalization must be one of {known}, got {normalization!r}")
-        self.power, self.damping, self.refresh_every = power, damping, refresh_every
+        self.power = power
+        self.damping = damping
+        self.refresh_every = refresh_every
         self.normalization: Normalization = normalization
         self.frame = frame if isinstance(frame, Frame) else Frame(frame)
         self._latest: LatestBatch | None = None
@@ -164,7 +166,8 @@ class Metric:
         self.frozen = False
         self.rehearses = False  # whether a step is being taken that will be forgotten
         # of the two halves of a refresh on a GPU
-        self._survey, self._finish = Recording(), Recording()
+        self._survey = Recording()
+        self._finish = Recording()
         self._numbers: Tensor | None = None  # that the second half reads
         self._held: dict[str, Tensor] = {}  # what CUDA graphs of the user read
 
@@ -224,7 +227,8 @@ class Metric:
         """
         expect_network(network)
         if self._network is None:
-            self._network, self._rescalings = network, network.rescalings["done"]
+            self._network = network
+            self._rescalings = network.rescalings["done"]
         taken = next((name for name in names if self._forms.get(name, form) != form), None)
         if taken or self._network is not network:
             whose = f"another rule for '{taken}'" if self._network is network else "another network"
@@ -304,32 +308,48 @@ class Metric:
                 step, where kappa of finite weights is beyond float64, the metric is that of the
                 balanced network, with a warning.
         """
-        some = self.network.parameters[next(iter(states))]
-        if some.is_cuda and torch.cuda.is_current_stream_capturing():
+        first = next(iter(states))
+        if self.network.parameters[first].is_cuda and torch.cuda.is_current_stream_capturing():
             self._hold(states)
             return
         for name in states.keys() & self._ahead.keys():
             states[name].update(self.state[name])
         self.state.update(states)
         self._check_network(states)
-        first, others = next(iter(states)), []
+        others: list[str] = []
         if any(self.is_due(name) for name in states):
-            # what another optimizer of this metric is about to ask for; at the first step of this
-            # one it has just asked
-            if "factor" in states[first]:
-                others = [n for n in self.state if n not in own and self.is_due(n)]
-                self.state |= {n: copy.deepcopy(self.state[n]) for n in others}  # until its step
-            expect_values(self.network.parameters[first])
-            with full_precision(self.network.parameters[first]):
-                kept = self.power == 0 or self.frozen
-                self._refresh(
-                    [*filter(self.is_due, states), *others] if kept else [*states, *others]
-                )
+            others = self._due_elsewhere(first, own)
+            self._refresh_due(states, others)
         # what was computed before the last step of this optimizer is old by now
         kept = {n: by for n, by in self._ahead.items() if n not in states and by not in own}
         self._ahead = kept | dict.fromkeys(others, first)
         for state in states.values():
             state["age"] += 1
+
+    def _due_elsewhere(self, first: str, own: Set[str]) -> list[str]:
+        """Return the parameters that another optimizer of this metric is about to ask for.
+
+        Args:
+            first: a parameter that takes a step.
+            own: the names of all parameters of the optimizer that takes it.
+        """
+        # at the first step of this optimizer the other one has just asked
+        if "factor" not in self.state[first]:
+            return []
+        others = [n for n in self.state if n not in own and self.is_due(n)]
+        # copies, until the step of the other optimizer
+        self.state |= {n: copy.deepcopy(self.state[n]) for n in others}
+        return others
+
+    def _refresh_due(self, states: Mapping[str, dict[str, Any]], others: Sequence[str]) -> None:
+        """Compute the metric of the parameters of a step, and of ``others`` with them."""
+        some = self.network.parameters[next(iter(states))]
+        expect_values(some)
+        due = list(states)
+        if self.power == 0 or self.frozen:
+            due = [name for name in states if self.is_due(name)]
+        with full_precision(some):
+            self._refresh([*due, *others])
 
     def refresh(self, names: Sequence[str]) -> None:
         """Compute the metric of some parameters that have one, whatever its age.
@@ -363,7 +383,8 @@ class Metric:
         # a loaded state may be that of a rule that works with another form
         if "factor" not in state or state.get("exponent") not in (None, self._exponent(name)):
             return True
-        kept, age = self.power == 0 or self.frozen or name in self._ahead, state["age"]
+        kept = self.power == 0 or self.frozen or name in self._ahead
+        age = state["age"]
         return not kept and (age < self.refresh_every or age % self.refresh_every == 0)
 
     def _exponent(self, name: str) -> float:
@@ -413,7 +434,8 @@ class Metric:
             The factors by which the member near balance is rescaled (see ``gauge``), which is the
             network itself if that is not far.
         """
-        network, near = self.network, factors
+        network = self.network
+        near = factors
         if "scales" in state:
             # powers of two go into m, so that the member near balance stays as it is
             nearest = factors.log2().round().exp2().to(state["scales"])
@@ -472,7 +494,8 @@ class Metric:
                 )
             self._rescalings = done
         name, state = next(iter(states.items()))
-        rows, place = state.get("gauge_rows"), self.network.parameters[name].device
+        rows = state.get("gauge_rows")
+        place = self.network.parameters[name].device
         if rows is not None and rows.device != place:
             raise RuntimeError(
                 f"the parameters are on {place} and the optimizer's state is on {rows.device}: the model "
@@ -504,13 +527,16 @@ class Metric:
         self._warn_of_unreached(kappa)
         self._set_normalizers(kappa, new)
         for name, factor in self._finished_values(names, kappa).items():
-            held = self._held.get(name)
-            in_place = (
-                held is not None and held.shape == factor.shape and held.device == factor.device
-            )
-            if held is not None and in_place and held.data_ptr() != factor.data_ptr():
-                factor = held.copy_(factor)
-            self.state[name]["factor"] = factor
+            self.state[name]["factor"] = self._where_held(name, factor)
+
+    def _where_held(self, name: str, factor: Tensor) -> Tensor:
+        """Return a factor in the memory that a captured step reads, if one was captured."""
+        held = self._held.get(name)
+        if held is None or held.shape != factor.shape or held.device != factor.device:
+            return factor
+        if held.data_ptr() == factor.data_ptr():
+            return factor
+        return held.copy_(factor)
 
     def _ran_away(self) -> bool:
         """Return whether weights are finite and sums over their paths are not, not even in float64; tells of it."""
@@ -528,7 +554,8 @@ class Metric:
         """States and gauges of parameters that take their first step; their names."""
         new = [name for name in names if "gauge_rows" not in self.state[name]]
         if new:
-            far, network = self._far(), self.network
+            far = self._far()
+            network = self.network
             b = self._frame_scales()
             if all("gauge_rows" not in state for state in self.state.values()):
                 far = far_scales(network, b)
@@ -602,7 +629,8 @@ class Metric:
     def _set_normalizers(self, kappa: Surveyed, new: Sequence[str]) -> None:
         shared = {"none": 1.0, "network": self._mean_of_all(kappa)}.get(self.normalization)
         for name in kappa.values:
-            state, means = self.state[name], self._means(name, kappa)
+            state = self.state[name]
+            means = self._means(name, kappa)
             state["empty"] = _of_all([mean == 0 for mean in means])
             if self.normalization in ("refreshed", "network") or name in new:
                 state["mean"] = _of_all([mean if mean > 0 else 1.0 for mean in means])
@@ -620,7 +648,8 @@ class Metric:
 
     def _means(self, name: str, kappa: Surveyed) -> list[float]:
         """Return the mean of kappa', or that of each block of rows."""
-        sizes, parameter = self._blocks(name), self.network.parameters[name]
+        sizes = self._blocks(name)
+        parameter = self.network.parameters[name]
         if not sizes:
             return [kappa.mean(name)]
         value = kappa.values[name]
@@ -693,11 +722,9 @@ class Metric:
         self, name: str, kappa: Tensor | Outer | None, shifts: Sequence[Shift] = ()
     ) -> Tensor:
         """Return what the optimizer works with, in the memory of kappa'; zero where kappa' is: 0 / 0 = 0."""
-        gauge, form, parameter = (
-            self.gauge(name),
-            self._forms[name],
-            local(self.network.parameters[name]),
-        )
+        gauge = self.gauge(name)
+        form = self._forms[name]
+        parameter = local(self.network.parameters[name])
         if kappa is None:
             # the metric of the balanced network
             result = torch.ones_like(
@@ -715,7 +742,8 @@ class Metric:
 
     def _shifts(self, name: str) -> list[Shift]:
         """Return how kappa' of a parameter is normalized and damped, or of each of its blocks."""
-        state, count = self.state[name], len(self._blocks(name)) or 1
+        state = self.state[name]
+        count = len(self._blocks(name)) or 1
         # a number, if it was saved when blocks were not known
         each = (_for_each(state[key], count) for key in ("normalizer", "mean", "empty"))
         return [
@@ -728,7 +756,8 @@ class Metric:
         if not sizes:
             return self._power(name, kappa, shifts[0])
         first, last = self._own_rows(name, sum(sizes))
-        pieces, start = [], 0
+        pieces = []
+        start = 0
         for size, shift in zip(sizes, shifts, strict=True):
             own = slice(max(start, first) - first, max(min(start + size, last) - first, 0))
             start += size

@@ -100,7 +100,8 @@ class Path(Metric):
         when it was traced.
         """
         for name, value in kappa.values.items():
-            g, whole = self.network.parameters[name].grad, kappa.mean(name) == 0
+            g = self.network.parameters[name].grad
+            whole = kappa.mean(name) == 0
             if g is None or not (whole or name in self.network.call.unused):
                 continue
             if bool(torch.where(dense(value) == 0, local(g), 0).count_nonzero()):

@@ -19,7 +19,7 @@ Letters: o node, n example, J_i = d(seeded values)/dw_i, f gauge.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,26 +114,43 @@ def quasi_diagonal_metric(
 def biases(network: Network, seen: Replay) -> dict[str, str]:
     """Weight -> the bias of the units that it enters: that of its layer, or else one that enters the same classes."""
     name_of = {id(leaf): name for name, leaf in seen.leaves.items()}
-    bias_of: dict[str, str] = {}
     layers: list[str] = []
+    bias_of: dict[str, str] = {}
+    for weight, bias in _layers(seen, name_of):
+        layers.append(weight)
+        if bias is not None:
+            bias_of.setdefault(weight, bias)
+    for weight in layers:
+        if weight in bias_of:
+            continue
+        match = next((b for b in bias_of.values() if _enter_the_same(network, weight, b)), None)
+        if match is not None:
+            bias_of[weight] = match
+    for second, first in _second_biases(seen, name_of):
+        bias_of.setdefault(second, first)
+    return bias_of
+
+
+def _layers(seen: Replay, name_of: Mapping[int, str]) -> Iterator[tuple[str, str | None]]:
+    """Yield the weight and the bias of every call of a layer; None for no bias."""
     for use in seen.uses:
         names = [name_of.get(id(w)) for w in use.args[1:3] if isinstance(w, Tensor)]
         if use.name in _LAYERS and names and names[0] is not None:
-            layers.append(names[0])
-            if len(names) == 2 and names[1] is not None:
-                bias_of.setdefault(names[0], names[1])
-    for weight in layers:
-        if weight not in bias_of:
-            match = next((b for b in bias_of.values() if _enter_the_same(network, weight, b)), None)
-            if match is not None:
-                bias_of[weight] = match
-    # a second bias of a unit is a weight on a constant input
+            yield names[0], names[1] if len(names) == 2 else None
+
+
+def _second_biases(seen: Replay, name_of: Mapping[int, str]) -> Iterator[tuple[str, str]]:
+    """Yield a unit's further biases, each with its first: they are weights on a constant input."""
     for use in seen.uses:
-        extra = [name_of.get(id(w)) for w in use.weights if w is not use.args[0]][1:]
-        for name in extra[1:]:
-            if use.name == "linear" and name is not None and extra[0] is not None:
-                bias_of.setdefault(name, extra[0])
-    return bias_of
+        if use.name != "linear":
+            continue
+        names = [name_of.get(id(w)) for w in use.weights if w is not use.args[0]]
+        biases = names[1:]
+        if not biases or biases[0] is None:
+            continue
+        for name in biases[1:]:
+            if name is not None:
+                yield name, biases[0]
 
 
 def _enter_the_same(network: Network, weight: str, bias: str) -> bool:
