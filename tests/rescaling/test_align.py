@@ -272,6 +272,34 @@ class GPT(nn.Module):
         return self.head(self.norm(h))
 
 
+class Queries(nn.Module):
+    """Attention of four heads of queries for two of keys and values, with something done to queries and keys."""
+
+    def __init__(self, prepare):
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(5, 16), nn.Linear(5, 8), nn.Linear(5, 8)
+        self.out, self.prepare = nn.Linear(16, 3), prepare
+
+    def forward(self, x):
+        q, k, v = (
+            layer(x).unflatten(-1, (-1, 4)).transpose(1, 2) for layer in (self.q, self.k, self.v)
+        )
+        k, v = (t.repeat_interleave(2, 1) for t in (k, v))
+        q, k = self.prepare(q), self.prepare(k)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class Rotary(nn.Module):
+    """Turns pairs of features by an angle that depends on the position."""
+
+    def forward(self, t):
+        angles = torch.arange(t.shape[-2], dtype=t.dtype)[:, None] * torch.tensor([1.0, 0.1])
+        one, other = t.chunk(2, -1)
+        cos, sin = angles.cos(), angles.sin()
+        return torch.cat([one * cos - other * sin, one * sin + other * cos], -1)
+
+
 def encoder(**options):
     layer = nn.TransformerEncoderLayer(8, 2, 6, dropout=0.0, batch_first=True, **options)
     return nn.Sequential(
@@ -291,16 +319,22 @@ class LSTM(nn.Module):
         return self.out(self.read(self.lstm(x)[0][:, -1]).relu())
 
 
+def queries():
+    return torch.randn(2, 6, 5)
+
+
 # model, its input, and how many units there are in each group: residual stream, heads, features of
-# queries and keys, features of values, hidden units
+# queries and keys of each head, features of values of each head, hidden units
 WHOLE = {
-    "GPT": (GPT, lambda: torch.randint(0, 11, (2, 6)), [12, *2 * [3, 4, 4, 5]]),
-    "post-norm encoder": (encoder, lambda: torch.randn(2, 4, 5), [8, *2 * [2, 4, 6]]),
+    "GPT": (GPT, lambda: torch.randint(0, 11, (2, 6)), [12, *2 * [3, *3 * [4, 4], 5]]),
+    "post-norm encoder": (encoder, lambda: torch.randn(2, 4, 5), [8, *2 * [2, *2 * [4], 6]]),
     "pre-norm encoder": (
         lambda: encoder(norm_first=True, activation="gelu"),
         lambda: torch.randn(2, 4, 5),
-        [8, *2 * [2, 4, 6]],
+        [8, *2 * [2, *2 * [4], 6]],
     ),
+    "as they are": (lambda: Queries(nn.Identity()), queries, [2, *2 * [2], *2 * [4], *2 * [4]]),
+    "one gain for all heads": (lambda: Queries(nn.RMSNorm(4)), queries, [2, *2 * [2], *2 * [4], 4]),
     "LSTM": (LSTM, lambda: torch.randn(2, 4, 3), [5, 5, 6]),
 }
 
@@ -325,6 +359,13 @@ def test_units_without_a_scale_are_put_in_order_too(name):
         model.state_dict().values(), other.model.state_dict().values(), strict=True
     ):
         assert_close(theirs, own, rtol=1e-9, atol=1e-9)
+
+
+def test_rotary_positions_hold_heads_and_what_they_turn():
+    """Halves of features are turned against each other; only the features of values are left."""
+    torch.manual_seed(0)
+    network = ps.trace(Queries(Rotary()).double(), queries().double())
+    assert [len(group) for group in groups_of(network)] == [4, 4]
 
 
 def test_refuses_what_does_not_fit():

@@ -17,9 +17,10 @@ Letters: a the network that stays, b the one that moves, i unit of a, j unit of 
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -33,7 +34,6 @@ from pathspace.paths.kernel.inner import expect_alike
 from pathspace.paths.kernel.kappa import kappa
 from pathspace.paths.kernel.node_mass import node_mass
 from pathspace.rescaling.assignment import best_assignment
-from pathspace.rescaling.axes import places_of
 from pathspace.rescaling.equal_norms import equal_norm_factors
 from pathspace.rescaling.permutation import (
     Group,
@@ -181,6 +181,7 @@ class _Matching:
         self, a: Network, b: Network, groups: Sequence[Group], by: str, examples: Any
     ) -> None:
         self._groups, self._by = groups, by
+        self._parts = [_parts_of(group, groups) for group in groups]
         if by == "activations":
             self._units = [_unit_values(network, groups, examples) for network in (a, b)]
         else:
@@ -190,7 +191,7 @@ class _Matching:
     def orders(self, start: Sequence[Tensor] | None = None) -> list[Tensor]:
         """Return for each group which unit of b comes to each place."""
         if self._by == "activations":
-            return [self._by_values(place) for place in range(len(self._groups))]
+            return self._by_values()
         orders = (
             [torch.arange(len(group)) for group in self._groups] if start is None else list(start)
         )
@@ -200,7 +201,7 @@ class _Matching:
         for _ in range(SWEEPS):
             changed = False
             for k, group in enumerate(self._groups):
-                order = best_assignment(likeness(group, self._a, b, normalized=self._by == "paths"))
+                order = best_assignment(self._likeness(k, b))
                 if not torch.equal(order, torch.arange(len(group))):
                     changed = True
                     orders[k] = orders[k][order]
@@ -211,35 +212,92 @@ class _Matching:
 
     def by_features(self) -> list[Tensor]:
         """Return orders by what no permutation of other groups changes: the sorted sizes of the weights of a unit."""
-        found = []
+        found, b = [], self._b
         for group in self._groups:
             total = torch.zeros(len(group), len(group), dtype=torch.float64)
             for line in _of_values(group, self._a):
                 ours, theirs = (
                     _slices(values[line.name], line.dim, line.places).abs().sort(1).values
-                    for values in (self._a, self._b)
+                    for values in (self._a, b)
                 )
                 total -= torch.cdist(ours, theirs).square()
             found.append(best_assignment(total))
+            # what these units contain moves with them
+            b = group.permuted(b, found[-1])
         return found
 
-    def _by_values(self, place: int) -> Tensor:
-        size = len(self._groups[place])
-        total = torch.zeros(size, size, dtype=torch.float64)
-        for ours, theirs in zip(*(units[place] for units in self._units), strict=True):
-            total += _correlated(ours) @ _correlated(theirs).t()
-        return best_assignment(total)
+    def _likeness(self, k: int, b: Values) -> Tensor:
+        """Return how much every unit of a group of a is like every unit of b."""
+        normalized = self._by == "paths"
+
+        def alike(i: int, j: int) -> Tensor:
+            ours, theirs = self._groups[i], self._groups[j]
+            return likeness(ours, self._a, b, normalized=normalized, other=theirs)
+
+        return _by_parts(self._parts[k], alike) if self._parts[k] else alike(k, k)
+
+    def _by_values(self) -> list[Tensor]:
+        """Return orders by the values of units on examples."""
+        first, second = self._units
+
+        def alike(i: int, j: int) -> Tensor:
+            sums = zip(first[i], second[j], strict=True)
+            return sum(
+                (_correlated(ours) @ _correlated(theirs).t() for ours, theirs in sums),
+                torch.zeros(len(self._groups[i]), len(self._groups[j]), dtype=torch.float64),
+            )
+
+        orders: list[Tensor] = []
+        for k in range(len(self._groups)):
+            parts = self._parts[k]
+            values = _by_parts(parts, alike) if parts else alike(k, self._moved(k, orders))
+            orders.append(best_assignment(values))
+        return orders
+
+    def _moved(self, k: int, orders: Sequence[Tensor]) -> int:
+        """Return the group of b that comes to the place of a group, as the units that contain it are ordered."""
+        for order, parts in zip(orders, self._parts, strict=False):
+            for places in parts:
+                if k in places:
+                    return places[int(order[places.index(k)])]
+        return k
 
 
-def likeness(group: Group, a: Values, b: Values, *, normalized: bool) -> Tensor:
+def _parts_of(group: Group, groups: Sequence[Group]) -> list[list[int]]:
+    """Return the groups whose units lie within the units of a group: a list by unit for each axis of theirs."""
+    found: dict[int, list[int]] = {}
+    for k, other in enumerate(groups):
+        if (
+            group.within is None
+            and other.within is not None
+            and other.within[0].root is group.axis.root
+        ):
+            found.setdefault(id(other.axis.root), []).append(k)
+    return list(found.values())
+
+
+def _by_parts(parts: Sequence[Sequence[int]], alike: Callable[[int, int], Tensor]) -> Tensor:
+    """Return how much units are alike whose parts may stand in any order: the sum over parts of the most alike."""
+    n = len(parts[0])
+    total = torch.zeros(n, n, dtype=torch.float64)
+    for places in parts:
+        for i, j in itertools.product(range(n), repeat=2):
+            total[i, j] += alike(places[i], places[j]).amax(1).sum()
+    return total
+
+
+def likeness(
+    group: Group, a: Values, b: Values, *, normalized: bool, other: Group | None = None
+) -> Tensor:
     """Return how much every unit i of a is like every unit j of b, ``[n, n]``.
 
     Args:
-        group: the units.
+        group: the units of a, and of b if ``other`` is None.
         a: values for the weights of a.
         b: those of b, in the order that is known so far.
         normalized: whether products are divided by the lengths of both, once for what enters and
             once for what leaves.
+        other: the units of b, such as features of another head.
     """
     n = len(group)
     total = torch.zeros(n, n, dtype=torch.float64)
@@ -248,10 +306,12 @@ def likeness(group: Group, a: Values, b: Values, *, normalized: bool) -> Tensor:
             torch.zeros_like(total),
             [torch.zeros(n, dtype=torch.float64) for _ in range(2)],
         )
-        for line in _of_values(group, a):
+        pairs = zip(_of_values(group, a), _of_values(other or group, a), strict=True)
+        for line, of_b in pairs:
             if line.enters != enters:
                 continue
-            ours, theirs = (_slices(values[line.name], line.dim, line.places) for values in (a, b))
+            ours = _slices(a[line.name], line.dim, line.places)
+            theirs = _slices(b[of_b.name], of_b.dim, of_b.places)
             products += ours @ theirs.t()
             lengths[0] += ours.square().sum(1)
             lengths[1] += theirs.square().sum(1)
@@ -307,14 +367,14 @@ def _unit_values(network: Network, groups: Sequence[Group], examples: Any) -> li
         raise ValueError(
             f"the model does not take the examples; give a batch as it is called with: {error}"
         ) from error
-    axes = {group.key: group.axis for group in candidates(reading)}
+    by_key = {g.key: g for whole, finer in candidates(reading) for g in (whole, *finer)}
     found: list[list[Tensor]] = []
     for group in groups:
         rows = []
         sums = (tensor for name, tensor in reading.results if name in _SUMS)
-        for tensor in sums if group.key in axes else ():
+        for tensor in sums if group.key in by_key else ():
             for d, dim in enumerate(reading.reader.of(tensor)):
-                places = places_of(axes[group.key], dim)
+                places = by_key[group.key].places_in(dim)
                 if places is not None:
                     rows.append(_slices(tensor, d, places))
         found.append(rows)

@@ -29,7 +29,7 @@ from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.eager import uncompiled
 from pathspace.network.trace.shadow import evaluation_form_of
 from pathspace.network.trace.tracer import of_other_sizes
-from pathspace.rescaling.axes import Axis, fix, places_of, resolved
+from pathspace.rescaling.axes import Axis, Dim, fix, places_of, resolved
 from pathspace.rescaling.axis_rules import AxisReader
 
 _ROUNDING = 1e-7
@@ -63,10 +63,13 @@ class Group:
     Attributes:
         lines: where they are.
         axis: them, in the pass that was read.
+        within: the axis of larger units and the one among them that all of these belong to, such as
+            heads and the head whose features they are; None where the order is the same in all.
     """
 
     lines: tuple[Lines, ...]
     axis: Axis
+    within: tuple[Axis, int] | None = None
 
     def __len__(self) -> int:
         return len(self.lines[0].places)
@@ -77,6 +80,17 @@ class Group:
         return tuple(
             (line.name, line.dim, tuple(line.places[:, 0].tolist())) for line in self.lines
         )
+
+    def places_in(self, dim: Dim) -> Tensor | None:
+        """Return which elements of a dimension belong to each unit, ``[n, elements]``; None if none does."""
+        places = places_of(self.axis, dim)
+        if places is None or self.within is None:
+            return places
+        outer, number = self.within
+        of_all = places_of(outer, dim)
+        if of_all is None:
+            return None
+        return places[:, torch.isin(places[0], of_all[number])]
 
     def permuted(self, values: Mapping[str, Tensor], order: Tensor) -> Values:
         """Return values whose k-th unit of the group is the unit ``order[k]`` of these; others stay as they are."""
@@ -96,7 +110,7 @@ def groups_of(network: Network) -> list[Group]:
     """Find the groups of units of a network that may be permuted."""
     example = _drawn(network.call.arguments)
     reading = read_axes(network, example)
-    groups = _Trial(network, reading.model, example).those_that_hold(list(candidates(reading)))
+    groups = _Trial(network, reading.model, example).finest_that_hold(list(candidates(reading)))
     if not any(group.axis.root.divided for group in groups):
         return groups
     # a reshape of units and positions may fit by chance
@@ -229,19 +243,55 @@ def _drawn(arguments: Any) -> Any:
     return pytree.tree_map_only(Tensor, values, arguments)
 
 
-def candidates(reading: Reading) -> Iterator[Group]:
-    """Yield a group for each axis of weights that nothing fixes."""
-    found: dict[int, tuple[Axis, list[Lines]]] = {}
+def candidates(reading: Reading) -> Iterator[tuple[Group, list[Group]]]:
+    """Yield a group for each axis of weights that nothing fixes, and its finer groups, if there are any.
+
+    Those with finer groups come last: the units that contain them are put in order before.
+    """
+    found: dict[int, tuple[Axis, list[tuple[str, int, Dim]]]] = {}
     for name, weight in reading.weights.items():
         for d, dim in enumerate(reading.reader.of(weight)):
             for axis in {id(a.root): a.root for segment in resolved(dim) for a in segment}.values():
-                places = places_of(axis, dim)
-                if places is not None:
-                    enters = (name, d) not in reading.reader.read_along
-                    found.setdefault(id(axis), (axis, []))[1].append(Lines(name, d, places, enters))
-    for axis, lines in found.values():
-        if not axis.root.fixed and axis.size > 1:
-            yield Group(tuple(lines), axis)
+                found.setdefault(id(axis), (axis, []))[1].append((name, d, dim))
+    result = []
+    for axis, uses in found.values():
+        whole = _group(reading, axis, uses, None)
+        if axis.root.fixed or axis.size < 2:
+            continue
+        outer = _common_outer(axis, [dim for _, _, dim in uses])
+        numbers = range(outer.size) if outer is not None else ()
+        finer = [_group(reading, axis, uses, (outer, k)) for k in numbers if outer is not None]
+        result.append((whole, finer))
+    yield from sorted(result, key=lambda pair: len(pair[1]) > 0)
+
+
+def _group(
+    reading: Reading,
+    axis: Axis,
+    uses: Sequence[tuple[str, int, Dim]],
+    within: tuple[Axis, int] | None,
+) -> Group:
+    """Return the units of an axis where weights run over them."""
+    group, lines = Group((), axis, within), []
+    for name, d, dim in uses:
+        places = group.places_in(dim)
+        if places is not None:
+            enters = (name, d) not in reading.reader.read_along
+            lines.append(Lines(name, d, places, enters))
+    return Group(tuple(lines), axis, within)
+
+
+def _common_outer(axis: Axis, dims: Sequence[Dim]) -> Axis | None:
+    """Return the first axis that stands before another one wherever that stands; None if none does."""
+    common: dict[int, Axis] | None = None
+    for dim in dims:
+        for segment in resolved(dim):
+            roots = [one.root for one in segment]
+            if axis.root not in roots:
+                continue
+            before = {id(one): one for one in roots[: roots.index(axis.root)]}
+            common = before if common is None else {k: v for k, v in common.items() if k in before}
+    return next(iter((common or {}).values()), None)
 
 
 class _Trial:
@@ -277,6 +327,19 @@ class _Trial:
                 functional_call(self._model, values, tuple(args), kwargs)
             )
             return [t.clone() for t in returned]
+
+    def finest_that_hold(self, found: Sequence[tuple[Group, list[Group]]]) -> list[Group]:
+        """Return finer groups where all of them may be shuffled, else the whole ones that may."""
+        finest = [finer or [whole] for whole, finer in found]
+        if self._holds([group for groups in finest for group in groups]):
+            return [group for groups in finest for group in groups]
+        result = []
+        for whole, finer in found:
+            if finer and self._holds(finer):
+                result += finer
+            elif self._holds([whole]):
+                result.append(whole)
+        return result
 
     def those_that_hold(self, groups: Sequence[Group]) -> list[Group]:
         """Return the groups whose units may be shuffled, all at once if that shows it."""
