@@ -263,7 +263,7 @@ class Settings:
             )
         centred = method(name).normalizes.get("statistic") == "covariance"
         # one value for each node
-        if centred and self.batch_size == 1 and ends_alone:  # one value for each node
+        if centred and self.batch_size == 1 and ends_alone:
             raise ConfigurationError(
                 f"The method {name!r} takes the variance of a batch, and the batch size is 1: give 2 or more."
             )

@@ -102,40 +102,6 @@ def _draw_edges(
     """Draw a line for each two classes between which there are weights; says whether some are drawn as recurrent."""
     from matplotlib.collections import LineCollection
 
-    graph = skeleton.graph
-    classes = graph.num_classes
-    into = set(skeleton.edges[1 : 1 + classes].tolist())
-    out_of = set(skeleton.edges[1 + classes :].tolist())
-    middle = (height - 1) / 2
-    first, bias, end = (0.0, middle), (0.0, height - 0.2), (float(last), middle)
-    lines: dict[tuple[Place, Place], str] = {}
-    loops: set[Place] = set()
-    # an edge at a product of activations is drawn from, or to, the first of its factors
-    sources, targets = (graph.factors(nodes)[0].tolist() for nodes in (graph.source, graph.target))
-    for number, (u, v) in enumerate(zip(sources, targets, strict=True)):
-        start = (bias if graph.bias[number] else first) if u == 0 else places.get(abs(u) - 1)
-        stop = end if v == 0 else places.get(abs(v) - 1)
-        if start is None or stop is None:
-            continue
-        if start == stop:
-            loops.add(start)
-            continue
-        colour = (
-            IN
-            if number in into
-            else OUT
-            if number in out_of
-            else LOOP
-            if start[0] >= stop[0]
-            else OTHER
-        )
-        # many weights between two classes are one line
-        if lines.get((start, stop)) not in (
-            IN,
-            OUT,
-        ):
-            lines[start, stop] = colour
-    plain = {line for line, colour in lines.items() if colour == OTHER and line[0][0] != line[1][0]}
     lines, loops = _lines(skeleton, places, last, height)
     plain = {
         (start, stop)
