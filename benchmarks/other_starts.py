@@ -36,7 +36,7 @@ from torch.optim import SGD, AdamW, Optimizer
 import pathspace as ps
 from other_starts_scenes import SCENES, Scene
 from pathspace.experiments.report.statistics import LEVEL, holm, sign_test
-from pathspace.experiments.schedule import factor
+from pathspace.experiments.run import factor
 from pathspace.optim.rules.muon import MuonAdamW
 from pathspace.rescaling.criteria import Criterion
 from run_file import Run, finished, make_missing

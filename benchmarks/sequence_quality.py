@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from pathspace.experiments.xor.cells import wrong_lines
+from pathspace.experiments.xor import wrong_lines
 from pathspace.sequences import PCNN, SequenceModel, load, merge
 from pathspace.sequences.ensembles import fit_blend
 from pathspace.sequences.evaluation import code_length

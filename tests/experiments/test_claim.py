@@ -13,7 +13,7 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from pathspace.cli import app
-from pathspace.experiments import reproduce
+from pathspace.experiments import execution
 from pathspace.experiments.compare import Comparison, Row, compare
 from pathspace.experiments.jobs import Runs
 from pathspace.experiments.report.claim import (
@@ -339,7 +339,7 @@ def test_parts_are_resumed_with_the_settings_that_were_given(
     monkeypatch.setattr(
         "pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>")
     )
-    output, execute = recipes / "runs", reproduce.execute
+    output, execute = recipes / "runs", execution.execute
 
     def stopped(asked: Any, context: Any, **given: Any) -> Any:
         if asked.recipe == "other":
@@ -348,7 +348,7 @@ def test_parts_are_resumed_with_the_settings_that_were_given(
 
     command = ["reproduce", "both", "--workers", "1", "--output", str(output)]
     with monkeypatch.context() as interrupted:
-        interrupted.setattr(reproduce, "execute", stopped)
+        interrupted.setattr(execution, "execute", stopped)
         assert CliRunner().invoke(app, [*command, *ONE_START, "--epochs", "2"]).exit_code == 130
     refused = CliRunner().invoke(app, [*command, "--resume", "--epochs", "3"])
     assert "holds unfinished runs with other settings" in refused.stderr
@@ -363,7 +363,7 @@ def test_a_part_that_starting_over_had_not_come_to_does_not_stand_in_the_way(
     monkeypatch.setattr(
         "pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>")
     )
-    output, execute = recipes / "runs", reproduce.execute
+    output, execute = recipes / "runs", execution.execute
     command = ["reproduce", "both", "--workers", "1", "--output", str(output)]
     assert CliRunner().invoke(app, [*command, *ONE_START]).exit_code == 0
 
@@ -373,7 +373,7 @@ def test_a_part_that_starting_over_had_not_come_to_does_not_stand_in_the_way(
         return execute(asked, context, **given)
 
     with monkeypatch.context() as interrupted:
-        interrupted.setattr(reproduce, "execute", stopped)
+        interrupted.setattr(execution, "execute", stopped)
         assert (
             CliRunner().invoke(app, [*command, *ONE_START, "--fresh", "--seeds", "1"]).exit_code
             == 130

@@ -30,7 +30,7 @@ from pathspace.experiments.long_memory.cells import (
 from pathspace.experiments.long_memory.methods import METHODS, RECURRENT, ChangedKappa
 from pathspace.experiments.long_memory.protocol import PROBLEMS, Protocol
 from pathspace.experiments.long_memory.report import build_tables
-from pathspace.experiments.long_memory.training import Outcome, Setup, Trainer, train
+from pathspace.experiments.long_memory.training import Outcome, Trainer, train
 from pathspace.experiments.models import ReluRNN
 from pathspace.experiments.recipes import load_recipe
 from pathspace.experiments.report.statistics import holm, sign_test
@@ -38,8 +38,9 @@ from pathspace.experiments.settings import FIRST_TUNING_SEED
 from pathspace.experiments.storage import write_checked
 
 T, H, B = 20, 8, 16
-SETUP = Setup("addition", T, H, steps=100, batch_size=B)
 RATE, SEED = 0.01, 7
+SMALL = Setting("addition", T, H)
+PROTOCOL = Protocol(steps_per_length=5, batch_size=B)
 
 
 def protocol_from(*layers: Any) -> Protocol:
@@ -47,7 +48,7 @@ def protocol_from(*layers: Any) -> Protocol:
 
 
 def advanced(method: str, steps: int, **changes: Any) -> Trainer:
-    trainer = Trainer(method, RATE, SEED, replace(SETUP, **changes))
+    trainer = Trainer(Cell(SMALL, method, RATE, SEED), replace(PROTOCOL, **changes))
     for _ in range(steps):
         assert trainer.advance() is not None
     return trainer
@@ -59,7 +60,7 @@ def advanced(method: str, steps: int, **changes: Any) -> Trainer:
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains(method: str) -> None:
-    start = dict(Trainer(method, RATE, SEED, SETUP).model.named_parameters())
+    start = dict(Trainer(Cell(SMALL, method, RATE, SEED), PROTOCOL).model.named_parameters())
     moved = dict(advanced(method, 3).model.named_parameters())
     assert all(not torch.equal(moved[name], start[name]) for name in start)
 
@@ -74,7 +75,9 @@ def test_a_clipping_norm_of_0_does_not_clip(method: str) -> None:
 def test_the_adam_of_the_path_is_adam_on_the_balanced_network_without_a_metric() -> None:
     """With damping far above kappa the metric is a constant: both runs are one, but for its root."""
     one = advanced("path-adam", 5, damping=1e12, clip_norm=0.0)
-    other = Trainer("balanced-adamw", RATE * 1e-6, SEED, replace(SETUP, clip_norm=0.0))
+    other = Trainer(
+        Cell(SMALL, "balanced-adamw", RATE * 1e-6, SEED), replace(PROTOCOL, clip_norm=0.0)
+    )
     for _ in range(5):
         other.advance()
     for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True):
@@ -82,8 +85,11 @@ def test_the_adam_of_the_path_is_adam_on_the_balanced_network_without_a_metric()
 
 
 def test_a_run_ends_when_it_has_learned_diverged_or_taken_all_steps() -> None:
-    setup = Setup("addition", 3, 2 * H, steps=300, batch_size=B, test_size=64)
-    learned, lost, slow = (train("path-muon", rate, 0, setup) for rate in (0.03, 1e30, 1e-6))
+    setting = Setting("addition", 3, 2 * H)
+    protocol = replace(PROTOCOL, steps_per_length=100, test_size=64)
+    learned, lost, slow = (
+        train(Cell(setting, "path-muon", rate, 0), protocol) for rate in (0.03, 1e30, 1e-6)
+    )
     assert learned.steps is not None
     assert learned.error is not None
     assert learned.steps % 20 == 0

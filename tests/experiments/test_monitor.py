@@ -95,17 +95,17 @@ TABLES = {
 @pytest.mark.parametrize("name", TABLES)
 def test_every_table_tells_how_far_each_cell_is(name: str, tmp_path: Path) -> None:
     recipe = load_recipe(name)
-    engine = ENGINES[recipe.engine]
-    for package in import_module(f"{engine}.protocol").NEEDS:
+    engine = import_module(ENGINES[recipe.engine])
+    for package in engine.NEEDS:
         pytest.importorskip(package)
-    protocol = laid_over(import_module(f"{engine}.protocol").Protocol, [("a test", TABLES[name])])
+    protocol = laid_over(engine.Protocol, [("a test", TABLES[name])])
     heard = Heard()
 
     def do(kind: type, cells: Sequence[Any], compute: Callable[..., Any]) -> list[Any]:
         jobs = [StoredCell(kind, cell, compute, tmp_path) for cell in cells]
         return [job(heard) for job in jobs]
 
-    import_module(f"{engine}.cells").fill(protocol, do, tmp_path)
+    engine.fill(protocol, do, tmp_path)
     for parts in heard.parts.values():
         assert len(parts) > 1
         assert parts == sorted(set(parts))

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import pathspace as ps
 from pathspace.cli import app
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.onnx_model import load_onnx
+from pathspace.experiments.model_source import load_onnx
 
 
 @pytest.fixture

@@ -8,9 +8,8 @@ import pytest
 from rich.console import Console
 
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.listing import listing
 from pathspace.experiments.published import load_published, parse_published
-from pathspace.experiments.recipes import load_recipe, parse_recipe, recipe_names
+from pathspace.experiments.recipes import listing, load_recipe, parse_recipe, recipe_names
 from pathspace.experiments.report.document import print_table, published_section
 from pathspace.experiments.report.figures import COLOURS
 from pathspace.experiments.settings import settings_from

@@ -23,7 +23,13 @@ from pathspace.experiments.configuration import Configuration
 from pathspace.experiments.jobs import Runs
 from pathspace.experiments.published import PaperProtocol, Published, PublishedResult
 from pathspace.experiments.report.claim import draw_claim
-from pathspace.experiments.report.comparison import as_json, comparison_report, conclusion
+from pathspace.experiments.report.comparison import (
+    as_json,
+    comparison_report,
+    conclusion,
+    pairs_of,
+    pairs_table,
+)
 from pathspace.experiments.report.curves import (
     KINDS,
     WINDOWS,
@@ -43,7 +49,6 @@ from pathspace.experiments.report.document import (
     write_report,
 )
 from pathspace.experiments.report.figures import saved, set_log_axis, set_rate_axis
-from pathspace.experiments.report.pairs import pairs_of, pairs_table
 from pathspace.experiments.report.table import build_table, difference_label, error_label, notes
 from pathspace.experiments.run import Epoch, RunResult, Validation
 from pathspace.experiments.settings import Settings

@@ -6,8 +6,7 @@ import pytest
 
 from pathspace.experiments.engine import run
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.run import RunConfig
-from pathspace.experiments.schedule import factor
+from pathspace.experiments.run import RunConfig, factor
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.tasks.task import Task
 

@@ -36,7 +36,7 @@ from pathspace.experiments.symbols.report import (
     draw_over_time,
     pairs_of,
     pairs_table,
-    report,
+    report_of,
     samples,
     sizes_table,
 )
@@ -355,7 +355,7 @@ def test_rows_are_compared_over_draws(tmp_path: Path) -> None:
     assert (own.fewer, own.verdict) == (0, "not decided")
     assert found["PCNN, QDH+RBP", "CNN, QDH+RBP"].fewer == 2
 
-    found = report(protocol, scores, title="t", configuration=CONFIGURATION, published=None)
+    found = report_of(protocol, scores, title="t", configuration=CONFIGURATION, published=None)
     write_report(found, tmp_path)
     table, pairs = (section.table for section in found.sections if section.printed)
     assert table.rows[0].cells == ("baseline", "CTW", "50.0 ± 10.0", "3", "6")
@@ -561,7 +561,7 @@ def test_merged_networks_are_those_of_two_folds(tmp_path: Path) -> None:
     table = build_table(protocol, [score], None)
     assert table.rows[0].cells[:2] == ("PCNN", "merged")
     assert any("it has learned two texts" in note for note in table.notes)
-    found = report(protocol, [score], title="t", configuration=CONFIGURATION, published=None)
+    found = report_of(protocol, [score], title="t", configuration=CONFIGURATION, published=None)
     write_report(found, tmp_path)
     assert [section.table for section in found.sections if section.printed] == [table]
     assert "PCNN, merged, 3 units" in (tmp_path / "report.html").read_text()
@@ -586,7 +586,8 @@ def test_the_page_has_all_sizes_over_time_and_what_the_best_one_writes() -> None
     without = [score for score in scores if score.cell.row == "CTW"]
     one = replace(protocol, rows=("CTW",))
     assert (
-        report(one, without, title="", configuration={}, published=None).sections[-1].figure is None
+        report_of(one, without, title="", configuration={}, published=None).sections[-1].figure
+        is None
     )
     assert [row.cells[:3] for row in sizes_table(protocol, scores).rows] == [
         ("anbn", "CTW", "2"), ("anbn", "CTW", "3"), ("anbn", "PCNN, DH+FB", "3"), ("anbn", "PCNN, DH+FB", "4"),

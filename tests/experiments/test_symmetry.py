@@ -7,6 +7,7 @@ import torch
 
 import pathspace
 from cases import slow_besides
+from pathspace.experiments.compare import check_symmetry, representative, run_distinct
 from pathspace.experiments.engine import run
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import METHODS
@@ -15,7 +16,6 @@ from pathspace.experiments.recipes import load_recipe
 from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.starts import balance_once_, move_to_start
-from pathspace.experiments.symmetry import check_symmetry, representative, run_distinct
 from pathspace.experiments.tasks.next_symbol import Cutting, next_symbol
 from pathspace.experiments.tasks.task import Task
 

@@ -16,21 +16,23 @@ from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.layers import laid_over
 from pathspace.experiments.published import load_published
 from pathspace.experiments.recipes import load_recipe
-from pathspace.experiments.xor.protocol import STEPS, Protocol
 
 pytest.importorskip("numba")
 
-from pathspace.experiments.xor.cells import (
+from pathspace.experiments.xor import (
+    STEPS,
     Cell,
     Look,
+    Protocol,
     Result,
+    build_table,
     cells,
     compute,
+    notes,
     passes_needed,
     texts,
     wrong_lines,
 )
-from pathspace.experiments.xor.report import build_table, notes
 from pathspace.sequences import PCNN, training
 from pathspace.sequences.tasks import xor
 
@@ -196,7 +198,7 @@ def test_the_command_reports_and_continues(tmp_path: Path, monkeypatch: pytest.M
         raise KeyboardInterrupt
 
     with monkeypatch.context() as early:
-        early.setattr("pathspace.experiments.xor.cells.make_folder", killed)
+        early.setattr("pathspace.experiments.xor.make_folder", killed)
         assert call("--output", str(folder), "--fresh", "--set", "units=4").exit_code == 130
     assert json.loads((folder / "config.json").read_text())["protocol"]["units"] == 4
     assert not list((folder / "networks").iterdir())  # of 3 units, from which --resume would go on

@@ -174,7 +174,7 @@ def reproduce(
         _list_recipes(where.as_json)
         return
     with clear_errors(f"reproduce {name}") as folders:
-        from pathspace.experiments.reproduce import run_reproduce
+        from pathspace.experiments.execution import run_reproduce
 
         options = settings.chosen()
         context = where.context(name, folders)
@@ -295,9 +295,9 @@ def _missing_bound(config: RunConfig) -> str:
 
 
 def _list_recipes(as_json: bool) -> None:
-    from pathspace.experiments import listing
+    from pathspace.experiments.recipes import listing, listing_as_json
 
     if as_json:
-        typer.echo(json.dumps(listing.as_json(), indent=2))
+        typer.echo(json.dumps(listing_as_json(), indent=2))
         return
-    typer.echo("\n".join(listing.listing(shutil.get_terminal_size((100, 24)).columns)))
+    typer.echo("\n".join(listing(shutil.get_terminal_size((100, 24)).columns)))

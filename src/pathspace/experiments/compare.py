@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pathspace.experiments.engine import steps_per_epoch
+from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.jobs import Runs, load_task, run_all
+from pathspace.experiments.methods import METHODS
 from pathspace.experiments.models import count_weights
 from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.selection import (
@@ -20,8 +22,9 @@ from pathspace.experiments.selection import (
     tuning_runs,
 )
 from pathspace.experiments.settings import Settings
-from pathspace.experiments.symmetry import check_symmetry, run_distinct
 from pathspace.experiments.tasks.task import Task
+
+Run = Callable[[Sequence[RunConfig], str], list[RunResult]]
 
 
 @dataclass(frozen=True)
@@ -269,3 +272,64 @@ def largest_difference(one: RunResult, other: RunResult) -> float:
     if one.diverged_at != other.diverged_at:
         return math.inf
     return max((abs(a - b) for a, b in zip(one.losses, other.losses, strict=True)), default=0.0)
+
+
+def representative(config: RunConfig) -> RunConfig:
+    """Return the run that is the same computation as `config`, from the balanced start; or `config` itself.
+
+    Factors that are powers of two round nothing. With them an invariant method, and one that
+    balances first, sees the rescaled start as it sees the balanced one; and balancing leaves a
+    balanced start alone. That is a claim about code, so every comparison that uses it checks it by
+    runs of its own: see `Settings.verified_seeds`.
+    """
+    method = METHODS[config.method]
+    if config.start not in ("balanced", "rescaled") or config.rescale_factor:
+        return config
+    if method.balances_first and method.otherwise:
+        return replace(config, start="balanced", method=method.otherwise)
+    return replace(config, start="balanced") if method.invariant else config
+
+
+def run_distinct(configs: Sequence[RunConfig], run: Run, title: str) -> list[RunResult]:
+    """Return the results of all runs, doing each computation once.
+
+    Args:
+        configs: The runs that results are wanted of.
+        run: Does runs, under a title, and returns their results in order.
+        title: What this stage is called.
+
+    Returns:
+        One result per configuration. A run that another one stood for has that one's numbers.
+    """
+    distinct = list({stands.key: stands for stands in map(representative, configs)}.values())
+    results = {result.config.key: result for result in run(distinct, title)}
+    return [replace(results[representative(config).key], config=config) for config in configs]
+
+
+def check_symmetry(configs: Iterable[RunConfig], run: Run, title: str) -> None:
+    """Do the runs that others stand for, and these, and compare them bit by bit.
+
+    Args:
+        configs: Runs of every method and start; those that stand for themselves are left out.
+        run: See `run_distinct`.
+        title: See `run_distinct`.
+
+    Raises:
+        ConfigurationError: A run differs from what was to stand for it.
+    """
+    pairs = [(config, representative(config)) for config in configs]
+    pairs = [(config, stands) for config, stands in pairs if config != stands]
+    needed = {config.key: config for pair in pairs for config in pair}
+    results = {result.config.key: result for result in run(list(needed.values()), title)}
+    for config, stands in pairs:
+        if _curves(results[config.key]) != _curves(results[stands.key]):
+            raise ConfigurationError(
+                f"The run {config.label!r} should be the same computation as {stands.label!r} and is not: the method "
+                "does not have the symmetry that it claims. Set verified_seeds = 0 to do every run."
+            )
+
+
+def _curves(result: RunResult) -> tuple[object, ...]:
+    # as plain values: a loss that is not finite equals itself there, and is what it becomes on disk
+    values = result.as_dict()
+    return result.losses, values["validations"]

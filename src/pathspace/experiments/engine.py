@@ -36,8 +36,7 @@ from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import Method, method
 from pathspace.experiments.models import OUTSIDE, RESCALABLE, build_model
 from pathspace.experiments.monitor import UNHEARD, Monitor
-from pathspace.experiments.run import Epoch, RunConfig, RunResult, RunState, Validation
-from pathspace.experiments.schedule import factor
+from pathspace.experiments.run import Epoch, RunConfig, RunResult, RunState, Validation, factor
 from pathspace.experiments.starts import balance_once_, move_to_start
 
 if TYPE_CHECKING:

@@ -14,13 +14,13 @@ from rich.console import Console
 from pathspace.experiments.run import RunConfig, Validation
 from pathspace.tools.progress import Progress
 
-Report = Callable[[float, str], None]
+ProgressCallback = Callable[[float, str], None]
 """Called with the part of some work that is done, in [0, 1], and a few words about it."""
 SECONDS_BETWEEN_NOTES = 1.0
 
 
 def unheard(part: float, words: str) -> None:
-    """Tell nobody; see `Report`."""
+    """Tell nobody; see `ProgressCallback`."""
 
 
 class Monitor:

@@ -29,8 +29,7 @@ from pathspace.experiments.layers import (
 )
 from pathspace.experiments.methods import MAIN_METHODS, METHODS, NO_BASIS, method
 from pathspace.experiments.models import RESCALABLE, check_model, options_of
-from pathspace.experiments.run import RunConfig
-from pathspace.experiments.schedule import SCHEDULES
+from pathspace.experiments.run import SCHEDULES, RunConfig
 from pathspace.experiments.starts import SKELETON_ONES, check_start
 from pathspace.experiments.tasks import check_task, preset
 

@@ -1,9 +1,8 @@
 """Tables that are no comparison of optimizers: cells that do not depend on one another, each kept in a file of its own.
 
-The package of such an engine has `protocol.Protocol`, how its table is made, and `protocol.NEEDS`,
-packages; in `cells` a function `fill(protocol, do, folder)`, which returns what `do(kind, cells,
-compute)` computes, in one call or several; and `report.report(protocol, results, *, title,
-configuration, published)`.
+The module of such an engine has `Protocol`, how its table is made, and `NEEDS`, packages; a
+function `fill(protocol, do, folder)`, which returns what `do(kind, cells, compute)` computes, in
+one call or several; and `report_of(protocol, results, *, title, configuration, published)`.
 """
 
 from __future__ import annotations
@@ -97,19 +96,18 @@ def reproduce_table(recipe: Recipe, size: str, options: Layer, context: Context)
             something else.
         KeyboardInterrupt: The user stopped; the same command continues.
     """
-    engine = ENGINES[recipe.engine]
-    schema = import_module(f"{engine}.protocol")
-    for name in schema.NEEDS:
+    engine = import_module(ENGINES[recipe.engine])
+    for name in engine.NEEDS:
         if find_spec(name) is None:
             raise ConfigurationError(
                 f"The package {name!r} is missing: {install('experiments', 'sequences')}."
             )
-    protocol = laid_over(schema.Protocol, [*recipe.layers(size), options])
+    protocol = laid_over(engine.Protocol, [*recipe.layers(size), options])
     asked = TableRequest(recipe.name, size or next(iter(recipe.sizes), ""), protocol)
     with begun(asked, context, given=bool(size or options[1])) as (settled, output):
         do = partial(all_results, output=output, context=context)
-        results = import_module(f"{engine}.cells").fill(settled.protocol, do, output)
-        found = import_module(f"{engine}.report").report(
+        results = engine.fill(settled.protocol, do, output)
+        found = engine.report_of(
             settled.protocol,
             results,
             title=recipe.title,

@@ -8,41 +8,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
 
-from pathspace.experiments.long_memory.protocol import Protocol
-from pathspace.experiments.long_memory.training import Outcome, Setup, train
-from pathspace.experiments.monitor import Report, unheard
+from pathspace.experiments.long_memory.protocol import Cell, Protocol, Setting
+from pathspace.experiments.long_memory.training import Outcome, train
+from pathspace.experiments.monitor import ProgressCallback, unheard
 from pathspace.experiments.report.statistics import LEVEL, holm, sign_test
 from pathspace.experiments.settings import FIRST_TUNING_SEED
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What is to be learned: a problem, the length T of its sequences, and the network's hidden units H."""
-
-    problem: str
-    length: int
-    hidden: int
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A run."""
-
-    setting: Setting
-    method: str
-    rate: float
-    seed: int
-
-    @property
-    def key(self) -> str:
-        """A file name."""
-        s = self.setting
-        return f"{s.problem}-{s.length}-{s.hidden}-{self.method}-at-{self.rate:g}-seed-{self.seed}"
 
 
 @dataclass(frozen=True)
@@ -110,21 +85,10 @@ def chosen_rate(results: Sequence[Result], method: str) -> float:
     return min(by_rate(results, method).items(), key=order)[0]
 
 
-def compute(cell: Cell, protocol: Protocol, report: Report = unheard) -> Result:
+def compute(cell: Cell, protocol: Protocol, report: ProgressCallback = unheard) -> Result:
     """Train; the same numbers each time, on one machine and version."""
-    setting = cell.setting
-    setup = Setup(
-        **asdict(setting),
-        steps=protocol.steps_per_length * setting.length,
-        batch_size=protocol.batch_size,
-        warmup=protocol.warmup,
-        clip_norm=protocol.clip_norm,
-        refresh_every=protocol.refresh_every,
-        damping=protocol.damping,
-        test_size=protocol.test_size,
-    )
     began = time.process_time()
-    outcome = train(cell.method, cell.rate, cell.seed, setup, report)
+    outcome = train(cell, protocol, report)
     return Result(cell, outcome, round(time.process_time() - began, 2))
 
 

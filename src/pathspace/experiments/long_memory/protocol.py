@@ -104,3 +104,28 @@ class Protocol:
     def __post_init__(self) -> None:
         if self.reference not in self.methods:
             raise unknown_name("method", self.reference, self.methods, "the setting 'reference'")
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What is to be learned: a problem, the length T of its sequences, and the network's hidden units H."""
+
+    problem: str
+    length: int
+    hidden: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """A run."""
+
+    setting: Setting
+    method: str
+    rate: float
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """A file name."""
+        s = self.setting
+        return f"{s.problem}-{s.length}-{s.hidden}-{self.method}-at-{self.rate:g}-seed-{self.seed}"

@@ -150,7 +150,7 @@ def _row_json(row: Row) -> dict[str, Any]:
     }
 
 
-def report(
+def report_of(
     protocol: Protocol,
     rows: Mapping[Setting, Sequence[Row]],
     *,

@@ -26,9 +26,10 @@ nothing else.
 
 from __future__ import annotations
 
+import textwrap
 import tomllib
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import asdict, field, replace
 from importlib import import_module
 from importlib.resources import files
 from typing import Annotated, Any
@@ -50,6 +51,8 @@ ENGINES = {
     "symbols": "pathspace.experiments.symbols",
     "xor": "pathspace.experiments.xor",
 }
+INDENT = 4  # columns, in the list of recipes
+HEAD = "Costs in core-hours, as measured here or as steps times a measured step, the largest by their ratio to others."
 
 
 @dataclass(frozen=True, config=FILE)
@@ -185,7 +188,7 @@ def _check_engine(recipe: Recipe, content: Mapping[str, Any], where: str) -> Non
                 f"The key {key!r} in {where} has no place beside 'engine': remove it."
             )
     for size in recipe.sizes or ("",):
-        laid_over(import_module(f"{ENGINES[recipe.engine]}.protocol").Protocol, recipe.layers(size))
+        laid_over(import_module(ENGINES[recipe.engine]).Protocol, recipe.layers(size))
 
 
 def _with_parts(recipe: Recipe, content: Mapping[str, Any], where: str) -> Recipe:
@@ -204,3 +207,74 @@ def _with_parts(recipe: Recipe, content: Mapping[str, Any], where: str) -> Recip
             )
     sizes = {size: {} for size in parts[0].sizes if all(size in part.sizes for part in parts)}
     return replace(recipe, sizes=sizes)
+
+
+def listing(width: int) -> list[str]:
+    """Return the lines of the list; those below the title of a recipe are at most `width` wide."""
+    lines = textwrap.wrap(HEAD, width)
+    for name in recipe_names():
+        recipe = load_recipe(name)
+        lines += ["", f"{name}: {recipe.title}", *_of_paper(recipe, width)]
+        sizes = list(recipe.sizes) or [DEFAULT]
+        known = [recipe.measured.get(size, Measured()) for size in sizes]
+        # the names, two blanks, and the costs, right-aligned
+        column, most = 2 + max(map(len, sizes)), max(6, *(len(_cost(each)) for each in known))
+        for size, each in zip(sizes, known, strict=True):
+            lines += _of_size(size, each, column, most, width, recipe)
+    return lines
+
+
+def listing_as_json() -> dict[str, Any]:
+    """Return the list for machines: by recipe its title, its paper, its parts, and what is known of its sizes."""
+    found = {}
+    for name in recipe_names():
+        recipe = load_recipe(name)
+        sizes = {
+            size: asdict(recipe.measured.get(size, Measured()))
+            for size in [*recipe.sizes] or [DEFAULT]
+        }
+        found[name] = {
+            "title": recipe.title,
+            "paper": recipe.paper,
+            "distance": recipe.distance,
+            "parts": [*recipe.parts],
+            "sizes": sizes,
+        }
+    return found
+
+
+def _of_paper(recipe: Recipe, width: int) -> list[str]:
+    hanging = " " * (INDENT + 2)
+    lines = _wrapped(f"paper: {recipe.paper or 'none, our own question'}", width, hanging)
+    return lines + (
+        _wrapped(f"distance: {recipe.distance}", width, hanging) if recipe.distance else []
+    )
+
+
+def _cost(known: Measured) -> str:
+    return "?" if known.core_hours is None else f"{known.core_hours:,.10g}"
+
+
+def _of_size(
+    size: str, known: Measured, column: int, most: int, width: int, recipe: Recipe
+) -> list[str]:
+    if recipe.parts:  # what is known of it stands at its parts
+        return _wrapped(
+            f"{size:<{column}}see {', '.join(recipe.parts)}", width, " " * (INDENT + column)
+        )
+    run = f"docs/results/{known.page}" if known.page else "not run"
+    run += f" ({known.part})" if known.part else ""
+    return _wrapped(
+        f"{size:<{column}}{_cost(known):>{most}}  {run}", width, " " * (INDENT + column + most + 2)
+    )
+
+
+def _wrapped(text: str, width: int, following: str) -> list[str]:
+    # Names have hyphens; a line that ended at one would make two names of it.
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=" " * INDENT,
+        subsequent_indent=following,
+        break_on_hyphens=False,
+    )

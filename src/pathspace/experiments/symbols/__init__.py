@@ -1,5 +1,6 @@
-"""The table of O13 for symbol sequences: baselines, and three networks in three metrics, on three texts.
+"""The table of O13 for symbol sequences: baselines, and three networks in three metrics, on three texts."""
 
-It has an engine of its own, because its models are no torch modules: `protocol` says what is done,
-`cells` does it, `report` puts it into words and a picture.
-"""
+from pathspace.experiments.symbols.cells import fill as fill
+from pathspace.experiments.symbols.protocol import NEEDS as NEEDS
+from pathspace.experiments.symbols.protocol import Protocol as Protocol
+from pathspace.experiments.symbols.report import report_of as report_of

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pathspace.experiments.monitor import Report, unheard
+from pathspace.experiments.monitor import ProgressCallback, unheard
 from pathspace.experiments.symbols.protocol import BASELINES, LENGTHS, MERGED, RULES, Protocol
 
 LOOKS = 200  # points of a curve
@@ -160,7 +160,7 @@ def shown(text: str) -> str:
     return re.sub(r"([^\n])\1{4,}", lambda run: f"[{len(run[0])} {run[1]}]", text)[:SHOWN]
 
 
-def compute(cell: Cell, protocol: Protocol, report: Report = unheard) -> Score:
+def compute(cell: Cell, protocol: Protocol, report: ProgressCallback = unheard) -> Score:
     """Train and score; the same numbers each time, on one machine and version, but for a budget of seconds."""
     from pathspace.sequences.tasks import regret
 
@@ -217,7 +217,7 @@ def _baseline(cell: Cell, protocol: Protocol, text: str, held: str, test: str) -
 
 
 def _network(
-    cell: Cell, protocol: Protocol, text: str, held: str, test: str, report: Report
+    cell: Cell, protocol: Protocol, text: str, held: str, test: str, report: ProgressCallback
 ) -> _Trained:
     from pathspace import sequences
 
@@ -258,7 +258,7 @@ def _network(
 
 
 def _merged(
-    cell: Cell, protocol: Protocol, text: str, held: str, test: str, report: Report
+    cell: Cell, protocol: Protocol, text: str, held: str, test: str, report: ProgressCallback
 ) -> _Trained:
     """Train networks of which half learn one text and stop on the other, and make them one."""
     from pathspace.sequences import PCNN
@@ -286,7 +286,7 @@ def _broken_off_quietly() -> Iterator[None]:
 class _Counted:
     """Reports how many passes the networks of a cell have done, of the most that they may take."""
 
-    def __init__(self, report: Report, most: int) -> None:
+    def __init__(self, report: ProgressCallback, most: int) -> None:
         self._report = report
         self._most = most
         self._done = 0

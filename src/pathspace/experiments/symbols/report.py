@@ -243,7 +243,7 @@ def as_json(
     }
 
 
-def report(
+def report_of(
     protocol: Protocol,
     scores: Sequence[Score],
     *,
