@@ -18,7 +18,7 @@ import linecache
 import sys
 import textwrap
 import tokenize
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any
@@ -52,18 +52,16 @@ _BY_NAME = {"setattr", "__setattr__", "__dict__"}
 """With these, code assigns attributes by a string."""
 _STORES = {"STORE_SUBSCR", "DELETE_SUBSCR"}
 _FILLS = {
-    *(
-        "add",
-        "append",
-        "clear",
-        "discard",
-        "extend",
-        "insert",
-        "pop",
-        "popitem",
-        "remove",
-        "setdefault",
-    ),
+    "add",
+    "append",
+    "clear",
+    "discard",
+    "extend",
+    "insert",
+    "pop",
+    "popitem",
+    "remove",
+    "setdefault",
     "update",
 }
 """Methods by which code writes into a container."""
@@ -346,15 +344,23 @@ def _filled_in(code: CodeType) -> frozenset[str]:
         tree = ast.parse(textwrap.dedent("".join(inspect.getblock(lines))))
     except (SyntaxError, tokenize.TokenError):  # a lambda inside an expression
         return frozenset()
-    written = [node for node in map(_written_by, ast.walk(tree)) if node is not None]
-    names = {node.id for node in written if isinstance(node, ast.Name)}
-    for node in ast.walk(tree):
-        # another name for a container
-        if isinstance(node, ast.Assign) and any(
-            isinstance(t, ast.Name) and t.id in names for t in node.targets
-        ):
-            written.append(node.value)
+    nodes = list(ast.walk(tree))
+    written = [container for container in map(_written_by, nodes) if container is not None]
+    written += _named_again(nodes, written)
     return frozenset().union(*map(_attributes_in, written))
+
+
+def _named_again(nodes: Sequence[ast.AST], written: Sequence[ast.AST]) -> list[ast.expr]:
+    """Return the containers that have another name, into which code writes."""
+    names = {node.id for node in written if isinstance(node, ast.Name)}
+    containers = []
+    for node in nodes:
+        if not isinstance(node, ast.Assign):
+            continue
+        targets = {target.id for target in node.targets if isinstance(target, ast.Name)}
+        if not targets.isdisjoint(names):
+            containers.append(node.value)
+    return containers
 
 
 def _written_by(node: ast.AST) -> ast.expr | None:

@@ -32,27 +32,25 @@ def same_network(a: Network, b: Network) -> bool:
 
 def same_arguments(a: Program, b: Program) -> bool:
     """Return whether the operations of two programs take the same tensors: running statistics may have gone."""
-    forms = [[o.shapes for o in program.operations] for program in (a, b)]
-    return forms[0] == forms[1]
+    return [o.shapes for o in a.operations] == [o.shapes for o in b.operations]
 
 
 def same_slots(a: Program, b: Program) -> bool:
     """Return whether two programs name their values alike, so that one may stand for the other."""
-    forms = [
-        ([o.results for o in program.operations], program.outputs, program.nodes.keys())
-        for program in (a, b)
-    ]
-    return forms[0] == forms[1] and all(
-        torch.equal(labels, b.nodes[slot]) for slot, labels in a.nodes.items()
-    )
+    if a.outputs != b.outputs or a.nodes.keys() != b.nodes.keys():
+        return False
+    if [o.results for o in a.operations] != [o.results for o in b.operations]:
+        return False
+    return all(torch.equal(labels, b.nodes[slot]) for slot, labels in a.nodes.items())
 
 
 def _same_form(a: Network, b: Network) -> bool:
     """Return whether the operations and the names of parts are the same; parameters outside may have been added."""
-    same_parameters = a.parameters.keys() == b.parameters.keys() and all(
-        b.parameters[name] is parameter for name, parameter in a.parameters.items()
-    )
-    return same_parameters and set(a.outside) <= set(b.outside) and _form(a) == _form(b)
+    if a.parameters.keys() != b.parameters.keys() or not set(a.outside) <= set(b.outside):
+        return False
+    if any(b.parameters[name] is not parameter for name, parameter in a.parameters.items()):
+        return False
+    return _form(a) == _form(b)
 
 
 def _form(network: Network) -> tuple[Any, ...]:
@@ -68,11 +66,16 @@ def _form(network: Network) -> tuple[Any, ...]:
 
 def _same_tables(a: Network, b: Network) -> bool:
     """Return whether all labels, and the values of buffers that decided on them, are the same."""
-    tables = []
-    for network in (a, b):
-        ends = [t for edges in network.edges.values() for t in (edges.target, edges.source)]
-        tables.append([network.monomials, *ends, *network.call.constants.values()])
-    return all(map(torch.equal, *tables))
+    pairs = zip(_tables(a), _tables(b), strict=False)
+    return all(torch.equal(of_a, of_b) for of_a, of_b in pairs)
+
+
+def _tables(network: Network) -> list[Tensor]:
+    """Return the labels of a network, and the values of buffers that decided on them."""
+    tables = [network.monomials]
+    for edges in network.edges.values():
+        tables += [edges.target, edges.source]
+    return [*tables, *network.call.constants.values()]
 
 
 @torch.inference_mode(False)
@@ -81,12 +84,12 @@ def same_paths(a: Network, b: Network) -> bool:
     if not a.parameters:
         return True
     squares = _random_squares(a.parameters)
-    first, second = (_at_random_inputs(network, squares) for network in (a, b))
+    first = _at_random_inputs(a, squares)
+    second = _at_random_inputs(b, squares)
     if [t.shape for t in first] != [t.shape for t in second]:
         return False
-    return all(
-        torch.allclose(x, y, rtol=_ROUNDING, atol=0.0) for x, y in zip(first, second, strict=True)
-    )
+    pairs = zip(first, second, strict=True)
+    return all(torch.allclose(x, y, rtol=_ROUNDING, atol=0.0) for x, y in pairs)
 
 
 def _random_squares(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -106,10 +109,11 @@ def _at_random_inputs(network: Network, squares: Mapping[str, Tensor]) -> list[T
     with full_precision(next(iter(squares.values()))), torch.enable_grad():
         total = mass_at_random(network, squares)
         gradients = torch.autograd.grad(total, list(squares.values()), materialize_grads=True)
-    sums = [
-        (gradient * of_sums(gradient.shape).to(gradient.device)).sum() for gradient in gradients
-    ]
-    return [torch.where(t.isfinite(), t, torch.nan) for t in (total.detach(), *sums)]
+    sums = [total.detach()]
+    for gradient in gradients:
+        weights = of_sums(gradient.shape).to(gradient.device)
+        sums.append((gradient * weights).sum())
+    return [torch.where(t.isfinite(), t, torch.nan) for t in sums]
 
 
 def mass_at_random(network: Network, squares: Mapping[str, Tensor]) -> Tensor:
@@ -131,12 +135,14 @@ def mass_at_random(network: Network, squares: Mapping[str, Tensor]) -> Tensor:
             return value
         return _numbers(f"buffer {name}")(value.shape).to(value)
 
-    _, outputs = tape.run(
-        squares, live, tape.outputs, inputs=lambda shape: of_inputs(shape).to(like.device)
-    )
+    def inputs(shape: tuple[int, ...]) -> Tensor:
+        return of_inputs(shape).to(like.device)
+
+    _, outputs = tape.run(squares, live, tape.outputs, inputs=inputs)
     total = like.new_zeros(())
     for output in outputs:
-        total = total + (output * of_outputs(output.shape).to(like.device)).sum()
+        weights = of_outputs(output.shape).to(like.device)
+        total = total + (output * weights).sum()
     return total
 
 

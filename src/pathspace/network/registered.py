@@ -76,7 +76,6 @@ def register(
         >>> ps.trace(Model(), torch.zeros(1, 4))
         Network(58 weights in 4 parameters, 8 unit classes)
     """
-    key = _key(op)
     if (like is None) == (decomposition is None):
         raise TypeError(
             "give either like= (a function that tracing knows) or decomposition=, and not both"
@@ -84,6 +83,24 @@ def register(
     for given, what in ((op, "op"), (like, "like"), (decomposition, "decomposition")):
         if given is not None and not callable(given):
             raise TypeError(f"{what} must be a function or an operation, got {given!r}")
+    key = _key(op)
+    _expect_unknown(op, key)
+    if like is None:
+        assert decomposition is not None
+        _REGISTERED[key] = Registration(decomposition, None)
+        return
+    known = short_name(like)
+    _expect_like(key, known)
+    _REGISTERED[key] = Registration(like, known)
+
+
+def _expect_unknown(op: Callable[..., Any], key: Any) -> None:
+    """Refuse an operation that is registered, has a rule, or is traced as it is written.
+
+    Raises:
+        TypeError: if it is the ``apply`` of an ``autograd.Function``.
+        ValueError: if it was registered before, or is one of torch's own that has a rule.
+    """
     owner = getattr(op, "__self__", None)
     if isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
         raise TypeError(
@@ -95,17 +112,19 @@ def register(
         raise ValueError(
             f"'{name}' is registered already: register an operation once, beside its definition"
         )
-    if name in RULED and (
-        isinstance(key, OpOverloadPacket) or torch.overrides.resolve_name(key) is not None
-    ):
+    is_of_torch = isinstance(key, OpOverloadPacket) or torch.overrides.resolve_name(key) is not None
+    if name in RULED and is_of_torch:
         raise ValueError(
             f"'{name}' has a rule already: only operations that torch does not have are registered"
         )
-    if decomposition is not None:
-        _REGISTERED[key] = Registration(decomposition, None)
-        return
-    assert like is not None
-    known = short_name(like)
+
+
+def _expect_like(key: Any, known: str) -> None:
+    """Refuse a function that an operation cannot be like.
+
+    Raises:
+        ValueError: if tracing has no rule for it, or only the operation writes into its arguments.
+    """
     if known not in RULED:
         raise ValueError(
             f"tracing has no rule for '{known}', so nothing can be like it: name a function such as torch.relu, or "
@@ -113,10 +132,9 @@ def register(
         )
     if _writes(key) and not changes(known):
         raise ValueError(
-            f"'{name}' writes into its arguments, and '{known}' does not: give a function that does, such as "
-            "torch.relu_"
+            f"'{short_name(key)}' writes into its arguments, and '{known}' does not: give a function that does, "
+            "such as torch.relu_"
         )
-    _REGISTERED[key] = Registration(like, known)
 
 
 def registration_of(func: Callable[..., Any]) -> Registration | None:

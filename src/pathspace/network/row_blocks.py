@@ -52,14 +52,18 @@ def row_blocks(tape: Tape, edges: Mapping[str, EdgeLabels]) -> Mapping[str, tupl
     return result
 
 
-def _spans_read(tape: Tape, leaves: Sequence[Leaf]) -> dict[str, set[tuple[int, int]]]:
-    """Return, by parameter, the first and last row of what each instruction and output reads of it.
+Spans = dict[str, set[tuple[int, int]]]
+"""By parameter, the first and last row of each thing that something reads of it."""
+
+
+def _spans_read(tape: Tape, leaves: Sequence[Leaf]) -> Spans:
+    """Return what each instruction and output reads of each parameter.
 
     A movement (a chunk, a transposition) reads nothing: what it moves is followed to whoever reads
     that. So are the features that a linear map makes of rows, if a movement comes right after it.
     """
     sizes = {leaf.name: leaf.shape[0] for leaf in leaves}
-    spans: dict[str, set[tuple[int, int]]] = {name: set() for name in sizes}
+    spans: Spans = {name: set() for name in sizes}
     weights = {leaf.slot: {leaf.name: _rows_of(leaf.shape)} for leaf in leaves}
     features: dict[int, Rows] = {}
     moved = {i.inputs[0] for i in tape.instructions if i.form == "movement"}
@@ -70,34 +74,46 @@ def _spans_read(tape: Tape, leaves: Sequence[Leaf]) -> dict[str, set[tuple[int, 
             continue
         for slot in instruction.inputs:
             _note(features.get(slot, {}), spans)
-        for name, row_of_feature in _weights_read(instruction, weights):
-            result = instruction.outputs[0]
-            if row_of_feature is None:
-                spans[name].add((1, sizes[name]))
-            elif result in moved:
-                features.setdefault(result, {})[name] = row_of_feature.expand(instruction.shape)
-            else:
-                _note({name: row_of_feature}, spans)
+        made, whole = _weights_read(instruction, weights)
+        for name in whole:
+            spans[name].add((1, sizes[name]))
+        result = instruction.outputs[0]
+        if result in moved:
+            features[result] = made
+        else:
+            _note(made, spans)
     for slot in tape.outputs:
         _note(features.get(slot, {}), spans)
         _note(weights.get(slot, {}), spans)
     return spans
 
 
-def _weights_read(
-    instruction: Instruction, weights: dict[int, Rows]
-) -> list[tuple[str, Tensor | None]]:
-    """Return the parameters that an instruction reads, each with the row that each feature of its result is made of.
+def _weights_read(instruction: Instruction, weights: dict[int, Rows]) -> tuple[Rows, list[str]]:
+    """Return the parameters that an instruction reads.
 
-    The rows are None where the instruction is no linear map with the parameter as its weight or
-    bias, or makes a feature of several rows.
+    Returns:
+        Weights and biases of a linear map, with the row that each element of the result is made of;
+        and names of parameters that are read as a whole, since the instruction is no linear map
+        with them, or makes a feature of several rows.
     """
-    found: list[tuple[str, Tensor | None]] = []
+    made: Rows = {}
+    whole: list[str] = []
     for position, slot in enumerate(instruction.inputs):
-        of_linear = instruction.form == "linear" and position > 0
+        is_weight = instruction.form == "linear" and position > 0
         for name, rows in weights.get(slot, {}).items():
-            found.append((name, _by_feature(rows) if of_linear else None))
-    return found
+            row_of_feature = _by_feature(rows) if is_weight else None
+            if row_of_feature is None:
+                whole.append(name)
+            else:
+                made[name] = row_of_feature.expand(instruction.shape)
+    return made, whole
+
+
+def _note_whole(names: Iterable[str], leaves: Sequence[Leaf], spans: Spans) -> None:
+    """Remember that all rows of some parameters are read together."""
+    sizes = {leaf.name: leaf.shape[0] for leaf in leaves}
+    for name in names:
+        spans[name].add((1, sizes[name]))
 
 
 def _of_one_scale(targets: Tensor, size: int) -> list[tuple[int, int]]:
@@ -147,7 +163,7 @@ def _small(rows: Tensor) -> Tensor:
     return rows
 
 
-def _note(rows: Rows, spans: dict[str, set[tuple[int, int]]]) -> None:
+def _note(rows: Rows, spans: Spans) -> None:
     """Remember from which to which row a value is made of."""
     for name, each in rows.items():
         some = _small(each)

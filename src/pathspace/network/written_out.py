@@ -53,13 +53,10 @@ def multi_head_attention(
     if query.dim() != 3 or static_k is not None or static_v is not None:
         name = "multi_head_attention_forward"
         raise NoRule(name, "", REASONS[name])
+    weights: Any = in_proj_weight
     if use_separate_proj_weight or in_proj_weight is None:
-        separate = (q_proj_weight, k_proj_weight, v_proj_weight)
-        q, k, v = _projections((query, key, value), separate, in_proj_bias)
-    elif query is key is value:
-        q, k, v = F.linear(query, in_proj_weight, in_proj_bias).chunk(3, -1)
-    else:
-        q, k, v = _projections((query, key, value), in_proj_weight.chunk(3), in_proj_bias)
+        weights = (q_proj_weight, k_proj_weight, v_proj_weight)
+    q, k, v = _projections(query, key, value, weights, in_proj_bias)
     if bias_k is not None and bias_v is not None:  # one more key, which is learned
         k = torch.cat([k, bias_k.expand(-1, k.shape[1], -1)])
         v = torch.cat([v, bias_v.expand(-1, v.shape[1], -1)])
@@ -73,16 +70,29 @@ def multi_head_attention(
     result = F.linear(out.permute(2, 0, 1, 3).flatten(2), out_proj_weight, out_proj_bias)
     if not need_weights:
         return result, None
-    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
-    shown = (scores if mask is None else scores + mask).softmax(-1)
+    shown = _weights_of_values(q, k, mask)
     return result, shown.mean(1) if average_attn_weights else shown
 
 
+def _weights_of_values(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
+    """Compute the softmax of the scores, by which attention weighs values."""
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    if mask is not None:
+        scores = scores + mask
+    return scores.softmax(-1)
+
+
 def _projections(
-    inputs: Sequence[Tensor], weights: Sequence[Any], bias: Tensor | None
-) -> list[Tensor]:
+    query: Tensor, key: Tensor, value: Tensor, weights: Any, bias: Tensor | None
+) -> Sequence[Tensor]:
+    """Return queries, keys and values, by one weight for all three or by one for each."""
+    if isinstance(weights, Tensor):
+        if query is key is value:
+            return F.linear(query, weights, bias).chunk(3, -1)
+        weights = weights.chunk(3)
     biases = (None, None, None) if bias is None else bias.chunk(3)
-    return [F.linear(x, w, b) for x, w, b in zip(inputs, weights, biases, strict=True)]
+    triples = zip((query, key, value), weights, biases, strict=True)
+    return [F.linear(x, weight, b) for x, weight, b in triples]
 
 
 def _mask(padding: Tensor | None, mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
@@ -227,14 +237,26 @@ def written_out(
         rank: 0 for an activation, 1 for what depends on no parameter, 2 for a parameter.
         strict: whether functions that multiply activations are left as they are.
     """
-    if name == "einsum" and isinstance(args[0], str) and "..." not in args[0]:
-        operands = args[1] if isinstance(args[1], (list, tuple)) else args[1:]
-        # between two parameters are units
-        if len(operands) > 2 and [*map(rank, operands)].count(2) < 2:
-            return lambda *_: in_pairs(args[0], operands, rank)
+    if name == "einsum":
+        return _einsum_in_pairs(args, rank)
     if strict and name not in SUMS:
         return None
     if name != "scaled_dot_product_attention":
         return WRITTEN_OUT.get(name)
     mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
-    return attention if mask is not None and rank(mask) != 1 else None
+    is_learned = mask is not None and rank(mask) != 1
+    return attention if is_learned else None
+
+
+def _einsum_in_pairs(
+    args: Sequence[Any], rank: Callable[[Tensor], int]
+) -> Callable[..., Any] | None:
+    """Return the decomposition of an einsum of more than two tensors; None if it has none."""
+    equation = args[0]
+    if not isinstance(equation, str) or "..." in equation:
+        return None
+    operands = args[1] if isinstance(args[1], (list, tuple)) else args[1:]
+    parameters = sum(rank(t) == 2 for t in operands)
+    if len(operands) < 3 or parameters > 1:  # between two parameters are units
+        return None
+    return lambda *_: in_pairs(equation, operands, rank)

@@ -89,8 +89,7 @@ class ChainPass:
 def chain_of(network: Network) -> Chain | None:
     """Return the network as a chain, or None if it is none."""
     tape = network.tape
-    call = network.call
-    if call.batch_dim not in (0, 1) or call.outside or call.states or len(tape.outputs) != 1:
+    if not _has_plain_call(network) or len(tape.outputs) != 1:
         return None
     owners = {leaf.slot: leaf.name for leaf in tape.leaves if leaf.kind == "parameter"}
     entering = _only_input(tape)
@@ -106,6 +105,12 @@ def chain_of(network: Network) -> Chain | None:
     if not _has_linear_readout(chain, network.parameters) or not _does_no_more(network, links):
         return None
     return chain
+
+
+def _has_plain_call(network: Network) -> bool:
+    """Return whether the model is called with examples alone, and nothing of it is left outside."""
+    call = network.call
+    return call.batch_dim in (0, 1) and not call.outside and not call.states
 
 
 def _only_input(tape: Tape) -> Leaf | None:
@@ -124,11 +129,17 @@ def _does_no_more(network: Network, links: Sequence[Instruction]) -> bool:
     """Return whether the traced operations are the links, of which the last one is the only node and output."""
     program = network.program
     readout = links[-1].outputs
-    expected = [(link.outputs[0], link.name.split(" ")[0].removesuffix("_")) for link in links[:-1]]
+    expected = [(link.outputs[0], _operation_of(link)) for link in links[:-1]]
     expected.append((readout[0], "linear"))
-    if [(op.results[0], op.name.removesuffix("_")) for op in program.operations] != expected:
+    traced = [(o.results[0], o.name.removesuffix("_")) for o in program.operations]
+    if traced != expected or set(program.nodes) != {readout[0]}:
         return False
-    return set(program.nodes) == {readout[0]} and network.tape.outputs == program.outputs == readout
+    return network.tape.outputs == program.outputs == readout
+
+
+def _operation_of(link: Instruction) -> str:
+    """Return the name of the operation of an instruction, without its module and without a final ``_``."""
+    return link.name.split(" ")[0].removesuffix("_")
 
 
 def _after_movements(
@@ -189,7 +200,8 @@ def _is_read_at_every_step(
     """Return whether the readout reads all states of the last layer; False: those of the last step; None: neither."""
     stack = recurrent.form
     time = torch.arange(steps, device="cpu")
-    time = (time[:, None] if stack.time_dim == 0 else time[None])[..., None].expand(-1, -1, hidden)
+    time = time[:, None] if stack.time_dim == 0 else time[None]
+    time = time[..., None].expand(-1, -1, hidden)
     of_layers = torch.full((stack.layers, 1, hidden), -1, device="cpu")
     of_layers[-1] = steps - 1
     units = torch.arange(hidden, device="cpu")
@@ -206,7 +218,8 @@ def _is_read_at_every_step(
         return None
     if torch.equal(step, time):
         return True
-    return False if step.dim() == 2 and bool((step == steps - 1).all()) else None
+    is_last = step.dim() == 2 and bool((step == steps - 1).all())
+    return False if is_last else None
 
 
 _Places = tuple[Tensor, Tensor]

@@ -23,8 +23,15 @@ from pathspace.replay.observed import Key, UseOf
 from pathspace.squared.normalization import Normalization
 
 _EMBEDDING_BAG = (
-    *("offsets", "max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse"),
-    *("per_sample_weights", "include_last_offset", "padding_idx"),
+    "offsets",
+    "max_norm",
+    "norm_type",
+    "scale_grad_by_freq",
+    "mode",
+    "sparse",
+    "per_sample_weights",
+    "include_last_offset",
+    "padding_idx",
 )
 _CHANNELS = ("input", "running_mean", "running_var", "weight", "bias")
 _NORMALIZATIONS = {
@@ -34,6 +41,16 @@ _NORMALIZATIONS = {
     "rms_norm": ("input", "normalized_shape", "weight", "eps"),
     "group_norm": ("input", "num_groups", "weight", "bias", "eps"),
 }
+_ATTENTION = (
+    "query",
+    "key",
+    "value",
+    "attn_mask",
+    "dropout_p",
+    "is_causal",
+    "scale",
+    "enable_gqa",
+)
 NORMALIZATIONS = frozenset(_NORMALIZATIONS)
 _EPS = 1e-5
 
@@ -41,7 +58,6 @@ _EPS = 1e-5
 def normalization(beside: Beside, call: Called, result: Any, created: list[Tensor]) -> None:
     """Run a normalization as fixed edges to the normalized unit, then one edge gamma and a bias."""
     values = dict(zip(_NORMALIZATIONS[call.name], call.args, strict=False)) | call.kwargs
-    traced = {key: values.get(key) for key in ("weight", "bias")}
     given = {key: value for key, value in beside.owns(values).items() if value is not None}
     normal, shape = _normalized(beside, call, given, created[0])
     weight = given.get("weight")
@@ -52,13 +68,15 @@ def normalization(beside: Beside, call: Called, result: Any, created: list[Tenso
         return y if beta is None else y + beta.reshape(shape)
 
     made = beside.run(affine, normal, weight, bias)
-    weights = [
-        beside.plain(given[key]) for key, t in traced.items()
-        if isinstance(t, Tensor) and beside.is_weight(call.given[id(t)])
-    ]  # fmt: skip
+    weights = []
+    for key in ("weight", "bias"):
+        traced = values.get(key)
+        if isinstance(traced, Tensor) and beside.is_weight(call.given[id(traced)]):
+            weights.append(beside.plain(given[key]))
     if weights:
         shown = pytree.tree_map_only(Tensor, beside.plain, (normal, weight, bias))
-        beside.seen.uses.append(UseOf(call.name, affine, shown, {}, weights, [beside.plain(made)]))
+        use = UseOf(call.name, affine, shown, {}, weights, [beside.plain(made)])
+        beside.seen.uses.append(use)
     beside.bind(result, created, made)
 
 
@@ -68,18 +86,14 @@ def _normalized(
     """Return the input of a normalization, and the shape to which gain and bias broadcast."""
     x = given["input"]
     channels = (1, -1) + (1,) * (x.dim() - 2)
-    layer = beside.network.tape.normalizations.get(beside.slot(created))
-    # of inputs, or on no path
-    if call.name == "batch_norm" and layer is None and given.get("training"):
-        over = tuple(d for d in range(x.dim()) if d != 1)
-        layer = Normalization(tuple(x.shape), over, channels)
+    layer = _layer_of(beside, call, given, created)
     if layer is not None:
         by_root = call.name == "rms_norm"
         eps = given.get("eps", None if by_root else _EPS)
         return _held(beside, layer, x, eps, centred=not by_root), layer.place
     mean = given.get("running_mean")
     var = given.get("running_var")
-    if call.name in ("batch_norm", "instance_norm") and mean is not None and var is not None:
+    if call.name in _OF_CHANNELS and mean is not None and var is not None:
         eps = given.get("eps", _EPS)
         return beside.run(F.batch_norm, x, mean, var, None, None, False, 0.0, eps), channels
     bare = {key: value for key, value in given.items() if key not in ("weight", "bias")}
@@ -87,22 +101,36 @@ def _normalized(
     return beside.run(call.func, **bare), shape
 
 
+_OF_CHANNELS = ("batch_norm", "instance_norm")
+"""Normalizations that may have running statistics."""
+
+
+def _layer_of(
+    beside: Beside, call: Called, given: dict[str, Any], created: Tensor
+) -> Normalization | None:
+    """Return the layer that divides by a statistic of the batch; None if running statistics are used."""
+    layer = beside.network.tape.normalizations.get(beside.slot(created))
+    if layer is not None or call.name != "batch_norm" or not given.get("training"):
+        return layer
+    # of inputs, or on no path
+    x = given["input"]
+    over = tuple(d for d in range(x.dim()) if d != 1)
+    return Normalization(tuple(x.shape), over, (1, -1) + (1,) * (x.dim() - 2))
+
+
 def _held(
     beside: Beside, layer: Normalization, x: Tensor, eps: float | None, *, centred: bool
 ) -> Tensor:
     """Compute the normalized values as a fixed affine map of x: its statistics are constants."""
     shape = layer.shape if 0 not in layer.over else tuple(x.shape)
+    batched = beside.network.call.batch_dim is not None
+    args = (x, shape, layer.over, centred, batched)
     with beside.capture.running():
-        mean, square = beside.capture.whole(
-            "statistics",
-            statistics,
-            (x, shape, layer.over, centred, beside.network.call.batch_dim is not None),
-            {},
-            "",
-        )
+        mean, square = beside.capture.whole("statistics", statistics, args, {}, "")
 
     def normalized(x: Tensor, mean: Tensor, square: Tensor) -> Tensor:
-        inverse = (square + (torch.finfo(x.dtype).eps if eps is None else eps)).rsqrt()
+        added = torch.finfo(x.dtype).eps if eps is None else eps
+        inverse = (square + added).rsqrt()
         return ((x.reshape(shape) - mean) * inverse).reshape(x.shape)
 
     return beside.run(normalized, x, mean, square)
@@ -114,14 +142,22 @@ def statistics(
     """Compute mean and mean square of x, held constant, over all examples if dimension 0 is reduced."""
     x = x.detach()
     if 0 not in over or not batched:
-        parts = x.reshape(shape)
-        mean = parts.mean(tuple(over), keepdim=True) if centred else torch.zeros_like(parts)
-        return mean, (parts - mean).square().mean(tuple(over), keepdim=True)
+        return _mean_and_square(x.reshape(shape), tuple(over), centred=centred)
     values, many = leading(x)
-    dims = tuple([0] * many + [d + many for d in over])
+    if not many:
+        return _mean_and_square(values, tuple(over), centred=centred)
+    dims = (0, *(d + 1 for d in over))
+    mean, square = _mean_and_square(values, dims, centred=centred)
+    return mean[0], square[0]
+
+
+def _mean_and_square(
+    values: Tensor, dims: tuple[int, ...], *, centred: bool
+) -> tuple[Tensor, Tensor]:
+    """Compute the mean, or zeros if the values are not centred, and the mean square of the differences from it."""
     mean = values.mean(dims, keepdim=True) if centred else torch.zeros_like(values)
     square = (values - mean).square().mean(dims, keepdim=True)
-    return (mean[0], square[0]) if many else (mean, square)
+    return mean, square
 
 
 def weight_norm(beside: Beside, call: Called, result: Any, created: list[Tensor]) -> None:
@@ -143,25 +179,20 @@ def embedding_bag(beside: Beside, call: Called, result: Any, created: list[Tenso
     looked_up = beside.run(F.embedding, words, table, padding)
 
     def joined(rows: Tensor) -> Tensor:
-        return rows.amax(1) if mode == "max" else rows.sum(1) if mode == "sum" else rows.mean(1)
+        if mode == "max":
+            return rows.amax(1)
+        return rows.sum(1) if mode == "sum" else rows.mean(1)
 
-    def kept(rows: Tensor, words: Tensor) -> Tensor:
-        # bags pass over it
+    def without_padding(rows: Tensor, words: Tensor) -> Tensor:
         return rows if padding is None else rows * (words != padding).unsqueeze(-1)
 
-    rows = beside.run(kept, looked_up, words)
+    rows = beside.run(without_padding, looked_up, words)
     if beside.is_weight(call.given[id(weight)]):
-        shown = (beside.plain(words), beside.plain(table))
-        beside.seen.uses.append(
-            UseOf(
-                "embedding",
-                F.embedding,
-                shown,
-                {},
-                [beside.plain(table)],
-                [beside.plain(looked_up)],
-            )
-        )
+        shown_table = beside.plain(table)
+        shown = (beside.plain(words), shown_table)
+        results = [beside.plain(looked_up)]
+        use = UseOf("embedding", F.embedding, shown, {}, [shown_table], results)
+        beside.seen.uses.append(use)
     slot = beside.recorder.inside.get(beside.slot(created[0]))
     if slot is not None:
         beside.note_node(slot, rows)
@@ -170,33 +201,44 @@ def embedding_bag(beside: Beside, call: Called, result: Any, created: list[Tenso
 
 def attention(beside: Beside, call: Called, result: Any, created: list[Tensor]) -> None:
     """Run attention: its scores are outputs of the network, and their softmax weighs the values by fixed edges."""
-    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-    given = beside.owns(dict(zip(names, call.args, strict=False)) | call.kwargs)
+    given = beside.owns(dict(zip(_ATTENTION, call.args, strict=False)) | call.kwargs)
     scale = given.get("scale")
-    mask = given.get("attn_mask")
-    query, key, value = (given[name] for name in names[:3])
+    grouped = given.get("enable_gqa", False)
+    causal = given.get("is_causal", False)
+    query = given["query"]
 
     def products(query: Tensor, key: Tensor) -> Tensor:
-        if given.get("enable_gqa"):
-            key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
-        return query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+        if grouped:
+            key = _for_each_query(key, query.shape[-3])
+        factor = query.shape[-1] ** -0.5 if scale is None else scale
+        return query @ key.transpose(-2, -1) * factor
 
     def weighted(scores: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        shown = scores.detach()
-        if given.get("is_causal"):
-            hidden = shown.new_ones(shown.shape[-2:], dtype=torch.bool).tril().logical_not()
-            shown = shown.masked_fill(hidden, -math.inf)
-        if mask is not None and mask.dtype == torch.bool:
-            shown = shown.masked_fill(~mask, -math.inf)
-        elif mask is not None:
-            shown = shown + mask.detach()
-        if given.get("enable_gqa"):
-            value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
-        return shown.softmax(-1) @ value
+        if grouped:
+            value = _for_each_query(value, query.shape[-3])
+        return _masked(scores.detach(), mask, causal=causal).softmax(-1) @ value
 
-    scores = beside.run(products, query, key)
+    scores = beside.run(products, query, given["key"])
     beside.note_node(beside.recorder.inside[beside.slot(created[0])], scores)
-    beside.bind(result, created, beside.run(weighted, scores, value, mask))
+    made = beside.run(weighted, scores, given["value"], given.get("attn_mask"))
+    beside.bind(result, created, made)
+
+
+def _for_each_query(heads: Tensor, queries: int) -> Tensor:
+    """Repeat the heads of keys or values that several heads of queries share."""
+    return heads.repeat_interleave(queries // heads.shape[-3], -3)
+
+
+def _masked(scores: Tensor, mask: Tensor | None, *, causal: bool) -> Tensor:
+    """Return scores with minus infinity where a mask hides one."""
+    if causal:
+        hidden = scores.new_ones(scores.shape[-2:], dtype=torch.bool).tril().logical_not()
+        scores = scores.masked_fill(hidden, -math.inf)
+    if mask is None:
+        return scores
+    if mask.dtype == torch.bool:
+        return scores.masked_fill(~mask, -math.inf)
+    return scores + mask.detach()
 
 
 def glu(beside: Beside, call: Called, result: Any, created: list[Tensor]) -> None:
@@ -210,14 +252,6 @@ def glu(beside: Beside, call: Called, result: Any, created: list[Tensor]) -> Non
 def recurrent(beside: Beside, call: Called, result: Any, created: list[Tensor]) -> None:
     """Run a recurrent layer step by step, so that its nodes can be read."""
     slot = beside.slot(created[0])
-    if call.name == "rnn_relu_cell":
-        x, h, *cell = beside.owns(call.args)
-        sequence = beside.run(torch.unsqueeze, x, 0)
-        (state,) = _steps(
-            beside, sequence, h, [p for p in cell if p is not None], 0, lambda _: (slot,)
-        )
-        beside.bind(result, created, state)
-        return
     if isinstance(call.args[2], Tensor):
         raise UnmatchedForwardError(_PACKED)
     if beside.is_weight(call.given.get(id(call.args[1]))):
@@ -232,7 +266,7 @@ def recurrent(beside: Beside, call: Called, result: Any, created: list[Tensor]) 
     x = beside.run(lambda x: (x.transpose(0, 1) if turned else x).clone(), x)
     per_cell = 4 if has_biases else 2
     directions = 2 if bidirectional else 1
-    last = []
+    last: list[Tensor] = []
 
     def run_cell(number: int, x: Tensor) -> Tensor:
         """Run one cell over the sequence; return its states, and remember its last one."""
@@ -249,6 +283,16 @@ def recurrent(beside: Beside, call: Called, result: Any, created: list[Tensor]) 
         x = beside.run(torch.cat, outputs, -1)
     out = beside.run(torch.transpose, x, 0, 1) if turned else x
     beside.bind(result, created, (out, beside.run(torch.stack, last)))
+
+
+def recurrent_cell(beside: Beside, call: Called, result: Any, created: list[Tensor]) -> None:
+    """Run one step of a recurrent cell."""
+    slot = beside.slot(created[0])
+    x, h, *cell = beside.owns(call.args)
+    sequence = beside.run(torch.unsqueeze, x, 0)
+    parameters = [p for p in cell if p is not None]
+    (state,) = _steps(beside, sequence, h, parameters, 0, lambda _: (slot,))
+    beside.bind(result, created, state)
 
 
 _PACKED = (
@@ -284,15 +328,20 @@ def _steps(
         before[t] = h
         results[t] = beside.run(step, u[t], h)
         beside.note_key(key(t), results[t])
-        h = states[t] = beside.run(F.relu, results[t])
+        h = beside.run(F.relu, results[t])
+        states[t] = h
     shown = [beside.plain(t) for t in results]
     previous = beside.run(torch.stack, before)
-    for data, weights in ((x, (w_in, *biases)), (previous, (w_rec,))):
-        args = tuple([beside.plain(t) for t in (data, *weights)])
-        beside.seen.uses.append(
-            UseOf("linear", linear, args, {}, list(args[1:]), shown, stacked=True)
-        )
+    _note_use(beside, [x, w_in, *biases], shown)
+    _note_use(beside, [previous, w_rec], shown)
     return states
+
+
+def _note_use(beside: Beside, operands: Sequence[Tensor], results: list[Tensor]) -> None:
+    """Remember the use of a matrix, and of biases, at all steps of a cell."""
+    args = tuple([beside.plain(t) for t in operands])
+    weights = list(args[1:])
+    beside.seen.uses.append(UseOf("linear", linear, args, {}, weights, results, stacked=True))
 
 
 def linear(x: Tensor, weight: Tensor, *biases: Tensor) -> Tensor:
@@ -312,7 +361,8 @@ def packed(beside: Beside, call: Called, result: Any, created: list[Tensor]) -> 
 
 WAYS: dict[str, Way] = {
     **dict.fromkeys(_NORMALIZATIONS, Way(normalization, always=True)),
-    **dict.fromkeys(["rnn_relu", "rnn_relu_cell"], Way(recurrent, always=True)),
+    "rnn_relu": Way(recurrent, always=True),
+    "rnn_relu_cell": Way(recurrent_cell, always=True),
     "_pack_padded_sequence": Way(packed, always=True),
     "embedding_bag": Way(embedding_bag, always=True),
     "scaled_dot_product_attention": Way(attention, always=False),

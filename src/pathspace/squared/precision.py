@@ -14,17 +14,19 @@ from torch.utils import _pytree as pytree
 _CASTS = frozenset(["float", "half", "bfloat16", "to", "type", "type_as"])
 _OF_NUMBERS = frozenset(
     [
-        *(
-            "tensor",
-            "as_tensor",
-            "asarray",
-            "scalar_tensor",
-            "full",
-            "arange",
-            "linspace",
-            "logspace",
-        ),
-        *("bartlett_window", "blackman_window", "hamming_window", "hann_window", "kaiser_window"),
+        "tensor",
+        "as_tensor",
+        "asarray",
+        "scalar_tensor",
+        "full",
+        "arange",
+        "linspace",
+        "logspace",
+        "bartlett_window",
+        "blackman_window",
+        "hamming_window",
+        "hann_window",
+        "kaiser_window",
     ]
 )
 """What makes tensors of Python's numbers: 0.1 is rounded to the type that they are made in."""
@@ -63,13 +65,7 @@ class AtLeast(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
-        if any(isinstance(value, torch.dtype) for value in (*args, *kwargs.values())):
-            args = tuple(self.dtype if self._is_narrow(value) else value for value in args)
-            kwargs = {
-                key: self.dtype if self._is_narrow(value) else value
-                for key, value in kwargs.items()
-            }
+        args, kwargs = self._without_narrow_types(args, kwargs or {})
         try:
             result = func(*args, **kwargs)
         except RuntimeError:
@@ -77,10 +73,7 @@ class AtLeast(TorchFunctionMode):
             wide = pytree.tree_map_only(
                 Tensor, lambda t: self._widened(t, func, ()), (args, kwargs)
             )
-            if all(
-                a is b
-                for a, b in zip(*map(pytree.tree_leaves, (wide, (args, kwargs))), strict=True)
-            ):
+            if _same_leaves(wide, (args, kwargs)):
                 raise
             result = func(*wide[0], **wide[1])
         if isinstance(result, Tensor):
@@ -90,6 +83,18 @@ class AtLeast(TorchFunctionMode):
         if isinstance(result, (tuple, list)) and not isinstance(result, torch.Size):
             return pytree.tree_map_only(Tensor, lambda t: self._widened(t, func, args), result)
         return result
+
+    def _without_narrow_types(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return arguments in which types of less precision are replaced."""
+        if not any(isinstance(value, torch.dtype) for value in (*args, *kwargs.values())):
+            return args, kwargs
+
+        def wide(value: Any) -> Any:
+            return self.dtype if self._is_narrow(value) else value
+
+        return tuple(map(wide, args)), {key: wide(value) for key, value in kwargs.items()}
 
     def _is_narrow(self, dtype: Any) -> bool:
         """Return whether something is a floating-point type of less precision."""
@@ -103,3 +108,9 @@ class AtLeast(TorchFunctionMode):
         if isinstance(first, Tensor) and first.dtype == self.dtype:
             return first  # as it was before it lost digits
         return tensor.to(self.dtype)
+
+
+def _same_leaves(tree: Any, other: Any) -> bool:
+    """Return whether two trees of one form hold the same objects."""
+    pairs = zip(pytree.tree_leaves(tree), pytree.tree_leaves(other), strict=True)
+    return all(a is b for a, b in pairs)

@@ -124,38 +124,50 @@ def stacked_recurrence(
     inside: list[tuple[Tensor, Tensor, Tensor]] | None = None,
     mix: Mix | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Squared states of a stack of recurrent layers: outputs ``[T, directions * H]`` and last states ``[cells, H]``.
+    """Compute the squared states of a stack of recurrent layers.
 
     Of several sequences x ``[T, N, in]`` that differ, as the windows of one, there is a dimension N
-    in all of these.
+    in all results.
 
     For every cell, the states before and after each transition and what enters it are appended to
     ``inside``, if it is given. ``mix`` replaces the state of a cell at each of its steps.
+
+    Returns:
+        Outputs ``[T, directions * H]``, and last states ``[cells, H]``.
     """
     last: list[Tensor] = []
     outputs: list[Tensor] = []
     for index, (cell, initial) in enumerate(stack.cells(slots)):
         backwards = index % stack.directions == 1
         start = None if initial is None else initial.reshape(*x.shape[1:-1], -1)
-        bias = cell[2] + cell[3] if stack.per_cell == 4 else None
-        # the same input at every step: one product is enough
-        constant = x.shape[0] > 1 and x.stride(0) == 0
-        u = F.linear(x[:1] if constant else x, cell[0], bias)
-        u = u.expand(x.shape[0], *u.shape[1:])
+        u = _entering(x, cell)
         if mix is None and x.dim() == 2:
             h = linear_recurrence(cell[1], u, start, backwards=backwards)
         else:
             h = _mixed_recurrence(cell[1], u, start, backwards, index, mix)
         if inside is not None:
-            first = torch.zeros_like(h[:1]) if start is None else start.unsqueeze(0)
-            before = torch.cat([h[1:], first] if backwards else [first, h[:-1]])
-            inside.append((before, h, u))
+            inside.append((_states_before(h, start, backwards=backwards), h, u))
         last.append(h[0] if backwards else h[-1])
         outputs.append(h)
         if len(outputs) == stack.directions:
             x = torch.cat(outputs, -1) if stack.directions > 1 else outputs[0]
             outputs = []
     return x, torch.stack(last)
+
+
+def _entering(x: Tensor, cell: Sequence[Tensor]) -> Tensor:
+    """Compute u_t = W x_t + b for all steps."""
+    bias = cell[2] + cell[3] if len(cell) == 4 else None
+    # the same input at every step: one product is enough
+    constant = x.shape[0] > 1 and x.stride(0) == 0
+    u = F.linear(x[:1] if constant else x, cell[0], bias)
+    return u.expand(x.shape[0], *u.shape[1:])
+
+
+def _states_before(h: Tensor, start: Tensor | None, *, backwards: bool) -> Tensor:
+    """Return the states before each transition; the first is the start, or zero."""
+    first = torch.zeros_like(h[:1]) if start is None else start.unsqueeze(0)
+    return torch.cat([h[1:], first] if backwards else [first, h[:-1]])
 
 
 def _mixed_recurrence(

@@ -129,14 +129,15 @@ class Tape:
         leaves: Sequence[Leaf], instructions: Sequence[Instruction], outputs: Sequence[int]
     ) -> Tape:
         """Keep only what the outputs depend on."""
-        needed, kept = set(outputs), []
+        needed = set(outputs)
+        kept: list[Instruction] = []
         for instruction in reversed(instructions):
             if needed.intersection(instruction.outputs):
                 needed.update(instruction.inputs)
                 kept.append(instruction)
-        return Tape(
-            tuple(x for x in leaves if x.slot in needed), tuple(reversed(kept)), tuple(outputs)
-        )
+        kept.reverse()
+        read = tuple(leaf for leaf in leaves if leaf.slot in needed)
+        return Tape(read, tuple(kept), tuple(outputs))
 
     def run(
         self,
@@ -184,6 +185,7 @@ class Tape:
         sums: Sums,
         gathering: Gathering | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
+        """Run the instructions on the values of the leaves."""
         for instruction, read in zip(self.instructions, self._read, strict=True):
             inputs = [slots[i] for i in instruction.inputs]
             if gathering is not None:
@@ -191,21 +193,22 @@ class Tape:
                 for slot in read.difference(watch):
                     del slots[slot]  # it may be a view of a whole parameter
             if instruction.recurrent:
-                first = instruction.outputs[0]
-                inner = None if mix is None else lambda key, h, first=first: mix((first, *key), h)
+                inner = _inside(instruction, mix)
                 result = instruction.function(*inputs, taps=taps, mix=inner)
             else:
                 result = instruction.function(*inputs, **sums.options(instruction, inputs))
             results = (result,) if isinstance(result, Tensor) else result
             for slot, value in zip(instruction.outputs, results, strict=True):
                 slots[slot] = value if mix is None else mix((slot,), value)
+        return self._total(slots), [slots[i] for i in watch]
+
+    def _total(self, slots: Mapping[int, Tensor]) -> Tensor:
+        """Add up the outputs; a zero of their type where there is none."""
         totals = [slots[i].sum() for i in self.outputs]
-        total = (
-            sum(totals[1:], totals[0])
-            if totals
-            else next(iter(slots.values()), torch.zeros(())).new_zeros(())
-        )
-        return total, [slots[i] for i in watch]
+        if totals:
+            return sum(totals[1:], totals[0])
+        some = next(iter(slots.values()), torch.zeros(()))
+        return some.new_zeros(())
 
     def _leaves(
         self,
@@ -223,16 +226,12 @@ class Tape:
             elif leaf.kind == "input" and inputs is not None:
                 slots[leaf.slot] = inputs(leaf.shape)
             elif leaf.kind == "input":
-                slots[leaf.slot] = torch.ones((), dtype=like.dtype, device=like.device).expand(
-                    leaf.shape
-                )
+                one = torch.ones((), dtype=like.dtype, device=like.device)
+                slots[leaf.slot] = one.expand(leaf.shape)
+            elif leaf.data is not None:
+                slots[leaf.slot] = sums.of_buffer("", self._constant(leaf, like.device), like)
             else:
-                data = live(leaf.name) if leaf.data is None else self._constant(leaf, like.device)
-                # that of a mask
-                data = data.masked_fill(data.isinf(), 0) if leaf.kind == "buffer" else data
-                slots[leaf.slot] = sums.of_buffer(
-                    "" if leaf.data is not None else leaf.name, data, like
-                )
+                slots[leaf.slot] = sums.of_buffer(leaf.name, _without_mask(leaf, live), like)
         return slots
 
     def _constant(self, leaf: Leaf, device: torch.device) -> Tensor:
@@ -260,20 +259,30 @@ class Tape:
     @cached_property
     def _read(self) -> list[set[int]]:
         """For each instruction, the slots that nothing reads after it."""
-        later, result = set(self.outputs), []
+        later = set(self.outputs)
+        result: list[set[int]] = []
         for instruction in reversed(self.instructions):
             result.append(set(instruction.inputs) - later)
             later.update(instruction.inputs)
-        return result[::-1]
+        result.reverse()
+        return result
 
     @cached_property
     def maps(self) -> Mapping[str, tuple[int, int]]:
         """Parameter that is the matrix of a linear map, and read by nothing else -> slots that enter and leave it."""
         names = {leaf.slot: leaf.name for leaf in self.leaves if leaf.kind == "parameter"}
-        read = [*(slot for i in self.instructions for slot in i.inputs), *self.outputs]
+        read = list(self.outputs)
+        for instruction in self.instructions:
+            read += instruction.inputs
         uses = Counter(names[slot] for slot in read if slot in names)
-        linear = [(names.get(i.inputs[1], ""), i) for i in self.instructions if i.form == "linear"]
-        return {name: (i.inputs[0], i.outputs[0]) for name, i in linear if uses[name] == 1}
+        result: dict[str, tuple[int, int]] = {}
+        for instruction in self.instructions:
+            if instruction.form != "linear":
+                continue
+            name = names.get(instruction.inputs[1], "")
+            if uses[name] == 1:
+                result[name] = (instruction.inputs[0], instruction.outputs[0])
+        return result
 
     @cached_property
     def divides(self) -> bool:
@@ -296,3 +305,17 @@ class Tape:
     def product(self) -> str:
         """An operation that multiplies two activations or weights, and its place; empty where there is none."""
         return next((i.name for i in self.instructions if i.form == "product"), "")
+
+
+def _inside(instruction: Instruction, mix: Mix | None) -> Mix | None:
+    """Return what replaces the values inside a recurrent instruction, by the keys that they have there."""
+    if mix is None:
+        return None
+    first = instruction.outputs[0]
+    return lambda key, value: mix((first, *key), value)
+
+
+def _without_mask(leaf: Leaf, live: Callable[[str], Tensor]) -> Tensor:
+    """Return the tensor of the model that a leaf stands for; the infinities of a mask in a buffer are zeros."""
+    data = live(leaf.name)
+    return data.masked_fill(data.isinf(), 0) if leaf.kind == "buffer" else data

@@ -74,7 +74,11 @@ class Activation:
                 return bound == 0
             return recorder.lookup(bound) is None and bool(recorder.zeros(bound).all())
 
-        if not self.holds(is_zero, *args, **kwargs):
+        try:
+            holds = self.holds(is_zero, *args, **kwargs)
+        except TypeError:
+            recorder.no_rule("it is called in a way that tracing has no rule for")
+        if not holds:
             recorder.no_rule(BOUNDED)
         in_place = option("inplace", self.inplace, args, kwargs, default=False)
         recorder.activated.append(recorder.as_units(input))

@@ -8,7 +8,7 @@ does: their scales go on by the dimension of a head into the output projection.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -35,26 +35,33 @@ def attention(
     (A mask that is learned is a summand of the scores: see ``written_out``.)
     """
     del dropout_p, is_causal
-    traced = [recorder.lookup(t) for t in (query, key, value)]
-    if any(v is not None and v.batch is not None and v.batch >= v.labels.dim() - 2 for v in traced):
-        recorder.wrong_batch()  # examples would attend to each other
-    learned = attn_mask is not None and recorder.rank(attn_mask) != 1
-    if recorder.strict or learned or any(v is None or v.kind != "hidden" for v in traced):
+    operands = (query, key, value)
+    _check_operands(recorder, operands)
+    if recorder.strict or (attn_mask is not None and recorder.rank(attn_mask) != 1):
         recorder.no_rule(REASONS[recorder.name])
     if enable_gqa:
         groups = query.shape[-3] // key.shape[-3]
         repeat = torch.Tensor.repeat_interleave
-        key, value = (
-            recorder.apply("repeat_interleave", repeat, t, groups, -3) for t in (key, value)
-        )
+        key = recorder.apply("repeat_interleave", repeat, key, groups, -3)
+        value = recorder.apply("repeat_interleave", repeat, value, groups, -3)
     turned = recorder.apply("transpose", torch.Tensor.transpose, key, -2, -1)
     products = recorder.apply("matmul", torch.matmul, query, turned)
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = recorder.value(recorder.apply("mul", torch.mul, products, factor))
-    weights = cut_inside(recorder, scores, query.dtype, len(traced))
+    weights = cut_inside(recorder, scores, query.dtype, len(operands))
     result = recorder.apply("matmul", torch.matmul, weights, value)
     recorder.inside[recorder.value(result).slot] = scores.slot
     return result
+
+
+def _check_operands(recorder: Recorder, operands: Sequence[Tensor]) -> None:
+    """Refuse queries, keys or values that are no activations, and examples that attend to each other."""
+    values = [recorder.lookup(t) for t in operands]
+    for value in values:
+        if value is not None and value.batch is not None and value.batch >= value.labels.dim() - 2:
+            recorder.wrong_batch()
+    if any(value is None or value.kind != "hidden" for value in values):
+        recorder.no_rule(REASONS[recorder.name])
 
 
 RULES: dict[str, Callable[..., Any]] = {"scaled_dot_product_attention": attention}

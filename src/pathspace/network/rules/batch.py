@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,24 +16,30 @@ from pathspace.network.trace.values import Value
 _RESHAPED = frozenset(["view", "reshape", "flatten", "unflatten"])
 _TURNED = frozenset(
     [
-        *(
-            "transpose",
-            "swapaxes",
-            "swapdims",
-            "t",
-            "T.__get__",
-            "mT.__get__",
-            "movedim",
-            "moveaxis",
-        ),
-        *("permute", "unsqueeze"),
+        "transpose",
+        "swapaxes",
+        "swapdims",
+        "t",
+        "T.__get__",
+        "mT.__get__",
+        "movedim",
+        "moveaxis",
+        "permute",
+        "unsqueeze",
     ]
 )
 """Movements after which dimensions stand in another order, whatever their sizes are."""
 _IN_PLACE = frozenset(
     [
-        *("contiguous", "clone", "flip", "roll", "unfold", "pixel_shuffle", "pixel_unshuffle"),
-        *("interpolate", "upsample"),
+        "contiguous",
+        "clone",
+        "flip",
+        "roll",
+        "unfold",
+        "pixel_shuffle",
+        "pixel_unshuffle",
+        "interpolate",
+        "upsample",
     ]
 )
 """Movements that leave the batch in its dimension."""
@@ -68,6 +74,14 @@ def examples_after(
         batch = batch_after(recorder, value, move, after, args, kwargs)
         if batch is not None or not certain:
             return batch, None
+    return _examples_moved(recorder, value, move, after)
+
+
+def _examples_moved(
+    recorder: Recorder, value: Value, move: Callable[[Tensor], Tensor], after: torch.Size
+) -> tuple[int | None, Tensor | None]:
+    """Move the places of several examples; return their dimension and their pattern."""
+    examples = recorder.examples
     places = examples.places(value)
     if places is None:
         return None, None
@@ -77,11 +91,9 @@ def examples_after(
     dim, pattern = result
     # the dimension in which they lie now has to be the one that grows with the batch
     single = examples.single()
-    if (
-        single is not None
-        and len(single) == len(after)
-        and after[dim] != examples.count * single[dim]
-    ):
+    if single is None or len(single) != len(after):
+        return dim, examples.pattern(pattern)
+    if after[dim] != examples.count * single[dim]:
         return recorder.mixes()
     return dim, examples.pattern(pattern)
 
@@ -204,24 +216,28 @@ def _batch_after_reshape(lead: int, after: torch.Size) -> int | None:
 
 
 def _batch_after_getitem(recorder: Recorder, batch: int, n: int, index: Any) -> int | None:
-    index = index if isinstance(index, tuple) else (index,)
-    if any(isinstance(i, (Tensor, list)) for i in index):
+    """Return the batch dimension of ``x[index]``, x of n dimensions; None if an index is a tensor or a list."""
+    items = index if isinstance(index, tuple) else (index,)
+    if any(isinstance(item, (Tensor, list)) for item in items):
         return None
-    indexed = sum(i is not None and i is not Ellipsis for i in index)
-    old = new = 0
-    for item in index:
+    old = 0
+    new = 0
+    for item in _without_ellipsis(items, n):
         if item is None:
             new += 1
-        elif item is Ellipsis:
-            skip = n - indexed
-            if old <= batch < old + skip:
-                return new + batch - old
-            old = old + skip
-            new = new + skip
-        else:
+            continue
+        if old == batch:
             whole = isinstance(item, slice) and item == slice(None)
-            if old == batch:
-                return new if whole else recorder.wrong_batch("indexing")
-            old = old + 1
-            new = new + isinstance(item, slice)
+            return new if whole else recorder.wrong_batch("indexing")
+        old += 1
+        new += isinstance(item, slice)
     return new + batch - old
+
+
+def _without_ellipsis(items: Sequence[Any], n: int) -> list[Any]:
+    """Return the items of an index of n dimensions, with ``:`` for each dimension that an ellipsis stands for."""
+    indexed = sum(item is not None and item is not Ellipsis for item in items)
+    result = []
+    for item in items:
+        result += [slice(None)] * (n - indexed) if item is Ellipsis else [item]
+    return result

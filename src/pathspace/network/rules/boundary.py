@@ -92,28 +92,34 @@ def _run(
     """Run a function without values; return its result, and the arguments that it wrote into."""
     args, kwargs = with_sizes(args, kwargs)
     kwargs = {key: value for key, value in kwargs.items() if not isinstance(value, torch.Generator)}
-    one = {id(t): t for t in _tensors_of((args, kwargs))}
-    # the batch sizes of packed sequences say what shape comes out
-    empty = {
-        key: t if t.is_meta or key in recorder.packed else t.to("meta") for key, t in one.items()
-    }
-    before = {key: t._version for key, t in empty.items()}
+    given = _tensors_of((args, kwargs))
+    empty = {id(t): _without_values(recorder, t) for t in given}
+    versions = {key: t._version for key, t in empty.items()}
     args, kwargs = pytree.tree_map_only(Tensor, lambda t: empty[id(t)], (args, kwargs))
     try:
         result = recorder.func(*args, **kwargs)
     except (NotImplementedError, RuntimeError, TypeError, ZeroDivisionError) as error:
-        # nothing can be copied from where there is no data
-        if recorder.name in (
-            "to",
-            "cpu",
-            "cuda",
-        ):
+        if recorder.name in _TO_A_DEVICE:  # nothing can be copied from where there is no data
             return torch.empty_like(args[0]), []
         result = _form_after(error, recorder, args, kwargs, refusal)
     created = _tensors_of(result)
     if not created or not all(t.is_meta for t in created):
         raise refusal
-    return result, [t for key, t in one.items() if empty[key]._version != before[key]]
+    written = {id(t): t for t in given if empty[id(t)]._version != versions[id(t)]}
+    return result, list(written.values())
+
+
+_TO_A_DEVICE = ("to", "cpu", "cuda")
+
+
+def _without_values(recorder: Recorder, tensor: Tensor) -> Tensor:
+    """Return a tensor without values.
+
+    The batch sizes of packed sequences keep theirs, which say what shape comes out.
+    """
+    if tensor.is_meta or id(tensor) in recorder.packed:
+        return tensor
+    return tensor.to("meta")
 
 
 def _tensors_of(tree: Any) -> list[Tensor]:
@@ -235,21 +241,29 @@ def _examples(
     """
     examples = recorder.examples
     examples.moved.append(("cut", recorder.path, shape))
-    one = next((v for v in traced if v is not None and v.batch is not None), None)
-    if one is None or one.batch is None:
+    first = _first_with_examples(traced)
+    if first is None or first.batch is None:
         return None, None, True
-    end = one.batch + 1
-    same = len(shape) >= end and shape[:end] == one.shape[:end]
+    batch = first.batch
+    same = shape[: batch + 1] == first.shape[: batch + 1]
     if examples.count == 1:
         examples.doubtful |= not same
-        return (one.batch if same else None), None, True
+        return (batch if same else None), None, True
     single = examples.single()
     if single is None or len(single) != len(shape):
         return None, None, False
     grown = [d for d in range(len(shape)) if shape[d] != single[d]]
-    if same and grown == [one.batch]:
-        return one.batch, one.examples, True
+    if same and grown == [batch]:
+        return batch, first.examples, True
     return _grown(grown, single)
+
+
+def _first_with_examples(traced: Sequence[Value | None]) -> Value | None:
+    """Return the first argument with a dimension for the examples."""
+    for value in traced:
+        if value is not None and value.batch is not None:
+            return value
+    return None
 
 
 def _grown(grown: Sequence[int], single: torch.Size) -> tuple[int | None, Tensor | None, bool]:

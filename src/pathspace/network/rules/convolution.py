@@ -28,50 +28,48 @@ def convolution(
     reads share one.
     """
     function = recorder.func
-    transposed = "transpose" in recorder.name
     of_weight = recorder.lookup(weight)
-    fixed = of_weight is None or of_weight.kind == "buffer"
     normed = of_weight is not None and of_weight.slot in recorder.normed
+    fixed = of_weight is None or of_weight.kind == "buffer"
     x = recorder.as_units(input)
     w = recorder.value(weight) if fixed or normed else require_parameter(recorder, weight)
     space = w.labels.dim() - 2
-    if x.batch is not None and x.batch != (0 if x.labels.dim() == space + 2 else None):
+    batch_dim = 0 if x.labels.dim() == space + 2 else None
+    if x.batch not in (None, batch_dim):
         recorder.wrong_batch()
     # stride, padding, dilation, groups; or stride, padding, output_padding, groups, dilation
     groups = kwargs.get("groups", args[3] if len(args) > 3 else 1)
-    channel = x.labels.dim() - space - 1
-    source = recorder.scales.unify_over(x.labels, (channel,))  # [C_in]
-    count = w.shape[1] * groups if transposed else w.shape[0]
-    if fixed:
-        blocks = recorder.scales.unify_over(source.reshape(groups, -1), (0,))
-        target = blocks[:, None].expand(groups, count // groups).reshape(count)
-    elif normed:
-        target = by_normed(recorder, w, source, groups, transposed=transposed)
-    else:
-        target = _targets(recorder, source, count, w, transposed, groups)
-
-    # for its shape alone
-    meta = function(
-        torch.empty(x.shape, device="meta"),
-        torch.empty(w.shape, device="meta"),
-        None,
-        *args,
-        **kwargs,
-    )
-    labels = target
+    labels = _channels(recorder, x, w, groups, fixed=fixed)
     values = [x, w]
     if bias is not None:
         b = require_parameter(recorder, bias)
         labels = add_bias(recorder, b, labels)
         values.append(b)
-    labels = labels.reshape(-1, *([1] * space)).expand(meta.shape)
 
     def squared(h: Tensor, q: Tensor, c: Tensor | None = None) -> Tensor:
         return function(h, q, c, *args, **kwargs)
 
+    # for its shape alone
+    meta = squared(torch.empty(x.shape, device="meta"), torch.empty(w.shape, device="meta"))
+    labels = labels.reshape(-1, *([1] * space)).expand(meta.shape)
     form = "product" if normed else None
     out = recorder.emit(squared, values, labels, dtype=input.dtype, batch=x.batch, form=form)
     return recorder.note_linear(out)
+
+
+def _channels(recorder: Recorder, x: Value, w: Value, groups: int, *, fixed: bool) -> Tensor:
+    """Return the labels of the channels of a convolution's result, before its bias."""
+    transposed = "transpose" in recorder.name
+    space = w.labels.dim() - 2
+    channel = x.labels.dim() - space - 1
+    source = recorder.scales.unify_over(x.labels, (channel,))  # [C_in]
+    count = w.shape[1] * groups if transposed else w.shape[0]
+    if fixed:
+        blocks = recorder.scales.unify_over(source.reshape(groups, -1), (0,))
+        return blocks[:, None].expand(groups, count // groups).reshape(count)
+    if w.slot in recorder.normed:
+        return by_normed(recorder, w, source, groups, transposed=transposed)
+    return _targets(recorder, source, count, w, transposed, groups)
 
 
 def _targets(

@@ -46,19 +46,16 @@ def linear(recorder: Recorder, input: Tensor, weight: Tensor, bias: Tensor | Non
     normed = of_weight.slot in recorder.normed
     x = recorder.as_units(input)
     w = of_weight if normed else require_parameter(recorder, weight)
-    if x.shape[-1:] != w.shape[-1:]:
-        raise RuntimeError(
-            f"{recorder.where()}: {x.shape[-1] if x.shape else 0} features enter a weight for {w.shape[-1]}"
-        )
-    if x.batch is not None and x.batch == x.labels.dim() - 1:
-        recorder.wrong_batch()
-    # a vector weight has one output
-    wide = w.labels if w.labels.dim() == 2 else w.labels.reshape(1, -1)
+    _check_features(recorder, x, w)
+    vector = w.labels.dim() == 1  # a weight that is a vector has one output
+    outputs = 1 if vector else w.shape[0]
     source = recorder.scales.unify_over(x.labels, (-1,))
     if normed:
         labels = by_normed(recorder, w, source)
+        form = "product"
     else:
-        labels = map_units(recorder, w, wide.shape[0], source, vector=w.labels.dim() == 1)
+        labels = map_units(recorder, w, outputs, source, vector=vector)
+        form = None if vector else "linear"
     values = [x, w]
     if bias is not None:
         b = recorder.value(bias)
@@ -66,11 +63,22 @@ def linear(recorder: Recorder, input: Tensor, weight: Tensor, bias: Tensor | Non
             recorder.no_rule("its bias is no parameter of the model")
         labels = add_bias(recorder, b, labels)
         values.append(b)
-    shape = (*x.shape[:-1], wide.shape[0]) if w.labels.dim() == 2 else x.shape[:-1]
-    labels = labels.expand(*x.shape[:-1], wide.shape[0]).reshape(shape)
-    form = "product" if normed else "linear" if w.labels.dim() == 2 else None
+    labels = labels.expand(*x.shape[:-1], outputs)
+    if vector:
+        labels = labels.squeeze(-1)
     out = recorder.emit(F.linear, values, labels, dtype=input.dtype, batch=x.batch, form=form)
     return recorder.note_linear(out)
+
+
+def _check_features(recorder: Recorder, x: Value, w: Value) -> None:
+    """Refuse units of another number than the weight is for, and examples in the place of features."""
+    if x.shape[-1:] != w.shape[-1:]:
+        features = x.shape[-1] if x.shape else 0
+        raise RuntimeError(
+            f"{recorder.where()}: {features} features enter a weight for {w.shape[-1]}"
+        )
+    if x.batch is not None and x.batch == x.labels.dim() - 1:
+        recorder.wrong_batch()
 
 
 def _fixed(recorder: Recorder, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -8,7 +8,7 @@ thought.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -51,10 +51,7 @@ def move_one(recorder: Recorder, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     value = recorder.value(x)
     name = recorder.name
     func = recorder.func
-    if _reads_traced(recorder, (args, kwargs)):
-        recorder.no_rule(
-            "its indices or sizes depend on the data, so the network has no single graph"
-        )
+    _expect_constants(recorder, (args, kwargs))
     if name == "view":
         func = torch.Tensor.reshape  # labels are not laid out in memory as the values are
         args = _size_of_view(recorder, args, kwargs)
@@ -67,21 +64,29 @@ def move_one(recorder: Recorder, x: Tensor, *args: Any, **kwargs: Any) -> Any:
 
     if value.kind == "hidden" and name in RESHAPED:
         value = replace(value, labels=_as_mixed(recorder, value, move))
-    pads = func is torch.nn.functional.unfold and value.kind != "parameter"
+    pads = func is F.unfold and value.kind != "parameter"
     moved = _on_padded(recorder, move, value.labels) if pads else _on_labels(move, value.labels)
     if isinstance(moved, Tensor):
         results = [_moved(recorder, value, move, None, moved, args, kwargs)]
         return recorder.emit_many(move, [value], results, dtype=x.dtype, form="movement")[0]
-
-    def move_to_tuple(t: Tensor) -> tuple[Tensor, ...]:
-        return tuple(move(t))
-
     results = [
         _moved(recorder, value, move, part, labels, args, kwargs)
         for part, labels in enumerate(moved)
     ]
+
+    def move_to_tuple(t: Tensor) -> tuple[Tensor, ...]:
+        return tuple(move(t))
+
     out = recorder.emit_many(move_to_tuple, [value], results, dtype=x.dtype, form="movement")
     return list(out) if isinstance(moved, list) else out
+
+
+def _expect_constants(recorder: Recorder, rest: Any) -> None:
+    """Refuse indices and sizes that are computed from traced tensors."""
+    if _reads_traced(recorder, rest):
+        recorder.no_rule(
+            "its indices or sizes depend on the data, so the network has no single graph"
+        )
 
 
 def _ones_without_batch(value: Value) -> tuple[int, ...]:
@@ -195,11 +200,7 @@ def _shown(
     value: Value, of: Value, name: str, move: Any, number: int | None, args: tuple[Any, ...]
 ) -> Value:
     """Return the result of a movement, as a view of the moved value where torch returns a view."""
-    index = args[0] if name == "__getitem__" else ()
-    chosen = any(
-        isinstance(i, (Tensor, list)) for i in (index if isinstance(index, tuple) else (index,))
-    )
-    if chosen or name in (*_COPIES.split(), "interpolate", "upsample"):
+    if name in _COPIES or (name == "__getitem__" and _picks_elements(args[0])):
         return value
     before = of.view
 
@@ -209,8 +210,14 @@ def _shown(
         return moved if number is None else moved[number]
 
     of.memory.share(of)
-    certain = name in _VIEWS.split() and before is not None
+    certain = name in _VIEWS and before is not None
     return replace(value, memory=of.memory, view=view if certain else None, version=of.version)
+
+
+def _picks_elements(index: Any) -> bool:
+    """Return whether an index picks elements one by one, so that the result is a copy."""
+    items = index if isinstance(index, tuple) else (index,)
+    return any(isinstance(item, (Tensor, list)) for item in items)
 
 
 def join(recorder: Recorder, tensors: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -221,15 +228,24 @@ def join(recorder: Recorder, tensors: Any, *args: Any, **kwargs: Any) -> Tensor:
     def move(*parts: Tensor) -> Tensor:
         return func(parts, *args, **kwargs)
 
-    labels = move(*(v.labels for v in values))
-    batch = next((v.batch for v in values if v.batch is not None), None)
-    if recorder.examples.count > 1 and any(v.batch not in (None, batch) for v in values):
+    labels = move(*(value.labels for value in values))
+    batches = [value.batch for value in values if value.batch is not None]
+    batch = batches[0] if batches else None
+    if recorder.examples.count > 1 and any(other != batch for other in batches):
         recorder.mixes()
     if batch is not None:
         dim = kwargs.get("dim", args[0] if args else 0)
         batch = _batch_after_join(recorder, batch, dim, labels.dim())
-    dtype = next((t.dtype for t in tensors if t.is_floating_point()), tensors[0].dtype)
+    dtype = _type_of(tensors)
     return recorder.emit(move, values, labels, dtype=dtype, batch=batch, kind=common_kind(values))
+
+
+def _type_of(tensors: Sequence[Tensor]) -> torch.dtype:
+    """Return the type of the first tensor that holds no whole numbers; else of the first one."""
+    for tensor in tensors:
+        if tensor.is_floating_point():
+            return tensor.dtype
+    return tensors[0].dtype
 
 
 def _batch_after_join(recorder: Recorder, batch: int, dim: int, dims: int) -> int | None:
@@ -257,23 +273,14 @@ def cast(recorder: Recorder, x: Tensor, *args: Any, **kwargs: Any) -> Tensor | s
     """Trace changes of type or device, and copies, which do not change the value."""
     value = recorder.value(x)
     name = recorder.name
-    dtype = _TYPES.get(name, x.dtype)
     # torch.float32, "torch.FloatTensor" or torch.FloatTensor; without any it names the type
     if name == "type":
         created = torch.empty(0, dtype=x.dtype, device="cpu").type(*args, **kwargs)
         if isinstance(created, str):
             return created
         dtype = created.dtype
-        args = ()
-        kwargs = {}
-    for item in (*args, *kwargs.values()):
-        dtype = (
-            item
-            if isinstance(item, torch.dtype)
-            else item.dtype
-            if isinstance(item, Tensor)
-            else dtype
-        )
+    else:
+        dtype = _type_given((*args, *kwargs.values()), _TYPES.get(name, x.dtype))
     if value.kind != "input" and not dtype.is_floating_point:
         recorder.no_rule(ROUNDED)
     if name == "clone" or dtype != x.dtype:
@@ -283,6 +290,16 @@ def cast(recorder: Recorder, x: Tensor, *args: Any, **kwargs: Any) -> Tensor | s
         if name in ("contiguous", "cpu", "cuda", "to"):
             value = replace(value, view=None)
     return recorder.bind(torch.empty(value.shape, dtype=dtype, device="meta"), value)
+
+
+def _type_given(arguments: Iterable[Any], dtype: torch.dtype) -> torch.dtype:
+    """Return the type that arguments name, or that of a tensor among them; else ``dtype``."""
+    for argument in arguments:
+        if isinstance(argument, torch.dtype):
+            dtype = argument
+        elif isinstance(argument, Tensor):
+            dtype = argument.dtype
+    return dtype
 
 
 def like_other(recorder: Recorder, x: Tensor, other: Tensor) -> Tensor:
@@ -365,26 +382,77 @@ def _write_masked(recorder: Recorder, x: Tensor, mask: Any, item: Any) -> None:
 
 
 RESHAPED = frozenset(["view", "reshape", "flatten", "unflatten"])
-_ONE = (
-    "view reshape flatten unflatten permute transpose t swapaxes swapdims movedim moveaxis squeeze unsqueeze expand "
-    "broadcast_to narrow select __getitem__ split chunk unbind tensor_split flip roll repeat repeat_interleave tile "
-    "index_select T.__get__ mT.__get__ unfold pixel_shuffle pixel_unshuffle channel_shuffle diagonal rot90"
+_VIEWS = frozenset(
+    [
+        "view",
+        "permute",
+        "transpose",
+        "t",
+        "swapaxes",
+        "swapdims",
+        "movedim",
+        "moveaxis",
+        "squeeze",
+        "unsqueeze",
+        "unflatten",
+        "expand",
+        "broadcast_to",
+        "narrow",
+        "select",
+        "__getitem__",
+        "split",
+        "chunk",
+        "unbind",
+        "tensor_split",
+        "T.__get__",
+        "mT.__get__",
+        "diagonal",
+    ]
 )
-# they share memory for certain; reshape and its kin may
-_VIEWS = (
-    "view permute transpose t swapaxes swapdims movedim moveaxis squeeze unsqueeze unflatten expand broadcast_to "
-    "narrow select __getitem__ split chunk unbind tensor_split T.__get__ mT.__get__ diagonal"
+"""Movements whose results share memory for certain; reshape and its kin may."""
+_COPIES = frozenset(
+    [
+        "flip",
+        "rot90",
+        "roll",
+        "repeat",
+        "repeat_interleave",
+        "tile",
+        "index_select",
+        "pixel_shuffle",
+        "pixel_unshuffle",
+        "channel_shuffle",
+        "interpolate",
+        "upsample",
+    ]
 )
-_COPIES = "flip rot90 roll repeat repeat_interleave tile index_select pixel_shuffle pixel_unshuffle channel_shuffle"
-_SAME = "contiguous clone detach to type type_as float double half bfloat16 long int cpu cuda data.__get__"
-
-CASTS = frozenset(_SAME.split())
+"""Movements whose results have memory of their own."""
+_OF_ONE = _VIEWS | RESHAPED | {"unfold"} | (_COPIES - {"interpolate", "upsample"})
+"""Movements of one tensor; interpolation has rules of its own."""
+CASTS = frozenset(
+    [
+        "contiguous",
+        "clone",
+        "detach",
+        "to",
+        "type",
+        "type_as",
+        "float",
+        "double",
+        "half",
+        "bfloat16",
+        "long",
+        "int",
+        "cpu",
+        "cuda",
+        "data.__get__",
+    ]
+)
 """Changes of type or device, and copies."""
-
 RULES: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(_ONE.split(), move_one),
+    **dict.fromkeys(_OF_ONE, move_one),
     **dict.fromkeys(["cat", "concat", "concatenate", "stack", "hstack", "vstack"], join),
-    **dict.fromkeys(_SAME.split(), cast),
+    **dict.fromkeys(CASTS, cast),
     **dict.fromkeys(["view_as", "expand_as", "reshape_as"], like_other),
     "pad": pad,
     "__setitem__": write,

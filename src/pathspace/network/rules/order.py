@@ -15,17 +15,18 @@ from torch import Tensor
 
 from pathspace.network.rules.choice import indices
 from pathspace.network.trace.recorder import Recorder
+from pathspace.network.trace.values import Value
 
 _DIMENSION = {
     "topk": 1,
     "kthvalue": 1,
     "sort": 0,
+    "argsort": 0,
     "median": 0,
     "nanmedian": 0,
     "cummax": 0,
     "cummin": 0,
 }
-_DIMENSION |= {"argsort": 0}
 """Where the dimension stands among the arguments after the tensor."""
 
 
@@ -33,38 +34,46 @@ def ordered(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> Any
     """Trace a sort: return the values, in the order and number that the function gives, and their indices."""
     x = recorder.as_units(input)
     name = recorder.name
-    func = recorder.func
     if x.kind == "input":
-        created = recorder.preprocess(func, (input, *args), kwargs)
-        places = created if isinstance(created, Tensor) else created[1]
-        if places.dim() == 1 and x.batch == 0:  # examples by their lengths, as for packed sequences
-            recorder.bind(places, replace(recorder.value(places), batch=0, order=True))
-        return created
+        return _ordered_inputs(recorder, x, input, args, kwargs)
     dim = dimension(name, args, kwargs)
     if dim is None:  # the median of all
         return recorder.apply("amax", torch.amax, input)
     dim %= x.labels.dim()
     if x.batch == dim:
         recorder.wrong_batch()
-    created = func(torch.empty(x.shape, device="meta"), *args, **kwargs)
+    created = recorder.func(torch.empty(x.shape, device="meta"), *args, **kwargs)
     shape = (created if isinstance(created, Tensor) else created[0]).shape
-    common = recorder.scales.unify_along(x.labels, (dim,))
     keeps = len(shape) == x.labels.dim()
-    labels = (common if keeps else common.squeeze(dim)).expand(shape)
+    batch = x.batch
+    labels = recorder.scales.unify_along(x.labels, (dim,))
+    if not keeps:
+        labels = labels.squeeze(dim)
+        if batch is not None and dim < batch:
+            batch -= 1
+    if name == "argsort":
+        return indices(recorder, x, shape, batch)
 
     def squared(t: Tensor) -> Tensor:
         if name in ("cummax", "cummin"):
             return t.cumsum(dim)
         return t.sum(dim, keepdim=keeps).expand(shape)
 
-    batch = x.batch if x.batch is None or keeps else x.batch - (dim < x.batch)
-    if name == "argsort":
-        return indices(recorder, x, shape, batch)
+    labels = labels.expand(shape)
     values = recorder.emit(squared, [x], labels, dtype=input.dtype, batch=batch, kind=x.kind)
     recorder.note_unit(values)
-    return (
-        values if name == "msort" else type(created)((values, indices(recorder, x, shape, batch)))
-    )
+    if name == "msort":
+        return values
+    return type(created)((values, indices(recorder, x, shape, batch)))
+
+
+def _ordered_inputs(recorder: Recorder, x: Value, input: Tensor, args: Any, kwargs: Any) -> Any:
+    """Put inputs in order; examples by their lengths are in an order that packed sequences know."""
+    created = recorder.preprocess(recorder.func, (input, *args), kwargs)
+    places = created if isinstance(created, Tensor) else created[1]
+    if places.dim() == 1 and x.batch == 0:
+        recorder.bind(places, replace(recorder.value(places), batch=0, order=True))
+    return created
 
 
 def dimension(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:

@@ -26,8 +26,11 @@ _ADAPTIVE_AVERAGE = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.ad
 
 
 def _tuple(value: Any, n: int) -> tuple[int, ...]:
-    value = tuple(value) if isinstance(value, Sequence) else (value,)
-    return tuple(int(v) for v in (value * n if len(value) == 1 else value))
+    """Return one number for each of n dimensions."""
+    values = tuple(value) if isinstance(value, Sequence) else (value,)
+    if len(values) == 1:
+        values = values * n
+    return tuple(int(number) for number in values)
 
 
 def pooled_labels(
@@ -35,10 +38,13 @@ def pooled_labels(
 ) -> Tensor:
     """Return the labels after pooling over ``dims``; with ``largest`` the inputs of each window share a scale."""
     small = recorder.scales.resolve(without_repeats(labels))
-    if all(small.shape[d] == 1 for d in dims):  # the same everywhere, as channels are
-        shape = largest(torch.empty(labels.shape, device="meta")).shape
-        return (small if len(shape) == small.dim() else small.squeeze(tuple(dims))).expand(shape)
-    return compressed(recorder.scales.unify_groups(labels, largest))
+    if any(small.shape[d] != 1 for d in dims):
+        return compressed(recorder.scales.unify_groups(labels, largest))
+    # the same everywhere, as channels are
+    shape = largest(torch.empty(labels.shape, device="meta")).shape
+    if len(shape) < small.dim():
+        small = small.squeeze(tuple(dims))
+    return small.expand(shape)
 
 
 def _entering(recorder: Recorder, input: Tensor) -> tuple[Value, int]:
@@ -65,20 +71,27 @@ def max_pool(
     if return_indices:
         recorder.no_rule("the indices it returns depend on the data")
     x, n = _entering(recorder, input)
-    kernel, padding, dilation = (_tuple(v, n) for v in (kernel_size, padding, dilation))
-    stride = kernel if stride is None or stride == [] else _tuple(stride, n)
+    kernel = _tuple(kernel_size, n)
+    stride = _stride(stride, kernel)
+    padding = _tuple(padding, n)
+    dilation = _tuple(dilation, n)
 
     def largest(t: Tensor) -> Tensor:
         return _MAX[n](t, kernel, stride, padding, dilation, ceil_mode)
 
     labels = pooled_labels(recorder, x.labels, range(-n, 0), largest)
-    out_size = labels.shape[-n:]
+    out_size = tuple(labels.shape[-n:])
 
     def squared(t: Tensor) -> Tensor:
-        return window_sum(t, kernel, stride, padding, dilation, tuple(out_size))
+        return window_sum(t, kernel, stride, padding, dilation, out_size)
 
     out = recorder.emit(squared, [x], labels, dtype=input.dtype, batch=x.batch, kind=x.kind)
     return recorder.note_unit(out)
+
+
+def _stride(stride: Any, kernel: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the stride of a pooling, by default the size of its window."""
+    return kernel if stride is None or stride == [] else _tuple(stride, len(kernel))
 
 
 def window_sum(
@@ -91,53 +104,56 @@ def window_sum(
 ) -> Tensor:
     """Sum over the windows of a pooling, as a convolution with ones; shape ``[..., *space]``."""
     n = len(kernel)
-    # padding, and what the last window reaches beyond the right edge (ceil_mode), last dimension
-    # first
+    lead = t.shape[: t.dim() - n]
+    size = t.shape[t.dim() - n :]
+    # padding, and what the last window reaches beyond the right edge (ceil_mode)
     edges: list[int] = []
-    for d in reversed(range(n)):
+    for d in range(n):
         reach = (out_size[d] - 1) * stride[d] + dilation[d] * (kernel[d] - 1) + 1
-        right = max(0, reach - t.shape[t.dim() - n + d] - padding[d])
-        edges += [padding[d], right]
+        right = max(0, reach - size[d] - padding[d])
+        # torch takes the last dimension first
+        edges = [padding[d], right, *edges]
     wide = F.pad(t, edges)
-    lead = wide.shape[: wide.dim() - n]
-    space = wide.shape[wide.dim() - n :]
     ones = torch.ones((1, 1, *kernel), dtype=t.dtype, device=t.device)
     convolve = (F.conv1d, F.conv2d, F.conv3d)[n - 1]
-    summed = convolve(wide.reshape(-1, 1, *space), ones, stride=stride, dilation=dilation)
-    summed = summed[(..., *(slice(size) for size in out_size))]
-    return summed.reshape(*lead, *out_size)
+    images = wide.reshape(-1, 1, *wide.shape[wide.dim() - n :])
+    summed = convolve(images, ones, stride=stride, dilation=dilation)
+    part = tuple(slice(count) for count in out_size)
+    return summed[(..., *part)].reshape(*lead, *out_size)
 
 
 def avg_pool(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Trace average pooling, with every way of counting the padding."""
     x, n = _entering(recorder, input)
-    names = (
-        "kernel_size",
-        "stride",
-        "padding",
-        "ceil_mode",
-        "count_include_pad",
-        "divisor_override",
-    )
-    options = {**dict(zip(names, args, strict=False)), **kwargs}
+    options = dict(zip(_AVERAGE_OPTIONS, args, strict=False)) | kwargs
     kernel = _tuple(options["kernel_size"], n)
     padding = _tuple(options.get("padding", 0), n)
-    stride = options.get("stride")
-    stride = kernel if stride is None or stride == [] else _tuple(stride, n)
+    stride = _stride(options.get("stride"), kernel)
     ceil = bool(options.get("ceil_mode", False))
 
     def largest(t: Tensor) -> Tensor:
         return _MAX[n](t, kernel, stride, padding, 1, ceil)
 
-    labels = pooled_labels(recorder, x.labels, range(-n, 0), largest)
-
     def average(t: Tensor) -> Tensor:
         return _AVERAGE[n](t, *args, **kwargs)
 
+    labels = pooled_labels(recorder, x.labels, range(-n, 0), largest)
+    out_size = tuple(labels.shape[-n:])
     ones = torch.ones(x.shape[-n - 1 :], dtype=torch.float64)[:1]
-    members = window_sum(ones, kernel, stride, padding, (1,) * n, tuple(labels.shape[-n:]))
-    weight = average(ones) / members  # 1/n of each window: average(1) = members / n
+    members = window_sum(ones, kernel, stride, padding, (1,) * n, out_size)
+    # 1/n of each window: average(1) = members / n
+    weight = average(ones) / members
     return _averaged(recorder, input, x, labels, average, weight)
+
+
+_AVERAGE_OPTIONS = (
+    "kernel_size",
+    "stride",
+    "padding",
+    "ceil_mode",
+    "count_include_pad",
+    "divisor_override",
+)
 
 
 def _averaged(
@@ -148,9 +164,12 @@ def _averaged(
     average: Callable[[Tensor], Tensor],
     weight: Tensor,
 ) -> Tensor:
+    """Trace averages of windows, with the weight 1/n of each window's members."""
+
     def squared(t: Tensor, power: float = 2.0) -> Tensor:
         # sum over the window of h / n^p
-        return average(t) * raised(weight, power - 1).to(dtype=t.dtype, device=t.device)
+        factor = raised(weight, power - 1)
+        return average(t) * factor.to(dtype=t.dtype, device=t.device)
 
     out = recorder.emit(
         squared, [x], labels, dtype=input.dtype, batch=x.batch, kind=x.kind, fixed=True
@@ -160,7 +179,11 @@ def _averaged(
 
 def _adaptive_weight(size: int, out: int) -> Tensor:
     """Return 1/n for the windows [floor(i S / O), ceil((i+1) S / O)) of adaptive pooling."""
-    shares = [1.0 / (-(-(i + 1) * size // out) - i * size // out) for i in range(out)]
+    shares = []
+    for i in range(out):
+        first = i * size // out
+        end = -(-(i + 1) * size // out)
+        shares.append(1.0 / (end - first))
     return torch.tensor(shares, dtype=torch.float64)
 
 
@@ -172,18 +195,24 @@ def adaptive_pool(
     if return_indices:
         recorder.no_rule("the indices it returns depend on the data")
     sizes = tuple(output_size) if isinstance(output_size, Sequence) else (output_size,) * n
-    size = tuple(s if o is None else int(o) for o, s in zip(sizes, x.shape[-n:], strict=True))
-    labels = pooled_labels(recorder, x.labels, range(-n, 0), lambda t: _ADAPTIVE_MAX[n](t, size))
+    pairs = zip(sizes, x.shape[-n:], strict=True)
+    size = tuple(now if wanted is None else int(wanted) for wanted, now in pairs)
+
+    def largest(t: Tensor) -> Tensor:
+        return _ADAPTIVE_MAX[n](t, size)
+
+    def average(t: Tensor) -> Tensor:
+        return _ADAPTIVE_AVERAGE[n](t, size)
+
+    labels = pooled_labels(recorder, x.labels, range(-n, 0), largest)
     weight = torch.ones((), dtype=torch.float64)
     for d in range(n):
         weight = weight[..., None] * _adaptive_weight(x.shape[d - n], size[d])
     if "avg" in recorder.name:
-        return _averaged(
-            recorder, input, x, labels, lambda t: _ADAPTIVE_AVERAGE[n](t, size), weight
-        )
+        return _averaged(recorder, input, x, labels, average, weight)
 
     def squared(t: Tensor) -> Tensor:
-        return _ADAPTIVE_AVERAGE[n](t, size) / weight.to(dtype=t.dtype, device=t.device)
+        return average(t) / weight.to(dtype=t.dtype, device=t.device)
 
     out = recorder.emit(squared, [x], labels, dtype=input.dtype, batch=x.batch, kind=x.kind)
     return recorder.note_unit(out)
@@ -198,28 +227,35 @@ def reduce(
 ) -> Tensor:
     """Trace ``sum``, ``mean``, ``amax`` and ``amin`` over dimensions."""
     x = recorder.value(input)
-    n = x.labels.dim()
-    dims = tuple(range(n)) if dim is None or dim == () else tuple(d % n for d in _tuple(dim, 1))
+    dims = _dimensions(dim, x.labels.dim())
     if x.kind == "parameter":
         recorder.no_rule("it reduces a parameter, whose elements are then no edges")
     if x.batch in dims:
         recorder.wrong_batch()
     labels = recorder.scales.unify_along(x.labels, dims)
-    labels = labels if keepdim else labels.squeeze(dims)
+    batch = x.batch
+    if not keepdim:
+        labels = labels.squeeze(dims)
+        if batch is not None:
+            batch -= sum(d < batch for d in dims)
     count = math.prod(x.shape[d] for d in dims) if recorder.name == "mean" else 1
 
     def squared(t: Tensor, power: float = 2.0) -> Tensor:
         return t.sum(dims, keepdim) * (1.0 / count**power)
 
-    batch = x.batch
-    if batch is not None and not keepdim:
-        batch -= sum(d < batch for d in dims)
     out = recorder.emit(
         squared, [x], labels, dtype=dtype or input.dtype, batch=batch, kind=x.kind, fixed=True
     )
-    return (
-        recorder.note_unit(out) if recorder.name in ("amax", "amin") else recorder.note_linear(out)
-    )
+    if recorder.name in ("amax", "amin"):
+        return recorder.note_unit(out)
+    return recorder.note_linear(out)
+
+
+def _dimensions(dim: Any, n: int) -> tuple[int, ...]:
+    """Return the dimensions that a reduction of n is over, counted from the first one."""
+    if dim is None or dim == ():
+        return tuple(range(n))
+    return tuple(d % n for d in _tuple(dim, 1))
 
 
 RULES: dict[str, Callable[..., Any]] = {

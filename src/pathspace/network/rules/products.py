@@ -187,17 +187,15 @@ RULES: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(["pow", "pow_", "__pow__", "__ipow__", "square", "square_"], power),
     **dict.fromkeys(
         [
-            *(
-                "mul",
-                "mul_",
-                "__mul__",
-                "__rmul__",
-                "__imul__",
-                "div",
-                "div_",
-                "__truediv__",
-                "__itruediv__",
-            )
+            "mul",
+            "mul_",
+            "__mul__",
+            "__rmul__",
+            "__imul__",
+            "div",
+            "div_",
+            "__truediv__",
+            "__itruediv__",
         ],
         multiply,
     ),

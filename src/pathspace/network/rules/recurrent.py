@@ -38,45 +38,61 @@ def rnn(
     has_biases, layers, _dropout, _train, bidirectional, batch_first = args
     directions = 2 if bidirectional else 1
     x = recorder.as_units(input)
-    batched = x.labels.dim() == 3
-    time_dim = 1 if batched and batch_first else 0
-    batch_dim = 1 - time_dim if batched else None
+    time_dim, batch_dim = _time_and_batch(x, batch_first=batch_first)
     if x.batch not in (None, batch_dim):
         recorder.wrong_batch()
-    steps = x.shape[time_dim]
-    examples = None if batch_dim is None else x.shape[batch_dim]
-
     per_cell = 4 if has_biases else 2
     weights: list[Tensor] = list(params)
     cells = [weights[i : i + per_cell] for i in range(0, len(weights), per_cell)]
     _check_features(recorder, x, cells[0][0])
-    if not steps:
+    if not x.shape[time_dim]:
         recorder.refuse("the example has no time step", "Give one with as many as the data")
     labelled = _label_layers(recorder, x, hx, cells[: layers * directions], directions, below)
-
+    examples = None if batch_dim is None else x.shape[batch_dim]
     in_squared = _SquaredStack(
         Stack(per_cell, tuple(labelled.starts), layers, directions, time_dim),
         [recorder.value(cell[1]).name for cell in cells],
         examples=examples,
         apart=examples is not None and examples > 1 and x.batch is None,
     )
-    labels = in_squared.batch_of(labelled.sequence.expand(steps, -1), 1 - time_dim)
+    return _emit_stack(recorder, x, labelled, in_squared, input.dtype)
+
+
+def _time_and_batch(x: Value, *, batch_first: bool) -> tuple[int, int | None]:
+    """Return the dimensions of time and of the examples in what enters; None for a single sequence."""
+    if x.labels.dim() != 3:
+        return 0, None
+    return (1, 0) if batch_first else (0, 1)
+
+
+def _emit_stack(
+    recorder: Recorder, x: Value, labelled: _Labelled, in_squared: _SquaredStack, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Record a stack of layers; return the output sequence and the last states."""
+    time_dim = in_squared.stack.time_dim
+    sequence = labelled.sequence.expand(x.shape[time_dim], -1)
+    labels = in_squared.batch_of(sequence, 1 - time_dim)
     last_labels = in_squared.batch_of(torch.stack(labelled.last), 1)
+    last_batch = None if x.batch is None else 1
     results = [
         Value(recorder.new_slot(), labels, batch=x.batch),
-        Value(
-            recorder.new_slot(), last_labels, batch=1 if x.batch is not None else None, state=True
-        ),
+        Value(recorder.new_slot(), last_labels, batch=last_batch, state=True),
     ]
     out = recorder.emit_many(
         in_squared,
         labelled.inputs,
         results,
-        dtype=input.dtype,
+        dtype=dtype,
         recurrent=True,
         form=in_squared.stack,
     )
     return out[0], out[1]
+
+
+def _cells(params: Sequence[Tensor], per_cell: int) -> list[list[Tensor]]:
+    """Return the parameters of a stack, cell by cell."""
+    weights = list(params)
+    return [weights[i : i + per_cell] for i in range(0, len(weights), per_cell)]
 
 
 @dataclass

@@ -26,6 +26,8 @@ _QUOTIENTS = frozenset(["div", "div_", "__truediv__", "__itruediv__"])
 _SUMS = frozenset(["add", "add_", "__add__", "__radd__", "__iadd__"])
 _POWERS = frozenset(["pow", "__pow__", "square"])
 _INVERSES = frozenset(["sqrt", "rsqrt", "reciprocal", "__rtruediv__", "__rdiv__"])
+# of the mean of x^2, by which x is multiplied or divided
+_POWER_OF_ROOT = {**dict.fromkeys(_PRODUCTS, -1.0), **dict.fromkeys(_QUOTIENTS, 1.0)}
 STEPS = _PRODUCTS | _SUMS | _POWERS | _INVERSES | frozenset(movement.CASTS) | {"mean"}
 """Operations whose results may be on the way to a root mean square."""
 
@@ -36,19 +38,26 @@ def statistic_of(
     """Return the statistic that a function makes of an activation: a square, or a later step to the root."""
     x = values[0]
     if len(values) == 2:
-        twice = x.slot == values[1].slot and x.shape == values[1].shape
-        return Statistic(x, 2) if twice and name in _PRODUCTS and x.kind == "hidden" else None
+        return Statistic(x, 2) if name in _PRODUCTS and _are_one(x, values[1]) else None
     in_place = name.endswith("_") and not name.endswith("__")
     if len(values) > 2 or in_place:
         return None
-    statistic = x.statistic
-    squares = x.kind == "hidden" and name in _POWERS and _power(name, args, kwargs) == 2
     # x may be a square itself, as a squared ReLU is
-    if squares and (statistic is None or not statistic.over):
+    if not _is_reduced(x.statistic) and _squares(x, name, args, kwargs):
         return Statistic(x, 2)
-    if statistic is None:
+    if x.statistic is None:
         return None
-    return _next_step(statistic, name, args, kwargs)
+    return _next_step(x.statistic, name, args, kwargs)
+
+
+def _are_one(x: Value, y: Value) -> bool:
+    """Return whether two factors are the same activation."""
+    return x.kind == "hidden" and x.slot == y.slot and x.shape == y.shape
+
+
+def _squares(x: Value, name: str, args: Sequence[Any], kwargs: Any) -> bool:
+    """Return whether an operation squares an activation."""
+    return x.kind == "hidden" and name in _POWERS and _power(name, args, kwargs) == 2
 
 
 def _next_step(
@@ -66,51 +75,64 @@ def _next_step(
 
 
 def _mean(statistic: Statistic, args: Sequence[Any], kwargs: Any) -> Statistic | None:
+    """Return the mean of a square over dimensions that are kept; None for any other mean."""
     dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
     keeps = kwargs.get("keepdim", args[2] if len(args) > 2 else False)
     if dim is None or not keeps:
         return None
     n = len(statistic.of.shape)
-    return replace(
-        statistic, over=tuple(d % n for d in (dim if isinstance(dim, (tuple, list)) else (dim,)))
-    )
+    dims = dim if isinstance(dim, (tuple, list)) else (dim,)
+    return replace(statistic, over=tuple(d % n for d in dims))
 
 
 def _power(name: str, args: Sequence[Any], kwargs: Any) -> float | None:
     """Return the power to which an operation raises its argument; None for any other operation."""
-    fixed = {"square": 2.0, "sqrt": 0.5, "rsqrt": -0.5, "reciprocal": -1.0}
-    if name in fixed:
-        return fixed[name]
+    if name in _FIXED_POWERS:
+        return _FIXED_POWERS[name]
     other = kwargs.get("exponent", args[1] if len(args) > 1 else None)
-    if name in ("pow", "__pow__") and isinstance(other, (int, float)):
-        return float(other)
-    return -1.0 if name in ("__rtruediv__", "__rdiv__") and other == 1 else None
+    if name in ("pow", "__pow__"):
+        return float(other) if isinstance(other, (int, float)) else None
+    if name in ("__rtruediv__", "__rdiv__") and other == 1:
+        return -1.0
+    return None
+
+
+_FIXED_POWERS = {"square": 2.0, "sqrt": 0.5, "rsqrt": -0.5, "reciprocal": -1.0}
 
 
 def _is_constant(args: Sequence[Any]) -> bool:
     """Return whether the summand is a number that is not negative: the eps."""
-    eps = next((t for t in args if not isinstance(t, Tensor) or not t.is_meta), None)
-    return isinstance(eps, (int, float, Tensor)) and bool(torch.as_tensor(eps).ge(0).all())
+    for summand in args:
+        if isinstance(summand, Tensor) and summand.is_meta:
+            continue
+        is_number = isinstance(summand, (int, float, Tensor))
+        return is_number and bool(torch.as_tensor(summand).ge(0).all())
+    return False
 
 
 def by_its_root(recorder: Recorder, args: Sequence[Any], kwargs: Any) -> Any:
     """Trace x / rms(x), or x times the inverse, as a normalization; return None for anything else."""
     name = recorder.name
-    if name not in _PRODUCTS | _QUOTIENTS or kwargs or len(args) != 2:
+    if name not in _POWER_OF_ROOT or kwargs or len(args) != 2:
         return None
-    first, second = (_value_of(recorder, t) for t in args)
+    first = _value_of(recorder, args[0])
+    second = _value_of(recorder, args[1])
     if first is None or second is None:
         return None
-    root_first = name in _PRODUCTS and _is_reduced(first.statistic)
-    x = second if root_first else first
-    statistic = first.statistic if root_first else second.statistic
-    # x^2 to the power -1/2 in a product, 1/2 in a quotient
-    power = 1.0 if name in _QUOTIENTS else -1.0
-    if statistic is None or not _is_root(statistic, x, power):
+    if name in _PRODUCTS and _is_reduced(first.statistic):
+        return _normalized(recorder, args, args[1], second, first.statistic)
+    return _normalized(recorder, args, args[0], first, second.statistic)
+
+
+def _normalized(
+    recorder: Recorder, args: Sequence[Any], tensor: Tensor, x: Value, statistic: Statistic | None
+) -> Any:
+    """Trace the normalization of x by a statistic; return None if that is not the root mean square of x."""
+    name = recorder.name
+    if statistic is None or not _is_root(statistic, x, _POWER_OF_ROOT[name]):
         return None
     if x.batch in statistic.over:
         recorder.wrong_batch()
-    tensor = args[1] if root_first else args[0]
     created = normalized(recorder, tensor, x, x.shape, statistic.over)
     return recorder.write(args[0], created) if changes(name) else created
 

@@ -45,44 +45,49 @@ def assemble(
         call: likewise.
         program: the forward pass, without its nodes.
     """
-    scales = recorder.scales
     tape, used = _tape(recorder, outputs)
-    read = _parameters_of(tape)
     known = recorder.uses.of.keys() & (used - left)
     inside = {name: p for name, p in parameters.items() if name in known}
-    _fix_ends(recorder, [name for name in recorder.uses.of if name not in inside])
-    products = scales.solve()
+    outside = tuple(name for name in parameters if name not in inside)
+    _fix_ends(recorder, recorder.uses.of.keys() - inside.keys())
+    products = recorder.scales.solve()
     resolved = {name: _edge_labels(recorder, name, p.shape) for name, p in inside.items()}
     classes, number, monomials = _numbered(_roots(resolved), products)
-    renumber = _renumbering(scales, number)
-    edges = {name: _edges(recorder, name, pair, renumber) for name, pair in resolved.items()}
-    # rows of a table that an example is too short for, and what met zeros alone
-    partly = [name for name, pair in resolved.items() if any(map(_has_wild, pair))]
-    unused = [name for name in parameters if name in read - used]
-    names = _class_names(scales.origin(c) for c in classes.tolist())
+    renumber = _renumbering(recorder.scales, number)
+    names = _class_names(recorder.scales.origin(c) for c in classes.tolist())
     nodes: Mapping[int, Tensor] = {}
     # a pass with two examples is compared with the first, by its classes alone
     if recorder.examples.count == 1:
         nodes = _nodes(recorder, renumber, tape.filled, len(names))
-        program = replace(
-            program, nodes=_before_activation(recorder, renumber, tape.filled, outputs)
-        )
+        before_activation = _before_activation(recorder, renumber, tape.filled, outputs)
+        program = replace(program, nodes=before_activation)
+    read_on_empty = _parameters_of(tape) - used
+    unused = [name for name in parameters if name in read_on_empty]
     network = Network(
         model=model,
         parameters=MappingProxyType(inside),
-        outside=tuple(name for name in parameters if name not in inside),
-        edges=MappingProxyType(edges),
+        outside=outside,
+        edges=MappingProxyType(_edges(recorder, resolved, renumber)),
         num_classes=len(names),
         class_names=names,
         monomials=monomials,
         tape=tape,
         nodes=nodes,
         returned=returned,
-        call=replace(call, unused=(*call.unused, *partly, *unused)),
+        call=replace(call, unused=(*call.unused, *_partly_used(resolved), *unused)),
         program=program,
     )
     network.check_current()  # looks where everything stands now
     return network
+
+
+def _partly_used(resolved: Mapping[str, tuple[Tensor, Tensor]]) -> list[str]:
+    """Return names of parameters with elements of which nothing is known: rows of a table, or what met zeros alone."""
+    return [
+        name
+        for name, (target, source) in resolved.items()
+        if _has_wild(target) or _has_wild(source)
+    ]
 
 
 def _tape(recorder: Recorder, outputs: Sequence[Value]) -> tuple[Tape, set[str]]:
@@ -91,17 +96,21 @@ def _tape(recorder: Recorder, outputs: Sequence[Value]) -> tuple[Tape, set[str]]
     empty = {v.slot for v in recorder.all_values() if 0 in v.shape}
     filled = [i for i in recorder.instructions if not empty.issuperset(i.outputs)]
     tape = Tape.of(recorder.leaves, recorder.instructions, ends)
-    return tape, _parameters_of(Tape.of(recorder.leaves, filled, ends))
+    filled_tape = Tape.of(recorder.leaves, filled, ends)
+    return tape, _parameters_of(filled_tape)
 
 
 def _edges(
-    recorder: Recorder, name: str, ends: tuple[Tensor, Tensor], renumber: Callable[[Tensor], Tensor]
-) -> EdgeLabels:
-    """Return the labels of a parameter in the network, from those at its ends in the recording."""
-    target, source = ends
-    return EdgeLabels(
-        renumber(target), renumber(source), any(use.bias for use in recorder.uses.of[name])
-    )
+    recorder: Recorder,
+    resolved: Mapping[str, tuple[Tensor, Tensor]],
+    renumber: Callable[[Tensor], Tensor],
+) -> dict[str, EdgeLabels]:
+    """Return the labels of parameters in the network, from those at their ends in the recording."""
+    edges = {}
+    for name, (target, source) in resolved.items():
+        bias = any(use.bias for use in recorder.uses.of[name])
+        edges[name] = EdgeLabels(renumber(target), renumber(source), bias)
+    return edges
 
 
 def _parameters_of(tape: Tape) -> set[str]:
@@ -155,34 +164,47 @@ def _numbered(roots: Tensor, products: Mapping[int, Monomial]) -> tuple[Tensor, 
         and of every label beyond the classes the signed labels of its factors.
     """
     composed = [v for v in roots.tolist() if v in products] if products else []
-    classes = roots
-    if composed:
-        generators = torch.tensor([g for v in composed for g in products[v]], dtype=torch.long)
-        classes = torch.cat(
-            [roots[~torch.isin(roots, torch.tensor(composed))], generators]
-        ).unique()
+    classes = _generators(roots, composed, products) if composed else roots
     largest = max((int(t.max()) for t in (roots, classes) if t.numel()), default=WILD)
     number = torch.zeros(largest + 1, dtype=torch.long)
     number[classes] = torch.arange(1, classes.numel() + 1)
     rows: dict[tuple[int, ...], int] = {}
     for v in composed:
         sign, row = _signed_row(products[v], number)
-        if len(row) > 1:
-            number[v] = sign * (1 + len(classes) + rows.setdefault(row, len(rows)))
+        if not row:
+            number[v] = FIXED
+        elif len(row) == 1:
+            number[v] = sign * row[0]
         else:
-            number[v] = sign * row[0] if row else FIXED
-    width = max(map(len, rows), default=1)
-    padded = [[*row, *[0] * (width - len(row))] for row in rows]
-    return classes, number, torch.tensor(padded, dtype=torch.long).reshape(len(rows), width)
+            place = rows.setdefault(row, len(rows))
+            number[v] = sign * (1 + len(classes) + place)
+    return classes, number, _padded(list(rows))
+
+
+def _generators(roots: Tensor, composed: Sequence[int], products: Mapping[int, Monomial]) -> Tensor:
+    """Return the variables without those that are composed, and the variables that compose these."""
+    factors = [factor for v in composed for factor in products[v]]
+    free = roots[~torch.isin(roots, torch.tensor(composed))]
+    return torch.cat([free, torch.tensor(factors, dtype=torch.long)]).unique()
+
+
+def _padded(rows: Sequence[Sequence[int]]) -> Tensor:
+    """Return rows of numbers as a matrix, filled up with zeros."""
+    width = max((len(row) for row in rows), default=1)
+    matrix = torch.zeros(len(rows), width, dtype=torch.long)
+    for place, row in enumerate(rows):
+        matrix[place, : len(row)] = torch.tensor(row)
+    return matrix
 
 
 def _signed_row(monomial: Monomial, number: Tensor) -> tuple[int, tuple[int, ...]]:
     """Return a monomial as a sign and the signed labels of its factors, the same for it and its inverse."""
-    factors = [(int(number[g]), n) for g, n in sorted(monomial.items())]
+    factors = [(int(number[g]), exponent) for g, exponent in sorted(monomial.items())]
     sign = -1 if factors and factors[0][1] < 0 else 1
     row: list[int] = []
     for label, exponent in factors:
-        row += [label if sign * exponent > 0 else -label] * abs(exponent)
+        signed = label if sign * exponent > 0 else -label
+        row += [signed] * abs(exponent)
     return sign, tuple(row)
 
 
@@ -199,54 +221,82 @@ def _class_names(origins: Iterable[tuple[str, int]]) -> tuple[str, ...]:
 
 def _edge_labels(recorder: Recorder, name: str, shape: torch.Size) -> tuple[Tensor, Tensor]:
     """Return target and source labels of a parameter, compact if all its uses are of the whole parameter."""
-    scales: Scales = recorder.scales
     uses = recorder.uses.of[name]
+    ends = [(use.index, use.target, use.source) for use in uses]
     if len(uses) == 1 and recorder.uses.is_whole(uses[0], name):
-        return scales.resolve(uses[0].target), scales.resolve(uses[0].source)
-    labels = []
-    for end in ("target", "source"):
-        flat = torch.full((shape.numel(),), WILD)
-        for use in uses:
-            places = written_out(use.index).reshape(-1)
-            found = scales.resolve(getattr(use, end)).expand(use.index.shape).reshape(-1)
-            # a part read on zeros says nothing
-            flat[places] = torch.where(found == WILD, flat[places], found)
-        labels.append(flat.reshape(shape))
-    return labels[0], labels[1]
+        _, target, source = ends[0]
+        return recorder.scales.resolve(target), recorder.scales.resolve(source)
+    targets = [(index, target) for index, target, _ in ends]
+    sources = [(index, source) for index, _, source in ends]
+    return (
+        _labels_in_parts(recorder.scales, targets, shape),
+        _labels_in_parts(recorder.scales, sources, shape),
+    )
+
+
+def _labels_in_parts(
+    scales: Scales, parts: Iterable[tuple[Tensor, Tensor]], shape: torch.Size
+) -> Tensor:
+    """Return labels of all elements of a parameter, from the index and the labels of each part that is used."""
+    flat = torch.full((shape.numel(),), WILD)
+    for index, labels in parts:
+        places = written_out(index).reshape(-1)
+        found = scales.resolve(labels).expand(index.shape).reshape(-1)
+        # a part read on zeros says nothing
+        flat[places] = torch.where(found == WILD, flat[places], found)
+    return flat.reshape(shape)
 
 
 def _nodes(
     recorder: Recorder, renumber: Callable[[Tensor], Tensor], live: Set[int], num_classes: int
 ) -> Mapping[int, Tensor]:
     """Collect the values of units after their ReLU, otherwise after their linear maps, otherwise any values."""
-    nodes: dict[int, Tensor] = {}
-    covered = torch.zeros(num_classes + 1, dtype=torch.bool)
+    nodes = _Nodes(renumber, live, num_classes)
+    nodes.add(recorder.unit_values)
+    nodes.add(recorder.linear_values)
     # units of recurrent layers have their mass from these (see ``paths.kernel.node_mass``)
     recurrent = {slot for i in recorder.instructions if i.recurrent for slot in i.outputs}
-    others = [v for v in recorder.all_values() if v.slot not in recurrent]
-    of_layers = [v for v in recorder.all_values() if v.slot in recurrent]
+    others = []
+    for value in recorder.all_values():
+        if value.slot in recurrent:
+            nodes.covered[without_repeats(renumber(value.labels)).abs().unique()] = True
+        else:
+            others.append(value)
+    if not bool(nodes.covered[1:].all()):
+        nodes.add(others)
+    return MappingProxyType(nodes.labels)
 
-    def add(values: Iterable[Value], seen: Tensor) -> None:
-        """Add values that have a class which is not seen so far."""
+
+class _Nodes:
+    """The values that show the units of classes.
+
+    Attributes:
+        labels: by slot, the classes that its value shows; 0 elsewhere.
+        covered: for each class, whether a value shows it.
+    """
+
+    def __init__(
+        self, renumber: Callable[[Tensor], Tensor], live: Set[int], num_classes: int
+    ) -> None:
+        self._renumber = renumber
+        self._live = live
+        self._num_classes = num_classes
+        self.labels: dict[int, Tensor] = {}
+        self.covered = torch.zeros(num_classes + 1, dtype=torch.bool)
+
+    def add(self, values: Iterable[Value]) -> None:
+        """Add values that have a class which none shows so far."""
+        before = self.covered.clone()
         for value in values:
-            if value.slot not in live or value.slot in nodes or value.kind != "hidden":
+            if value.kind != "hidden" or value.slot not in self._live or value.slot in self.labels:
                 continue
-            labels = without_repeats(renumber(value.labels))
+            labels = without_repeats(self._renumber(value.labels))
             # of a product of classes
-            labels = torch.where(labels.abs() > num_classes, FIXED, labels)
-            missing = (labels != 0) & ~seen[labels.abs()]
+            labels = torch.where(labels.abs() > self._num_classes, FIXED, labels)
+            missing = (labels != 0) & ~before[labels.abs()]
             if bool(missing.any()):
-                nodes[value.slot] = torch.where(missing, labels, 0).expand(value.shape)
-                covered[labels.abs().unique()] = True
-
-    add(recorder.unit_values, covered.clone())
-    add(recorder.linear_values, covered.clone())
-    seen = covered.clone()
-    for value in of_layers:
-        seen[without_repeats(renumber(value.labels)).abs().unique()] = True
-    if not bool(seen[1:].all()):
-        add(others, seen)
-    return MappingProxyType(nodes)
+                self.labels[value.slot] = torch.where(missing, labels, 0).expand(value.shape)
+                self.covered[labels.abs().unique()] = True
 
 
 def _before_activation(
@@ -266,13 +316,18 @@ def _before_activation(
         return seen[key].expand(labels.shape)
 
     nodes = {v.slot: numbered(v.labels) for v in recorder.activated if v.slot in live}
-    covered = {0, *(label for labels in nodes.values() for label in _classes(labels))}
+    covered = {FIXED}
+    for labels in nodes.values():
+        covered.update(_classes(labels))
     for value in recorder.linear_values:
-        if value.slot in live and value.slot not in nodes:
-            labels = numbered(value.labels)
-            if not covered.issuperset(_classes(labels)):
-                nodes[value.slot] = labels
-    nodes.update((v.slot, numbered(v.labels)) for v in outputs if v.slot not in nodes)
+        if value.slot not in live or value.slot in nodes:
+            continue
+        labels = numbered(value.labels)
+        if not covered.issuperset(_classes(labels)):
+            nodes[value.slot] = labels
+    for value in outputs:
+        if value.slot not in nodes:
+            nodes[value.slot] = numbered(value.labels)
     return MappingProxyType(nodes)
 
 
@@ -288,8 +343,8 @@ def coverage(recorder: Recorder) -> dict[str, int]:
         if any(recorder.uses.is_whole(use, name) for use in uses):
             result[name] = size
             continue
-        counts = sum(
-            torch.bincount(written_out(use.index).reshape(-1), minlength=size) for use in uses
-        )
-        result[name] = int(torch.as_tensor(counts).count_nonzero())
+        is_used = torch.zeros(size, dtype=torch.bool)
+        for use in uses:
+            is_used[written_out(use.index).reshape(-1)] = True
+        result[name] = int(is_used.count_nonzero())
     return result

@@ -17,11 +17,33 @@ from typing import Any
 import torch
 
 RANDOM = {
-    *("rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "rand_like"),
-    *("randn_like", "randint_like", "normal_", "uniform_", "bernoulli_", "exponential_", "random_"),
-    *("poisson", "binomial", "geometric_", "cauchy_", "log_normal_", "gumbel_softmax"),
-    *("fractional_max_pool2d", "fractional_max_pool3d", "_standard_gamma", "_sample_dirichlet"),
-    *("fractional_max_pool2d_with_indices", "fractional_max_pool3d_with_indices"),
+    "rand",
+    "randn",
+    "randint",
+    "randperm",
+    "normal",
+    "bernoulli",
+    "multinomial",
+    "rand_like",
+    "randn_like",
+    "randint_like",
+    "normal_",
+    "uniform_",
+    "bernoulli_",
+    "exponential_",
+    "random_",
+    "poisson",
+    "binomial",
+    "geometric_",
+    "cauchy_",
+    "log_normal_",
+    "gumbel_softmax",
+    "fractional_max_pool2d",
+    "fractional_max_pool3d",
+    "_standard_gamma",
+    "_sample_dirichlet",
+    "fractional_max_pool2d_with_indices",
+    "fractional_max_pool3d_with_indices",
 }
 """What draws random numbers in training and in evaluation form."""
 

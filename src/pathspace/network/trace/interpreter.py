@@ -120,14 +120,10 @@ class Interpreter(TorchFunctionMode):
         registered = registration_of(recorder.func)
         if self.paused:
             return self._unrecorded(args, kwargs, registered)
-        if name == "device.__get__" and recorder.lookup(args[0]) is not None:
-            return torch.device("cpu")  # torch.autocast knows none like meta
         if name in METADATA:
-            return recorder.func(*args, **kwargs)
-        if kwargs and (name in RULED or name in SHAPED_FACTORIES):
-            args, kwargs = by_position(name, args, kwargs)
-        if kwargs.get("out") is not None:
-            recorder.refuse("it writes its result into another tensor (out=)")
+            return self._metadata(args, kwargs)
+        if kwargs:
+            args, kwargs = self._arranged(args, kwargs)
         tensors = tensors_in(args, kwargs)
         traced: list[Value | None] = []
         values: list[Value] = []
@@ -145,6 +141,24 @@ class Interpreter(TorchFunctionMode):
         if not values:
             return self._constant(args, kwargs)
         return self._of_values(args, kwargs, tensors, traced, registered)
+
+    def _metadata(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the size, the type or the like of a tensor."""
+        recorder = self.recorder
+        if recorder.name == "device.__get__" and recorder.lookup(args[0]) is not None:
+            return torch.device("cpu")  # torch.autocast knows none like meta
+        return recorder.func(*args, **kwargs)
+
+    def _arranged(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a function in the order of its rule; refuse ``out=``."""
+        name = self.recorder.name
+        if name in RULED or name in SHAPED_FACTORIES:
+            args, kwargs = by_position(name, args, kwargs)
+        if kwargs.get("out") is not None:
+            self.recorder.refuse("it writes its result into another tensor (out=)")
+        return args, kwargs
 
     def _unrecorded(self, args: Any, kwargs: Any, registered: Registration | None) -> Any:
         """Run a function of a module left outside, without values."""
@@ -180,8 +194,8 @@ class Interpreter(TorchFunctionMode):
             return self._constant(*pytree.tree_map_only(Tensor, self._form_of, (args, kwargs)))
         if any(t.layout is not torch.strided for t in tensors):
             recorder.refuse(*_explain("to_sparse"))
-        if registered is not None and {v.kind for v in traced if v is not None} == {"buffer"}:
-            known = self._of_buffers(args, kwargs)
+        if registered is not None:
+            known = self._of_buffers_alone(args, kwargs, traced)
             if known is not None:
                 return known
         in_parts = self._in_parts(args, kwargs, registered)
@@ -194,6 +208,11 @@ class Interpreter(TorchFunctionMode):
                 del recorder.operations[begun:]
         return self._noted(args, kwargs, tensors, traced)
 
+    def _of_buffers_alone(self, args: Any, kwargs: Any, traced: list[Value | None]) -> Any:
+        """Return the result of a function of buffers and constants alone; None if there are others or no values."""
+        kinds = {value.kind for value in traced if value is not None}
+        return self._of_buffers(args, kwargs) if kinds == {"buffer"} else None
+
     def _noted(
         self, args: Any, kwargs: Any, tensors: list[Tensor], traced: list[Value | None]
     ) -> Any:
@@ -202,7 +221,8 @@ class Interpreter(TorchFunctionMode):
         name = self.recorder.name
         values = [v for v in traced if v is not None]
         given = [t.shape for t in tensors]  # now: a rule may rebind its arguments
-        result = statistic = None
+        result = None
+        statistic = None
         if any(v.statistic is not None for v in values):
             result = root_mean_square.by_its_root(recorder, args, kwargs)
         if result is None:
@@ -304,15 +324,20 @@ class Interpreter(TorchFunctionMode):
             )
         rule = recorder.rules.get(name)
         if rule is None:
-            if name in READS and kinds <= {"input", "buffer"}:
-                return self._read([v for v in traced if v is not None])
-            return recorder.no_rule(*_explain(name))
+            return self._without_rule(kinds, traced)
         try:
             return rule(recorder, *args, **kwargs)
         except TypeError:
             if fits(rule, recorder, *args, **kwargs):
                 raise
             return recorder.no_rule("it is called in a way that tracing has no rule for")
+
+    def _without_rule(self, kinds: set[str], traced: list[Value | None]) -> Any:
+        """Answer a question about inputs or buffers. Raise NoRule for any other operation."""
+        name = self.recorder.name
+        if name in READS and kinds <= {"input", "buffer"}:
+            return self._read([value for value in traced if value is not None])
+        return self.recorder.no_rule(*_explain(name))
 
     def _check_types(self, args: Any, kwargs: Any) -> None:
         """Refuse to round activations or weights to whole numbers."""
@@ -344,21 +369,21 @@ class Interpreter(TorchFunctionMode):
     def _note_operation(self, given: list[torch.Size], result: Any, args: Any) -> None:
         """Remember an operation whose result depends on a parameter, to know the pass again by."""
         recorder = self.recorder
-        name = self.recorder.name
-        if isinstance(result, Tensor):
-            created = [result]
-        else:  # an assignment to a slice returns nothing
-            created = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)] or args[:1]
-        looked_up = map(recorder.lookup, created)
-        values = [v for v in looked_up if v is not None]
-        passed = ("input", "buffer", "indices") if recorder.strict else ("input", "buffer", "tail")
-        if values and values[0].kind not in passed and name not in SIGNS:
-            slots = tuple([v.slot for v in values])
-            first = values[0]
-            slots += tuple(recorder.inside[s] for s in slots if s in recorder.inside)
-            recorder.operations.append(
-                Operation(name, recorder.path, first.kind, slots, (*given, first.shape))
-            )
+        # an assignment to a slice returns nothing
+        created = tensors_in([result], {}) or args[:1]
+        values = [value for value in map(recorder.lookup, created) if value is not None]
+        if not values:
+            return
+        first = values[0]
+        passed = _PASSED_IF_STRICT if recorder.strict else _PASSED
+        if first.kind in passed or recorder.name in SIGNS:
+            return
+        slots = [value.slot for value in values]
+        slots += [recorder.inside[slot] for slot in slots if slot in recorder.inside]
+        shapes = (*given, first.shape)
+        recorder.operations.append(
+            Operation(recorder.name, recorder.path, first.kind, tuple(slots), shapes)
+        )
 
     def _after_the_end(self, args: Any, kwargs: Any, values: list[Value]) -> Any:
         """Compute a function of outputs, which needs no rule as long as no parameter takes part in it."""
@@ -394,16 +419,19 @@ class Interpreter(TorchFunctionMode):
         # before the function writes into its arguments
         differ = self._where_it_may_differ(args, kwargs, drawn=drawn) if names else None
         result = recorder.func(*args, **kwargs)
-        target = args[0] if args and changes(name) else None
-        made = tensors_in([result if target is None else target], {})
+        first = args[0] if args else None
+        writes = first is not None and changes(name)
+        made = tensors_in([first if writes else result], {})
+        self._note_views(made)
+        if names:
+            self._note_buffers(made, names, differ, first, writes=writes)
+        return result
+
+    def _note_views(self, made: list[Tensor]) -> None:
+        """Remember the constants of which some tensors are views."""
         for tensor in made:
             if tensor._is_view():
                 self._viewed[id(tensor._base)] = tensor._base
-        if names:
-            self._note_buffers(
-                made, names, differ, args[0] if args else None, writes=target is not None
-            )
-        return result
 
     def _random(self, args: Any, kwargs: Any) -> Any:
         """Return the result of a function that draws: its numbers are inputs, as a mask is."""
@@ -579,6 +607,10 @@ def _shaped_factory(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         return getattr(torch, name.removesuffix("_like"))(like.shape, *rest, **kwargs)
     return getattr(torch.empty(0), name)(*rest, **kwargs)
 
+
+_PASSED = ("input", "buffer", "tail")
+"""Kinds of values that depend on no parameter, or come after the last one."""
+_PASSED_IF_STRICT = ("input", "buffer", "indices")
 
 _TRANSFORMED = (
     "it runs inside torch.func (vmap, grad, jvp), whose tensors tracing does not see",

@@ -21,67 +21,76 @@ def check_memory(model: nn.Module, left: tuple[str, ...]) -> None:
     """
     inside = {name: p for name, p in model.named_parameters() if not name.startswith(left)}
     for name, p in inside.items():
-        repeated = _is_plain(p) and any(
-            s == 0 and n > 1 for s, n in zip(p.stride(), p.shape, strict=True)
-        )
-        if repeated:
+        if _is_plain(p) and _repeats_elements(p):
             raise ValueError(
                 f"parameter '{name}' has one element at several places, which cannot be changed in place: clone() it"
             )
     for (name, t), (other, its) in _pairs(model):
-        if (
-            {name, other} & inside.keys()
-            and isinstance(t, nn.Parameter)
-            and isinstance(its, nn.Parameter)
-        ):
+        are_parameters = isinstance(t, nn.Parameter) and isinstance(its, nn.Parameter)
+        if are_parameters and (name in inside or other in inside):
             raise ValueError(
                 f"parameters '{name}' and '{other}' lie in the same memory, so to rescale one would change the other: "
                 "tie them as one parameter (b.weight = a.weight, or a.weight.t() in forward), not by .data"
             )
 
 
+def _repeats_elements(t: Tensor) -> bool:
+    """Return whether a tensor has one element at several places."""
+    return any(size > 1 and step == 0 for size, step in zip(t.shape, t.stride(), strict=True))
+
+
 def in_memory_of_parameters(model: nn.Module) -> list[Tensor]:
     """Return buffers and attributes that share memory with a parameter, and change unnoticed when it is rescaled."""
-    pairs = ([t for _, t in pair if not isinstance(t, nn.Parameter)] for pair in _pairs(model))
-    return [others[0] for others in pairs if len(others) == 1]
+    found = []
+    for (_, first), (_, second) in _pairs(model):
+        others = [t for t in (first, second) if not isinstance(t, nn.Parameter)]
+        if len(others) == 1:
+            found += others
+    return found
 
 
 def _pairs(model: nn.Module) -> Iterator[tuple[tuple[str, Tensor], tuple[str, Tensor]]]:
     """Yield pairs of tensors that have an element in common, with their names."""
-    before = list[tuple[str, Tensor]]()
+    before: list[tuple[str, Tensor]] = []
     for name, t in sorted(_held(model), key=lambda held: held[1].data_ptr()):
-        before = [
-            (o, b) for o, b in before if b.data_ptr() + _size(b) * b.element_size() > t.data_ptr()
-        ]
+        before = [(other, its) for other, its in before if _end(its) > t.data_ptr()]
         for other, its in before:
             if t.device == its.device and _overlap(t, its):
                 yield (other, its), (name, t)
         before.append((name, t))
 
 
+def _end(t: Tensor) -> int:
+    """Return the address after the last element of a tensor."""
+    return t.data_ptr() + _size(t) * t.element_size()
+
+
 def _held(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Return the parameters, buffers and other tensors of all modules, each once, by their names."""
-    seen = set[int]()
-    named = [*model.named_parameters(), *model.named_buffers()]
-    for path, module in model.named_modules():
-        # what an RNN's parameters were
-        own = {k: v for k, v in vars(module).items() if k != "_flat_weights"}
-        of_module = ((key, t) for key, value in own.items() for t in pytree.tree_leaves(value))
-        named += [(f"{path}.{key}".lstrip("."), t) for key, t in of_module if isinstance(t, Tensor)]
-    for name, t in named:
+    seen: set[int] = set()
+    for name, t in (*model.named_parameters(), *model.named_buffers(), *_in_attributes(model)):
         if _is_plain(t) and id(t) not in seen:
             seen.add(id(t))
             yield name, t
 
 
+def _in_attributes(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Return the tensors in the attributes of all modules, by names."""
+    for path, module in model.named_modules():
+        for key, value in vars(module).items():
+            if key == "_flat_weights":  # what an RNN's parameters were
+                continue
+            name = f"{path}.{key}".lstrip(".")
+            for leaf in pytree.tree_leaves(value):
+                if isinstance(leaf, Tensor):
+                    yield name, leaf
+
+
 def _is_plain(t: Tensor) -> bool:
     """Return whether a tensor has elements, each at a place of its own in memory."""
-    return (
-        type(t) in (Tensor, nn.Parameter)
-        and t.layout is torch.strided
-        and not t.is_meta
-        and t.numel() > 0
-    )
+    if type(t) not in (Tensor, nn.Parameter) or t.layout is not torch.strided:
+        return False
+    return not t.is_meta and t.numel() > 0
 
 
 def _size(t: Tensor) -> int:
@@ -91,9 +100,11 @@ def _size(t: Tensor) -> int:
 
 def _overlap(t: Tensor, other: Tensor) -> bool:
     """Return whether two tensors have an element in common, if the first begins no earlier than the other."""
-    offset, rest = divmod(t.data_ptr() - other.data_ptr(), t.element_size())
+    distance = t.data_ptr() - other.data_ptr()
+    offset, rest = divmod(distance, t.element_size())
     if rest or t.dtype != other.dtype:  # read in another way
         return True
-    memory = torch.zeros(max(offset + _size(t), _size(other)), dtype=torch.bool)
+    end = max(offset + _size(t), _size(other))
+    memory = torch.zeros(end, dtype=torch.bool)
     memory.as_strided(t.shape, t.stride(), offset).fill_(True)
     return bool(memory.as_strided(other.shape, other.stride()).any())

@@ -23,13 +23,12 @@ Kept = dict[tuple[nn.Module, str], list[Tensor]]
 def kept_by(model: nn.Module) -> Kept:
     """Return the tensors in each attribute and buffer of a model's modules."""
     own = vars(nn.Module())  # torch's, of parameters, modules and hooks
-    named = [(m, {**vars(m), **m._buffers}.items()) for m in model.modules()]
-    return {
-        (m, key): tensors_in(value)
-        for m, places in named
-        for key, value in places
-        if key not in own
-    }
+    kept: Kept = {}
+    for module in model.modules():
+        for name, value in {**vars(module), **module._buffers}.items():
+            if name not in own:
+                kept[module, name] = tensors_in(value)
+    return kept
 
 
 def outputs_of(
@@ -53,11 +52,11 @@ def outputs_of(
     counted = [o for o in _reached(recorder, _slots(values)) if o.cut is not None]
     leaves_otherwise = bool(recorder.extra_outputs or counted)
     chosen = _without_states(of_units, or_all=not leaves_otherwise)
-    outputs = (
-        [v for v in chosen if v.kind == "hidden"] + recorder.extra_outputs + _entering(counted)
-    )
-    # else no parameter is left between the cuts
-    if not outputs and (recorder.strict or not counted):
+    outputs = [v for v in chosen if v.kind == "hidden"]
+    outputs += [*recorder.extra_outputs, *_entering(counted)]
+    # with cuts, no parameter may be left between them
+    required = recorder.strict or not counted
+    if required and not outputs:
         raise _without_outputs(counted, _in_words(result, values))
     _leave_returned(recorder, returned)
     places, slots = _places(values, of_units, chosen)
@@ -66,7 +65,13 @@ def outputs_of(
     cuts = _cuts(recorder, counted, held)
     _fix(recorder, [*outputs, *_carried(recorder, before, now), *_entering(held)])
     _note_what_enters(recorder, counted)
-    return list({v.slot: v for v in outputs}.values()), places, slots, cuts
+    return _once(outputs), places, slots, cuts
+
+
+def _once(values: Iterable[Value]) -> list[Value]:
+    """Return one value for each slot."""
+    by_slot = {value.slot: value for value in values}
+    return list(by_slot.values())
 
 
 def _without_states(values: list[Value], *, or_all: bool) -> list[Value]:
@@ -154,11 +159,11 @@ def _carried(recorder: Recorder, before: Kept, now: Kept) -> list[Value]:
     for place, old in before.items():
         if not old or any(id(t) in recorder.read for t in old):
             kept += now.get(place, ())
-    return [
-        v
-        for v in map(recorder.lookup, kept)
-        if v is not None and v.kind == "hidden" and not v.state
-    ]
+    carried = []
+    for value in map(recorder.lookup, kept):
+        if value is not None and value.kind == "hidden" and not value.state:
+            carried.append(value)
+    return carried
 
 
 def _held(recorder: Recorder, returned: Any, now: Kept) -> list[Origin]:
@@ -171,10 +176,11 @@ def _held(recorder: Recorder, returned: Any, now: Kept) -> list[Origin]:
 
 def _cuts(recorder: Recorder, counted: Iterable[Origin], held: Iterable[Origin]) -> tuple[Cut, ...]:
     """Return all cuts, once each, with what they do."""
-    counting, holding = ({origin.cut for origin in some} for some in (counted, held))
-    all_cuts = dict.fromkeys(
-        origin.cut for origin in recorder.origins.values() if origin.cut is not None
-    )
+    counting = {origin.cut for origin in counted}
+    holding = {origin.cut for origin in held}
+    origins = recorder.origins.values()
+    # a dictionary keeps their order
+    all_cuts = dict.fromkeys(origin.cut for origin in origins if origin.cut is not None)
     return tuple(replace(cut, counts=cut in counting, holds=cut in holding) for cut in all_cuts)
 
 

@@ -64,37 +64,55 @@ def with_all_obstacles(
     Returns:
         ``first`` itself where it is the only one.
     """
-    paths = {path for path, _ in model.named_modules()}
     left = set(outside)
     refusals = [first]
-    rest = ""
-    while True:
-        path = refusals[-1].module.partition(".parametrizations.")[0]
-        while path in left:
-            path = path.rpartition(".")[0]
-        if not path or path not in paths:
-            operation = refusals[-1].operation
-            rest = f"\nThe last one ('{operation}') stands in the whole model's own forward: put it into a module"
-            break
-        left.add(path)
-        try:
-            attempt(left)
-        except UntraceableError as error:
-            refusals.append(error)
-        except Exception as error:
-            rest = f"\nWithout these the trace ends in another error: {error}"
-            break
-        else:
-            break
+    rest = _collect_obstacles(refusals, model, left, attempt)
     if len(refusals) == 1:
         return first
-    added = sorted(p for p in left - outside if not any(p.startswith(f"{o}.") for o in left))
+    added = sorted(path for path in left - outside if not _is_inside(path, left))
     advice = f"{first.advice}. " if first.advice else ""
     advice += (
         f"It is one of {len(refusals)} obstacles:\n{_told(refusals)}\nReplace them, or leave them to the plain rule:\n"
         f"outside={sorted(outside) + added}{rest}"
     )
     return type(first)(first.operation, first.module, first.reason, advice)
+
+
+def _collect_obstacles(
+    refusals: list[UntraceableError],
+    model: nn.Module,
+    left: set[str],
+    attempt: Callable[[set[str]], object],
+) -> str:
+    """Trace again until nothing is refused, each time without the module of the last refusal.
+
+    Further refusals are added to ``refusals``, and paths of modules to ``left``.
+
+    Returns:
+        A sentence about why it ended, if not because nothing is refused any more.
+    """
+    paths = {path for path, _ in model.named_modules()}
+    while True:
+        path = refusals[-1].module.partition(".parametrizations.")[0]
+        while path in left:
+            path = path.rpartition(".")[0]
+        if not path or path not in paths:
+            operation = refusals[-1].operation
+            return f"\nThe last one ('{operation}') stands in the whole model's own forward: put it into a module"
+        left.add(path)
+        try:
+            attempt(left)
+        except UntraceableError as error:
+            refusals.append(error)
+        except Exception as error:
+            return f"\nWithout these the trace ends in another error: {error}"
+        else:
+            return ""
+
+
+def _is_inside(path: str, others: Iterable[str]) -> bool:
+    """Return whether a module is a part of one of some others."""
+    return any(path.startswith(f"{other}.") for other in others)
 
 
 def _told(refusals: list[UntraceableError]) -> str:

@@ -62,37 +62,47 @@ class ParameterUses:
         sources; a parameter used both ways round (tied input and output embeddings) gets target' =
         1/source and source' = 1/target.
         """
-        shape = self.shapes[parameter.name]
+        name = parameter.name
+        shape = self.shapes[name]
         column = _dimension_of(parameter.labels, target_dim, shape)
         target = self.scales.resolve(target)
         source = self.scales.resolve(source)
         index = parameter.labels
-        # as x @ W has it: turned back, its labels stay compact
-        if (order := _as_it_is(index, shape)) is not None:
-            index, target, source = (_permuted(t, order) for t in (index, target, source))
-        new = ParameterUse(index, target, source, column, bias)
-        uses = self.of.setdefault(parameter.name, [])
-        same = next((old for old in uses if _same_index(old.index, new.index)), None)
-        if same is not None:
-            # what was read on zeros could not be compared with other views until now
-            compare = len(uses) > 1 and any(
-                bool((ends == WILD).any()) for ends in (same.target, same.source)
-            )
-            self._tie(same, new.target, new.source, new.column)
-            same.bias = same.bias or bias
-            if not compare:
-                return
-            new = same
-        size = math.prod(self.shapes[parameter.name])
-        if not self.is_whole(new, parameter.name):
-            self._tie_repeats(new, size)
-        for old in uses:  # another view of the same parameter: compare where they overlap
-            if old is not new:
-                places = [_scatter(size, use.index, use.target, use.source) for use in (old, new)]
-                (t_old, s_old), (t_new, s_new) = places
-                self._tie(replace(old, target=t_old, source=s_old), t_new, s_new, new.column)
+        order = _as_it_is(index, shape)
+        if order is not None:  # as x @ W has it: turned back, its labels stay compact
+            index = _permuted(index, order)
+            target = _permuted(target, order)
+            source = _permuted(source, order)
+        uses = self.of.setdefault(name, [])
+        same = next((old for old in uses if _same_index(old.index, index)), None)
         if same is None:
+            new = ParameterUse(index, target, source, column, bias)
+            self._compare(name, new)
             uses.append(new)
+            return
+        # what was read on zeros could not be compared with other views until now
+        compare = len(uses) > 1 and (_has_wild(same.target) or _has_wild(same.source))
+        self._tie(same, target, source, column)
+        same.bias = same.bias or bias
+        if compare:
+            self._compare(name, same)
+
+    def _compare(self, name: str, new: ParameterUse) -> None:
+        """Tie a use of a parameter with the uses of other views where they overlap."""
+        size = math.prod(self.shapes[name])
+        if not self.is_whole(new, name):
+            self._tie_repeats(new, size)
+        for old in self.of[name]:
+            if old is new:
+                continue
+            in_place = replace(
+                old,
+                target=_scattered(size, old.index, old.target),
+                source=_scattered(size, old.index, old.source),
+            )
+            target = _scattered(size, new.index, new.target)
+            source = _scattered(size, new.index, new.source)
+            self._tie(in_place, target, source, new.column)
 
     def _tie_repeats(self, use: ParameterUse, size: int) -> None:
         """Give an element that a view shows several times (repeat, expand, indexing) one target and one source."""
@@ -114,27 +124,24 @@ class ParameterUses:
         shape = self.shapes[parameter.name]
         index = parameter.labels
         column = _dimension_of(index, 0, shape)
-        if (order := _as_it_is(index, shape)) is not None:
+        order = _as_it_is(index, shape)
+        if order is not None:
             index = _permuted(index, order)
         for old in self.of.get(parameter.name, []):
-            if old.column == column and _same_index(old.index, index):
-                earlier = self.scales.resolve(old.source)
-                wanted = self.scales.resolve(source)
-                if earlier.numel() == wanted.numel() and bool(
-                    (earlier.flatten() == wanted.flatten()).all()
-                ):
-                    return self.scales.resolve(old.target).reshape(-1)
+            if old.column != column or not _same_index(old.index, index):
+                continue
+            earlier = self.scales.resolve(old.source).flatten()
+            wanted = self.scales.resolve(source).flatten()
+            if earlier.numel() == wanted.numel() and bool((earlier == wanted).all()):
+                return self.scales.resolve(old.target).reshape(-1)
         return None
 
     def _tie(self, old: ParameterUse, target: Tensor, source: Tensor, column: int | None) -> None:
-        unify = self.scales.unify
-        if old.column == column:
-            old.target, old.source = unify(old.target, target), unify(old.source, source)
-        else:
-            old.target, old.source = (
-                unify(old.target, _inverse(source)),
-                unify(old.source, _inverse(target)),
-            )
+        """Equate the ends of two uses; they are inverse if the uses run along different dimensions."""
+        if old.column != column:
+            target, source = _inverse(source), _inverse(target)
+        old.target = self.scales.unify(old.target, target)
+        old.source = self.scales.unify(old.source, source)
 
 
 def index_of(shape: torch.Size) -> Tensor:
@@ -171,11 +178,9 @@ def repeats(index: Tensor, dim: int) -> bool:
 
 def _as_it_is(index: Tensor, shape: torch.Size) -> list[int] | None:
     """Return the permutation that makes a view the whole parameter again; None if none exists, or none is needed."""
-    if (
-        not index.is_meta
-        or index.dim() != len(shape)
-        or (index.shape == shape and index.is_contiguous())
-    ):
+    if not index.is_meta or index.dim() != len(shape):
+        return None
+    if index.shape == shape and index.is_contiguous():
         return None
     order = sorted(range(index.dim()), key=lambda d: (-index.stride(d), -index.shape[d]))
     turned = index.permute(order)
@@ -188,14 +193,17 @@ def _permuted(labels: Tensor, order: Sequence[int]) -> Tensor:
 
 
 def _same_index(a: Tensor, b: Tensor) -> bool:
-    if a is b or a.shape != b.shape:
-        return a is b
+    """Return whether two views show the same elements in the same places."""
+    if a is b:
+        return True
+    if a.shape != b.shape:
+        return False
     if not (a.is_meta and b.is_meta):
         return torch.equal(written_out(a), written_out(b))
-    steps = [
-        tuple(step for step, n in zip(t.stride(), t.shape, strict=True) if n > 1) for t in (a, b)
-    ]
-    return a.storage_offset() == b.storage_offset() and steps[0] == steps[1]
+    if a.storage_offset() != b.storage_offset():
+        return False
+    strides = zip(a.shape, a.stride(), b.stride(), strict=True)
+    return all(of_a == of_b for size, of_a, of_b in strides if size > 1)
 
 
 def _inverse(labels: Tensor) -> Tensor:
@@ -216,10 +224,12 @@ def _dimension_of(index: Tensor, dim: int | None, shape: torch.Size) -> int | No
     return next((d for d, stride in enumerate(strides) if step >= stride), None)
 
 
-def _scatter(size: int, index: Tensor, target: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
-    result = []
-    for labels in (target, source):
-        flat = torch.full((size,), WILD)
-        flat[written_out(index).reshape(-1)] = labels.expand(index.shape).reshape(-1)
-        result.append(flat)
-    return result[0], result[1]
+def _has_wild(labels: Tensor) -> bool:
+    return bool((labels == WILD).any())
+
+
+def _scattered(size: int, index: Tensor, labels: Tensor) -> Tensor:
+    """Return labels at their places in the parameter, free elsewhere."""
+    flat = torch.full((size,), WILD)
+    flat[written_out(index).reshape(-1)] = labels.expand(index.shape).reshape(-1)
+    return flat

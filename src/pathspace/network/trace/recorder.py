@@ -70,41 +70,57 @@ class Recorder:
         self.uses = ParameterUses(self.scales)
         # values of buffers and their views, by the id of the empty tensor
         self.real: dict[int, Tensor] = {}
-        self.of_buffers: dict[int, OfBuffers] = {}  # constants, by id
+        # constants made of buffers, by id
+        self.of_buffers: dict[int, OfBuffers] = {}
         # names of the buffers that were written into memory with views, by the id of its owner
         self.written: dict[int, tuple[Tensor, frozenset[str]]] = {}
-        self.own: dict[int, str] = {}  # the buffers themselves, by the id of the copy
-        # what each holds: a mask, indices, numbers, a single one, which counts, or random draws
+        # names of the buffers themselves, by the id of the copy
+        self.own: dict[int, str] = {}
+        # what each buffer holds: a mask, indices, numbers, a single number, or random draws
         self.kinds: dict[str, str] = {DRAWN: "drawn"}
-        self.constants: set[str] = set()  # names of buffers whose values decided on scales
-        self.extra_outputs: list[Value] = []  # what flows into modules left outside
-        # slots of inputs that the network itself had a part in
+        # names of buffers whose values decided on scales
+        self.constants: set[str] = set()
+        # what flows into modules left outside
+        self.extra_outputs: list[Value] = []
+        # by slot, the origins of inputs that the network itself had a part in
         self.origins: dict[int, Origin] = {}
-        self.roots: list[int] = []  # slots of all that enters modules left outside
-        self.read: dict[int, Tensor] = {}  # what operations took, by id
-        self.left: set[str] = set()  # parameters that an operation without a rule takes
-        self.calls: Counter[str] = Counter()  # how often an operation was called, by name
-        self.unit_values: list[Value] = []  # values of units, right after their ReLU
-        self.normed: set[int] = set()  # slots of weights made of a gain and a direction
-        self.inside: dict[int, int] = {}  # slot of a bag -> slot of its rows
-        self.linear_values: list[Value] = []  # values of linear maps, for classes without a ReLU
-        self.activated: list[Value] = []  # what enters an activation
+        # slots of all that enters modules left outside
+        self.roots: list[int] = []
+        # tensors that operations took, by id
+        self.read: dict[int, Tensor] = {}
+        # parameters that an operation without a rule takes
+        self.left: set[str] = set()
+        # how often an operation was called, by name
+        self.calls: Counter[str] = Counter()
+        # values of units, right after their ReLU
+        self.unit_values: list[Value] = []
+        # slots of weights made of a gain and a direction
+        self.normed: set[int] = set()
+        # slot of a bag -> slot of its rows
+        self.inside: dict[int, int] = {}
+        # values of linear maps, for classes without a ReLU
+        self.linear_values: list[Value] = []
+        # values that enter an activation
+        self.activated: list[Value] = []
         # the operations that depend on a parameter, in their order
         self.operations: list[Operation] = []
-        # slots whose one value is known if all activations are finite
+        # by slot, single values that are known if all activations are finite
         self.if_finite: dict[int, bool | int] = {}
-        self.not_finite: dict[int, Any] = {}  # slots of what may not be finite (see trace.finite)
-        # slots of what is finite again, and the buffers by whose values it is
+        # by slot, values that may not be finite (see trace.finite)
+        self.not_finite: dict[int, Any] = {}
+        # slots of values that are finite again, and the buffers by whose values they are
         self.finite_again: dict[int, frozenset[str]] = {}
-        self.drawn: set[int] = set()  # slots of random numbers
-        self.escaped: Exception | None = (
-            None  # the first refusal that the model's own code could catch
-        )
-        # packed sequences, by their batch sizes' id (see rules.packed)
+        # slots of random numbers
+        self.drawn: set[int] = set()
+        # the first refusal that the model's own code could catch
+        self.escaped: Exception | None = None
+        # packed sequences, by the id of their batch sizes (see rules.packed)
         self.packed: dict[int, Any] = {}
-        self.by_batch: set[str] = set()  # modules that normalize inputs by statistics of the batch
+        # modules that normalize inputs by statistics of the batch
+        self.by_batch: set[str] = set()
         self.module_path: list[str] = []
-        self._running: list[tuple[str, Callable[..., Any]]] = []  # operations, the innermost last
+        # operations that run, the innermost last
+        self._running: list[tuple[str, Callable[..., Any]]] = []
         # keeps the tensors alive, so that ids stay unique
         self._values: dict[int, tuple[Tensor, Value, tuple[int, int]]] = {}
         self._slots = 0
@@ -195,15 +211,9 @@ class Recorder:
     def copy_buffer(self, buffer: Tensor, name: str) -> Tensor:
         """Return a copy of a buffer on the CPU whose values a trace may use, as the model may write into the buffer."""
         own = buffer.detach().to("cpu", copy=True)
-        kind = (
-            "numbers"
-            if own.is_floating_point()
-            else "mask"
-            if own.dtype == torch.bool
-            else "indices"
-        )
         self.of_buffers[id(own)] = OfBuffers(own, anywhere(own), frozenset({name}))
-        self.own[id(own)], self.kinds[name] = name, kind if own.numel() > 1 else "single"
+        self.own[id(own)] = name
+        self.kinds[name] = _kind_of_buffer(own)
         return own
 
     def add_leaf(
@@ -390,25 +400,25 @@ class Recorder:
         """Return the pattern of the examples in a result with this batch dimension, from the values it reads."""
         if self.examples.count == 1 or batch is None or batch >= len(shape):
             return None
-        patterns = [
-            v.examples for v in inputs if v.examples is not None and len(v.examples) == shape[batch]
-        ]
-        if any(not torch.equal(p, patterns[0]) for p in patterns[1:]):
+        known = [value.examples for value in inputs if value.examples is not None]
+        patterns = [pattern for pattern in known if len(pattern) == shape[batch]]
+        if not patterns:
+            return None
+        first = patterns[0]
+        if not all(torch.equal(pattern, first) for pattern in patterns):
             self.mixes(name)
-        return patterns[0] if patterns else None
+        return first
 
     def as_units(self, tensor: Tensor) -> Value:
         """Return the value of a tensor; a parameter in the place of activations becomes edges from the bias node."""
         value = self.value(tensor)
         if value.kind != "parameter":
             return value
-        created = self.scales.fresh(value.labels.numel(), self.where("parameter")).reshape(
-            value.shape
-        )
+        created = self.scales.fresh(value.labels.numel(), self.where("parameter"))
+        created = created.reshape(value.shape)
         self.uses.add(value, created, torch.full_like(created, FIXED), bias=True)
-        units = self.emit(
-            whole, [value], self.scales.resolve(created), name="parameter", dtype=tensor.dtype
-        )
+        labels = self.scales.resolve(created)
+        units = self.emit(whole, [value], labels, name="parameter", dtype=tensor.dtype)
         return self.value(self.note_unit(units))
 
     def made_of(self, source: Tensor, count: int) -> Tensor:
@@ -478,8 +488,8 @@ class Recorder:
     ) -> Any:
         """Run a function, or the module at the path `outside`, unrecorded; its results are inputs of the network."""
         given = [(t, self.lookup(t)) for t in tensors_in(args, kwargs)]
-        traced = [v for _, v in given if v is not None]
-        batched = next((v for v in traced if v.batch == batch), None)
+        traced = [value for _, value in given if value is not None]
+        batched = next((value for value in traced if value.batch == batch), None)
         args, kwargs = with_sizes(args, kwargs)
         args, kwargs = pytree.tree_map_only(Tensor, lambda t: t.to("meta"), (args, kwargs))
         result = without_values(short_name(func), func, args, kwargs)
@@ -489,10 +499,12 @@ class Recorder:
             return self.bind(bound, self.in_memory_of(self.value(bound), bound, given))
 
         result = pytree.tree_map_only(Tensor, in_memory, result)
-        if any(v.slot in self.drawn for v in traced):
+        slots = [value.slot for value in traced]
+        if not self.drawn.isdisjoint(slots):
             self.note_drawn(result)
-        if self.origins or outside is not None or any(v.kind == "hidden" for v in traced):
-            self._note_origin(result, Origin(tuple([v.slot for v in traced]), outside=outside))
+        of_units = any(value.kind == "hidden" for value in traced)
+        if of_units or self.origins or outside is not None:
+            self._note_origin(result, Origin(tuple(slots), outside=outside))
         return result
 
     def _note_origin(self, result: Any, origin: Origin) -> None:
@@ -518,16 +530,18 @@ class Recorder:
     def reached(self, slots: Iterable[int], until: Collection[int] = ()) -> set[int]:
         """Return all slots from which these were computed, through cuts and functions of inputs, up to some slots."""
         read = {slot: i.inputs for i in self.instructions for slot in i.outputs}
-        seen = set[int]()
+        seen: set[int] = set()
         left = list(slots)
         while left:
             slot = left.pop()
-            if slot not in seen:
-                seen.add(slot)
-                if slot in until:
-                    continue
-                left += read.get(slot, ())
-                left += self.origins[slot].slots if slot in self.origins else ()
+            if slot in seen:
+                continue
+            seen.add(slot)
+            if slot in until:
+                continue
+            left += read.get(slot, ())
+            if slot in self.origins:
+                left += self.origins[slot].slots
         return seen
 
     def of_data_alone(self, values: Iterable[Value]) -> bool:
@@ -598,6 +612,15 @@ def _memory(tensor: Tensor) -> tuple[int, int]:
         return tensor._cdata, tensor._version
     except RuntimeError:  # made in inference mode
         return tensor._cdata, 0
+
+
+def _kind_of_buffer(values: Tensor) -> str:
+    """Return what a buffer holds: a single number, numbers, a mask or indices."""
+    if values.numel() < 2:
+        return "single"
+    if values.is_floating_point():
+        return "numbers"
+    return "mask" if values.dtype == torch.bool else "indices"
 
 
 NEW = "Write the result into a new tensor"

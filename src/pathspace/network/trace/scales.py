@@ -41,11 +41,11 @@ class Scales:
         self._count = 2  # FIXED and WILD point to themselves
         # of labels of both signs: negative ones look for theirs at the end
         self._older = _to_themselves(2)
-        self._detours = (
-            0  # labels to look up before all point to their representatives; 0 if they do
-        )
-        self._firsts: list[int] = []  # first variable of each batch of fresh ones
-        self._origins: list[str] = []  # where that batch was made
+        # labels to look up before all point to their representatives; 0 if they do
+        self._detours = 0
+        # the first variable of each batch of fresh ones, and the place where the batch was made
+        self._firsts: list[int] = []
+        self._origins: list[str] = []
         # columns v, a, b: the scales of a product and of its factors
         self._equations: list[Tensor] = []
         # by factors: a loop multiplies the same ones at every step
@@ -59,7 +59,8 @@ class Scales:
         self._count += count
         if 2 * self._count > len(self._older):
             larger = _to_themselves(2 * self._count)
-            larger[:first], larger[1 - first :] = self._older[:first], self._older[1 - first :]
+            larger[:first] = self._older[:first]
+            larger[1 - first :] = self._older[1 - first :]
             self._older = larger
         return torch.arange(first, self._count)
 
@@ -98,7 +99,8 @@ class Scales:
     def unify(self, a: Tensor, b: Tensor) -> Tensor:
         """Make two broadcastable arrays of labels equal, element by element; returns the common labels."""
         shape = a.shape if a.shape == b.shape else torch.broadcast_shapes(a.shape, b.shape)
-        a, b = (self.resolve(without_repeats(t)) for t in (a, b))
+        a = self.resolve(without_repeats(a))
+        b = self.resolve(without_repeats(b))
         if torch.equal(a, b):
             return a.expand(shape)
         a, b = torch.broadcast_tensors(a, b)
@@ -112,8 +114,11 @@ class Scales:
     def product(self, a: Tensor, b: Tensor, origin: str) -> Tensor:
         """Return the labels of the product of two values whose labels broadcast."""
         shape = a.shape if a.shape == b.shape else torch.broadcast_shapes(a.shape, b.shape)
-        a, b = torch.broadcast_tensors(*(self.resolve(without_repeats(t)) for t in (a, b)))
-        result = torch.where(a == FIXED, b, torch.where(b == FIXED, a, FIXED))
+        a = self.resolve(without_repeats(a))
+        b = self.resolve(without_repeats(b))
+        a, b = torch.broadcast_tensors(a, b)
+        of_one = torch.where(b == FIXED, a, FIXED)
+        result = torch.where(a == FIXED, b, of_one)
         result = result.masked_fill((a == WILD) | (b == WILD), WILD)
         both = (result == FIXED) & (a != -b)
         if bool(both.any()):
@@ -126,16 +131,18 @@ class Scales:
 
     def _multiplied(self, a: Tensor, b: Tensor, origin: str) -> Tensor:
         """Return variables for the products of representatives, one for each pair of them."""
-        size = 2 * self._count  # pairs as numbers, which are sorted faster
-        numbers, place = (torch.minimum(a, b) * size + torch.maximum(a, b)).unique(
-            return_inverse=True
-        )
+        # pairs as numbers, which are sorted faster
+        size = 2 * self._count
+        coded = torch.minimum(a, b) * size + torch.maximum(a, b)
+        numbers, place = coded.unique(return_inverse=True)
         larger = (numbers + size // 2).remainder(size) - size // 2
-        pairs = torch.stack([(numbers - larger) // size, larger])
+        smaller = (numbers - larger) // size
+        pairs = torch.stack([smaller, larger])
         key = pairs.numpy().tobytes()
         if key not in self._products:
-            self._products[key] = self.fresh(pairs.shape[1], origin)
-            self._equations.append(torch.cat([self._products[key][None], pairs]))
+            products = self.fresh(pairs.shape[1], origin)
+            self._products[key] = products
+            self._equations.append(torch.cat([products[None], pairs]))
         return self.resolve(self._products[key])[place]
 
     def solve(self) -> dict[int, Monomial]:
@@ -147,25 +154,30 @@ class Scales:
         if not self._equations:
             return {}
         equations = torch.cat(self._equations, 1)
+        now = self.resolve(equations)
         while True:  # an equation with a one in it is one of two variables, like any other
-            v, a, b = now = self.resolve(equations)
+            v, a, b = now
             self.unify(a, torch.where(v == FIXED, -b, a))
-            self.unify(v, torch.where(a == FIXED, b, torch.where(b == FIXED, a, v)))
-            if torch.equal(self.resolve(equations), now):
+            of_one = torch.where(b == FIXED, a, v)
+            self.unify(v, torch.where(a == FIXED, b, of_one))
+            further = self.resolve(equations)
+            if torch.equal(further, now):
                 break
-        return solved(now[:, (now != FIXED).all(0)].t().tolist())
+            now = further
+        is_product = (now != FIXED).all(0)
+        return solved(now[:, is_product].t().tolist())
 
     def _merge(self, a: Tensor, b: Tensor) -> None:
         """Make each pair of representatives equal, none of them WILD: all pairs at once, until none is left."""
         while len(a):
-            # The older variable stays, so that classes are named after the place where they first
-            # appear.
+            # the older variable stays, so that classes are named after the place where they first
+            # appear
             older = a.abs() < b.abs()
             keep = torch.where(older, a, b)
             drop = torch.where(older, b, a)
-            keep = torch.where(keep == -drop, FIXED, keep)  # s = 1/s for s > 0 leaves s = 1
-            # a variable in several pairs follows the oldest partner now, the others in the next
-            # round
+            # s = 1/s for s > 0 leaves s = 1
+            keep = torch.where(keep == -drop, FIXED, keep)
+            # a variable in several pairs follows the oldest partner now, the others in the next round
             self._older.scatter_reduce_(0, drop.abs(), keep.abs(), "amin")
             first = keep.abs() == self._older[drop.abs()]
             self._point(drop[first], keep[first])
@@ -194,14 +206,12 @@ class Scales:
     def unify_over(self, labels: Tensor, keep: tuple[int, ...]) -> Tensor:
         """Make labels equal along every dimension but those in ``keep``; returns them with shape ``[len] * keep``."""
         keep = tuple(d % labels.dim() for d in keep)
+        shape = [labels.shape[d] for d in keep]
         rest = [d for d in range(labels.dim()) if d not in keep]
         if not all(labels.shape[d] for d in rest):  # nothing is there to have a scale
-            return torch.full([labels.shape[d] for d in keep], WILD)
-        return (
-            self.unify_along(labels, rest)
-            .permute((*rest, *keep))
-            .reshape([labels.shape[d] for d in keep])
-        )
+            return torch.full(shape, WILD)
+        unified = self.unify_along(labels, rest)
+        return unified.permute((*rest, *keep)).reshape(shape)
 
     def unify_groups(self, labels: Tensor, largest: Callable[[Tensor], Tensor]) -> Tensor:
         """Make labels equal in groups, and return one of each; ``largest`` takes the maximum of each group."""
@@ -212,7 +222,8 @@ class Scales:
             high = largest(numbers.masked_fill(wild, -math.inf))
             low = -largest((-numbers).masked_fill(wild, -math.inf))
             empty = torch.isinf(high)
-            high, low = (t.masked_fill(empty, WILD).long() for t in (high, low))
+            high = high.masked_fill(empty, WILD).long()
+            low = low.masked_fill(empty, WILD).long()
             if bool((high == low).all()):
                 return high
             self.unify(high, low)

@@ -46,26 +46,29 @@ def shadow_of(
         if t.is_floating_point() or t.is_complex():
             memo[id(t)] = torch.empty_like(t, device="meta", requires_grad=True)
     for name, buffer in model.named_buffers():
-        if id(buffer) in memo:
-            continue
-        if buffer.layout is not torch.strided:  # a constant, which nothing traced may meet
-            memo[id(buffer)] = buffer.detach().clone()
-        elif buffer.is_floating_point() or buffer.is_meta:
-            empty = torch.empty_like(buffer, device="meta")
-            memo[id(buffer)] = recorder.add_leaf(empty, "buffer", name)
-            if not buffer.is_meta:
-                recorder.real[id(empty)] = recorder.copy_buffer(buffer, name)
-        else:
-            memo[id(buffer)] = recorder.copy_buffer(buffer, name)
+        if id(buffer) not in memo:
+            memo[id(buffer)] = _shadow_of_buffer(buffer, name, recorder)
     for name, held in _plain_tensors(model):  # as buffers, whose values a trace may go by
         if id(held) not in memo:
             memo[id(held)] = recorder.copy_buffer(held, name)
-    shadow = copy.deepcopy(
-        model, _empty_hooks_of(model) | _optimizers_of(model) | kept_in_copies(model) | memo
-    )
+    special = _empty_hooks_of(model) | _optimizers_of(model) | kept_in_copies(model)
+    shadow = copy.deepcopy(model, special | memo)
     remove_guards_(shadow)
     _without_writes_(shadow)
     return shadow, parameters
+
+
+def _shadow_of_buffer(buffer: Tensor, name: str, recorder: Recorder) -> Tensor:
+    """Return the tensor that stands for a buffer in the copy of a model."""
+    if buffer.layout is not torch.strided:  # a constant, which nothing traced may meet
+        return buffer.detach().clone()
+    if not buffer.is_floating_point() and not buffer.is_meta:
+        return recorder.copy_buffer(buffer, name)
+    empty = torch.empty_like(buffer, device="meta")
+    leaf = recorder.add_leaf(empty, "buffer", name)
+    if not buffer.is_meta:
+        recorder.real[id(empty)] = recorder.copy_buffer(buffer, name)
+    return leaf
 
 
 def _without_writes_(shadow: nn.Module) -> None:
@@ -116,8 +119,9 @@ def _plain_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Return tensors that are attributes of modules and neither parameters nor buffers, with their names."""
     for path, module in model.named_modules():
         for key, value in vars(module).items():
-            plain = type(value) is Tensor and value.layout is torch.strided and not value.is_meta
-            if plain and value.is_leaf and not value.requires_grad:
+            if type(value) is not Tensor or value.layout is not torch.strided or value.is_meta:
+                continue
+            if value.is_leaf and not value.requires_grad:
                 yield f"{path}.{key}".lstrip("."), value
 
 
@@ -127,19 +131,27 @@ def made_by_hooks(model: nn.Module) -> list[Tensor]:
     They cannot be copied, and need not be: a call makes them anew.
     """
     own = vars(nn.Module()).keys() - {"_parameters", "_buffers"}  # torch's, of modules and hooks
-    held = ([v for key, v in vars(module).items() if key not in own] for module in model.modules())
-    return [t for t in pytree.tree_leaves(list(held)) if isinstance(t, Tensor) and not t.is_leaf]
+    held: list[Any] = []
+    for module in model.modules():
+        held += [value for key, value in vars(module).items() if key not in own]
+    return [t for t in pytree.tree_leaves(held) if isinstance(t, Tensor) and not t.is_leaf]
+
+
+def _attributes_of(model: nn.Module) -> Iterator[Any]:
+    """Return the values of all attributes of all modules."""
+    for module in model.modules():
+        yield from vars(module).values()
 
 
 def _optimizers_of(model: nn.Module) -> dict[int, Any]:
     """Return optimizers that modules hold, by identity. No forward pass needs copies of them and of their states."""
-    held = (value for module in model.modules() for value in vars(module).values())
+    held = _attributes_of(model)
     return {id(value): value for value in held if isinstance(value, torch.optim.Optimizer)}
 
 
 def _empty_hooks_of(model: nn.Module) -> dict[int, Any]:
     """Return new dictionaries for empty ones of hooks: deepcopy would copy eleven of them for every module."""
-    held = (value for module in model.modules() for value in vars(module).values())
+    held = _attributes_of(model)
     return {id(value): OrderedDict() for value in held if type(value) is OrderedDict and not value}
 
 
@@ -150,10 +162,9 @@ def copy_of(model: Model, memo: dict[int, Any] | None = None) -> Model:
         model: any module; it is not changed.
         memo: what stands for parts of it in the copy, by their identity.
     """
-    created = {id(t): t.detach() for t in made_by_hooks(model)}
-    copied = copy.deepcopy(
-        model, created | _empty_hooks_of(model) | kept_in_copies(model) | (memo or {})
-    )
+    made = {id(t): t.detach() for t in made_by_hooks(model)}
+    special = made | _empty_hooks_of(model) | kept_in_copies(model)
+    copied = copy.deepcopy(model, special | (memo or {}))
     remove_guards_(copied)
     return copied
 
@@ -226,8 +237,10 @@ def arguments_for(
 
 def _check_leaf(leaf: Any) -> None:
     """Refuse objects with tensors inside, which would be constants of the trace."""
+    if isinstance(leaf, (Tensor, nn.Module, type)):
+        return
     held = leaf if isinstance(leaf, PackedSequence) else getattr(leaf, "__dict__", {}).values()
-    if not isinstance(leaf, (Tensor, nn.Module, type)) and any(isinstance(v, Tensor) for v in held):
+    if any(isinstance(value, Tensor) for value in held):
         raise ValueError(
             f"example_input holds a {type(leaf).__name__}, whose tensors a trace does not see: wrap the model in a "
             "module that takes the tensors, and makes it of them"

@@ -33,7 +33,7 @@ from pathspace.network.errors import MixedExamples, UntraceableError, WrongBatch
 from pathspace.network.exported import is_exported, module_of
 from pathspace.network.likeness import same_arguments, same_network, same_slots
 from pathspace.network.network import Network
-from pathspace.network.program import Crossing, Program, told
+from pathspace.network.program import Crossing, Cut, Program, told
 from pathspace.network.returned import Returned
 from pathspace.network.rules import MOVEMENTS, RULES
 from pathspace.network.sharded import WHAT_TO_DO, shards
@@ -118,27 +118,14 @@ def trace(
         >>> ps.trace(model, torch.zeros(1, 4))
         Network(58 weights in 4 parameters, 8 unit classes)
     """
-    model = module_of(model)
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"trace needs an nn.Module or an exported program, got {type(model).__name__}; wrap a function in a module"
-        )
-    if batch_dim not in (None, "auto") and not (type(batch_dim) is int and batch_dim >= 0):
-        raise ValueError(
-            f"batch_dim must be 'auto', None or a dimension from 0 on, got {batch_dim!r}"
-        )
-    model = unwrapped(model)
-    if not any(True for _ in model.parameters()):
-        raise ValueError(
-            f"the model has no parameters: {type(model).__name__} cannot be trained or rescaled"
-        )
-    names = outside_names(model, outside)
-    if names and is_exported(model):
+    module = _module_to_trace(model, batch_dim)
+    names = outside_names(module, outside)
+    if names and is_exported(module):
         raise ValueError(
             "an exported program is one graph, without modules that outside= could leave out: trace the module that "
             "was exported"
         )
-    _check_whole(model)
+    _check_whole(module)
     if isinstance(example_input, Mapping):
         example_input = dict(example_input)
     options = _Options(
@@ -148,25 +135,57 @@ def trace(
         frozenset(states),
         strict,
         batch_dim,
-        training={path: module.training for path, module in model.named_modules()},
+        training={path: part.training for path, part in module.named_modules()},
     )
     plan = _Plan(
-        model, example_input, names, output, frozenset(states), strict, again=Retrace(options)
+        module, example_input, names, output, frozenset(states), strict, again=Retrace(options)
     )
-    try:
-        network = plan.network(batch_dim)
-    except UntraceableError as error:
-        if strict:
-            error = with_all_obstacles(
-                error, model, names, lambda left: replace(plan, outside=left).network(batch_dim)
-            )
-        raise error.public() from None
-    except (RuntimeError, IndexError) as error:
-        raise type(error)(f"{_example_in_words(example_input)} {error}") from error
+    network = plan.network_or_reason(batch_dim)
     network.watch()
     if not network.num_classes:
         warnings.warn(_without_classes(network), stacklevel=2)
     return network
+
+
+def _module_to_trace(
+    model: nn.Module | torch.export.ExportedProgram, batch_dim: int | str | None
+) -> nn.Module:
+    """Return the module of a model or of an exported program, without what torch.compile or data parallelism add.
+
+    Raises:
+        TypeError: if it is neither.
+        ValueError: if it has no parameters, or the batch dimension is none.
+    """
+    module = module_of(model)
+    if not isinstance(module, nn.Module):
+        raise TypeError(
+            f"trace needs an nn.Module or an exported program, got {type(module).__name__}; wrap a function in a module"
+        )
+    is_dimension = type(batch_dim) is int and batch_dim >= 0
+    if not is_dimension and batch_dim not in (None, "auto"):
+        raise ValueError(
+            f"batch_dim must be 'auto', None or a dimension from 0 on, got {batch_dim!r}"
+        )
+    module = unwrapped(module)
+    if next(module.parameters(), None) is None:
+        raise ValueError(
+            f"the model has no parameters: {type(module).__name__} cannot be trained or rescaled"
+        )
+    return module
+
+
+def _not_read(
+    recorder: Recorder, parameters: Mapping[str, nn.Parameter], outside: set[str]
+) -> list[str]:
+    """Return the names of parameters that the model does not read, but for those of modules left outside.
+
+    A single number, or none, reads no units.
+    """
+    return [
+        name
+        for name, parameter in parameters.items()
+        if not (parameter.numel() < 2 or id(parameter) in recorder.read or name in outside)
+    ]
 
 
 @dataclass(frozen=True)
@@ -303,6 +322,28 @@ class _Plan:
     again: Retrace | None = None  # traces the model in the same way later
     interpreter: Callable[[Recorder], Interpreter] = Interpreter
 
+    def network_or_reason(self, batch_dim: int | str | None) -> Network:
+        """Return the network, or say why there is none.
+
+        Raises:
+            UntraceableError: if an operation cannot be followed; in a strict trace with all further ones.
+            Exception: as the model itself raises it, with the shapes of the example.
+        """
+        try:
+            return self.network(batch_dim)
+        except UntraceableError as error:
+            if not self.strict:
+                raise error.public() from None
+            refusal = with_all_obstacles(
+                error,
+                self.model,
+                self.outside,
+                lambda left: replace(self, outside=left).network(batch_dim),
+            )
+            raise refusal.public() from None
+        except (RuntimeError, IndexError) as error:
+            raise type(error)(f"{_example_in_words(self.example_input)} {error}") from error
+
     def network(self, batch_dim: int | str | None) -> Network:
         """Return the network, with the batch in a given dimension or in any that can be.
 
@@ -436,13 +477,7 @@ class _Plan:
             RULES, examples, strict=self.strict, choices=self.choices, tie_mixed=self.tie_mixed
         )
         interpreter = self.interpreter(recorder)
-        if self.training is None:
-            shadow, parameters = shadow_of(self.model, recorder)
-        else:
-            shadow, parameters = shadow_of(
-                self.model, recorder, known_hooks(self.model, self.outside)
-            )
-            put_into_form_(shadow, self.training)
+        shadow, parameters = self._shadow(recorder)
         args, kwargs = arguments_for(
             recorder, self.example_input, batch_dim, examples.count, self.states
         )
@@ -458,30 +493,45 @@ class _Plan:
             picked = result if self.output is None else self.output(result)
             interpreter.end(picked)
         outputs, places, slots, cuts = outputs_of(recorder, picked, result, shadow, kept)
-        owned = {
-            id(p) for name in self.outside for p in self.model.get_submodule(name).parameters()
-        }
-        left = {name for name, p in parameters.items() if id(p) in owned} | recorder.left
+        outside = self._names_outside(parameters)
+        unused = tuple(_not_read(recorder, before, outside))
+        as_before = unchanged(held, present(shadow, attributes))
+        attributes = {place: value for place, value in attributes.items() if place in as_before}
+        call = self._call(batch_dim, recorder.constants, unused, attributes)
         returned = Returned(self.output, places)
-        program = Program(
+        program = self._program(recorder, slots, cuts)
+        left = outside | recorder.left
+        network = assemble(self.model, recorder, parameters, left, outputs, returned, call, program)
+        self.mixing.extend(recorder.mixing)
+        _check_types(network.parameters, torch.is_floating_point)
+        return _Pass(network, coverage(recorder), examples)
+
+    def _shadow(self, recorder: Recorder) -> tuple[nn.Module, dict[str, nn.Parameter]]:
+        """Return a copy of the model without data, in the form that the trace is of, and the model's parameters."""
+        if self.training is None:
+            return shadow_of(self.model, recorder)
+        shadow, parameters = shadow_of(self.model, recorder, known_hooks(self.model, self.outside))
+        put_into_form_(shadow, self.training)
+        return shadow, parameters
+
+    def _names_outside(self, parameters: Mapping[str, nn.Parameter]) -> set[str]:
+        """Return the names of the parameters that modules left outside own."""
+        owned: set[int] = set()
+        for path in self.outside:
+            owned.update(id(p) for p in self.model.get_submodule(path).parameters())
+        return {name for name, p in parameters.items() if id(p) in owned}
+
+    def _program(
+        self, recorder: Recorder, slots: tuple[int | None, ...], cuts: tuple[Cut, ...]
+    ) -> Program:
+        """Return the forward pass that was recorded, without its nodes."""
+        return Program(
             tuple(recorder.operations),
             slots,
             cuts=cuts,
             by_batch=frozenset(recorder.by_batch),
             crossings={slot: self._crossing(origin) for slot, origin in recorder.origins.items()},
         )
-        unused = tuple(  # a single number, or none, reads no units
-            n
-            for n, p in before.items()
-            if id(p) not in recorder.read and id(parameters[n]) not in owned and p.numel() > 1
-        )
-        as_before = unchanged(held, present(shadow, attributes))
-        attributes = {place: value for place, value in attributes.items() if place in as_before}
-        call = self._call(batch_dim, recorder.constants, unused, attributes)
-        network = assemble(self.model, recorder, parameters, left, outputs, returned, call, program)
-        self.mixing.extend(recorder.mixing)
-        _check_types(network.parameters, torch.is_floating_point)
-        return _Pass(network, coverage(recorder), examples)
 
     def _crossing(self, origin: Origin) -> Crossing:
         """Return what an input of the network was computed from, with the parameters of a module left outside."""

@@ -45,14 +45,7 @@ def differing(
         moves: whether it moves the elements of its first argument, and does no more.
     """
     if name in ARITHMETIC and len(args) > 1:
-        a, b = (differs(x) if isinstance(x, Tensor) else torch.tensor(x != 0) for x in args[:2])
-        if "div" in name:  # what is divided
-            return [
-                (b if name.startswith("__r") else a).expand(
-                    torch.broadcast_shapes(a.shape, b.shape)
-                )
-            ]
-        return [a & b if "mul" in name else a | b]
+        return [_of_arithmetic(name, args[0], args[1], differs)]
     if name.rstrip("_") in _ALIKE and isinstance(args[0], Tensor):
         return [differs(args[0])]
     if not moves and name not in _SUMS:
@@ -66,22 +59,36 @@ def differing(
     return [t != 0 for t in tensors_in([made], {})]
 
 
+def _of_arithmetic(name: str, x: Any, y: Any, differs: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return where a sum, a product or a quotient of two operands may differ from zero."""
+    a = differs(x) if isinstance(x, Tensor) else torch.tensor(x != 0)
+    b = differs(y) if isinstance(y, Tensor) else torch.tensor(y != 0)
+    if "div" in name:
+        dividend = b if name.startswith("__r") else a
+        return dividend.expand(torch.broadcast_shapes(a.shape, b.shape))
+    return a & b if "mul" in name else a | b
+
+
 _ALIKE = {
-    *(
-        "abs",
-        "neg",
-        "__neg__",
-        "negative",
-        "sqrt",
-        "square",
-        "relu",
-        "clone",
-        "contiguous",
-        "detach",
-        "to",
-        "float",
-    ),
-    *("double", "half", "bfloat16", "long", "int", "type", "cpu"),
+    "abs",
+    "neg",
+    "__neg__",
+    "negative",
+    "sqrt",
+    "square",
+    "relu",
+    "clone",
+    "contiguous",
+    "detach",
+    "to",
+    "float",
+    "double",
+    "half",
+    "bfloat16",
+    "long",
+    "int",
+    "type",
+    "cpu",
 }
 _SUMS = {
     "sum",
