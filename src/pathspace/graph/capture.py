@@ -188,14 +188,15 @@ def of_examples(tensor: Tensor, like: Tensor | None = None) -> Tensor:
             one, too.
     """
     if _is_batched(tensor):
-        return (
-            tensor
-            if _batch_dim(tensor) == 0
-            else _add_batch_dim(leading(tensor)[0], 0, _level(tensor))
-        )
+        if _batch_dim(tensor) == 0:
+            return tensor
+        values, _ = leading(tensor)
+        return _add_batch_dim(values, 0, _level(tensor))
     if like is None:
         return tensor
-    return _add_batch_dim(tensor.expand(len(leading(like)[0]), *tensor.shape), 0, _level(like))
+    values, _ = leading(like)
+    copies = tensor.expand(len(values), *tensor.shape)
+    return _add_batch_dim(copies, 0, _level(like))
 
 
 def one_by_one(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -208,14 +209,24 @@ def one_by_one(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     batched = [t for t in leaves if isinstance(t, Tensor) and _is_batched(t)]
     if not batched:
         return function(*args, **kwargs)
-    results = []
-    for i in range(len(leading(batched[0])[0])):
-        one = [leading(t)[0][i] if isinstance(t, Tensor) and _is_batched(t) else t for t in leaves]
-        args, kwargs = pytree.tree_unflatten(one, form)
-        results.append(pytree.tree_flatten(function(*args, **kwargs)))
-    together = [torch.stack(parts) for parts in zip(*(parts for parts, _ in results), strict=True)]
+    values, _ = leading(batched[0])
     level = _level(batched[0])
-    return pytree.tree_unflatten([_add_batch_dim(t, 0, level) for t in together], results[0][1])
+    results = []
+    for i in range(len(values)):
+        args, kwargs = pytree.tree_unflatten([_of_example(leaf, i) for leaf in leaves], form)
+        results.append(function(*args, **kwargs))
+    by_example = [pytree.tree_leaves(result) for result in results]
+    together = [torch.stack(parts) for parts in zip(*by_example, strict=True)]
+    stacked = [_add_batch_dim(t, 0, level) for t in together]
+    return pytree.tree_unflatten(stacked, pytree.tree_structure(results[0]))
+
+
+def _of_example(leaf: Any, i: int) -> Any:
+    """Return the part of an argument that belongs to one example."""
+    if not isinstance(leaf, Tensor) or not _is_batched(leaf):
+        return leaf
+    values, _ = leading(leaf)
+    return values[i]
 
 
 class OnBatch:
@@ -244,17 +255,16 @@ class OnBatch:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it on one example or, inside ``vmap``, on all."""
         leaves, form = pytree.tree_flatten((args, kwargs))
-        tensors = [t for t in leaves if isinstance(t, Tensor)]
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         with torch.no_grad():
-            batched = next((t for t in tensors if _is_batched(t)), None)
-            if batched is None:
+            batched = [t for t in tensors if _is_batched(t)]
+            if not batched:
                 return self._function(*args, **kwargs)
-            pairs = list(zip(tensors, self._places, strict=True))
-            if all(not _is_batched(t) or _stands_for_examples(t, place) for t, place in pairs):
+            if self._knows_places(tensors):
                 places = iter(self._places)
                 whole = [_joined(t, next(places)) if isinstance(t, Tensor) else t for t in leaves]
                 args, kwargs = pytree.tree_unflatten(whole, form)
-                return self._apart(self._function(*args, **kwargs), batched)
+                return self._apart(self._function(*args, **kwargs), batched[0])
             # it may write into them
             args, kwargs = pytree.tree_map_only(Tensor, torch.clone, (args, kwargs))
             try:
@@ -263,16 +273,23 @@ class OnBatch:
                 args, kwargs = pytree.tree_unflatten(leaves, form)
                 return one_by_one(self._function, args, kwargs)
 
+    def _knows_places(self, tensors: Sequence[Tensor]) -> bool:
+        """Return whether it is known where the examples lie in each tensor that has them."""
+        pairs = zip(tensors, self._places, strict=True)
+        return all(not _is_batched(t) or _stands_for_examples(t, place) for t, place in pairs)
+
     def _apart(self, result: Any, like: Tensor) -> Any:
         """Return the results for each example."""
-        count = len(leading(like)[0])
+        values, _ = leading(like)
+        count = len(values)
         places = iter(self._results)
 
         def apart(t: Tensor) -> Tensor:
             place = next(places)
             if place is None or t.dim() <= place or t.shape[place] != count:
                 return t
-            return _add_batch_dim(t.unsqueeze(place + 1).movedim(place, 0), 0, _level(like))
+            parts = t.unsqueeze(place + 1).movedim(place, 0)
+            return _add_batch_dim(parts, 0, _level(like))
 
         return pytree.tree_map_only(Tensor, apart, result)
 

@@ -97,27 +97,31 @@ class Program:
             self._place(tensor)
         self.inputs = [self._refs[id(t)] for t in inputs]
         self._lines = [self._line(step) for step in _live(steps, wanted)]
-        self._wanted, self._own = (
-            {self._refs[id(t)].number for t in some if id(t) in self._refs}
-            for some in (wanted, own)
-        )
+        self._wanted = self._numbers(wanted)
+        self._own = self._numbers(own)
+
+    def _numbers(self, tensors: Iterable[Tensor]) -> set[int]:
+        """Return the places of those tensors that the program makes or takes."""
+        return {self._refs[id(t)].number for t in tensors if id(t) in self._refs}
 
     def _place(self, tensor: Tensor) -> Ref:
         self._kept.append(tensor)
         return self._refs.setdefault(id(tensor), Ref(len(self._refs)))
 
     def _line(self, step: Step) -> _Line:
-        if step.name not in _OF_LITERALS:
-            unknown = [
-                t for t in step.tensors if id(t) not in self._refs and id(t) not in self._constants
-            ]
-            if unknown:  # the values of one example would stand for all
-                raise RuntimeError(f"'{step.name}' takes a tensor that no captured step made")
+        """Return a step with places in the place of tensors."""
+        if step.name not in _OF_LITERALS and not all(map(self._is_known, step.tensors)):
+            # the values of one example would stand for all
+            raise RuntimeError(f"'{step.name}' takes a tensor that no captured step made")
         args, kwargs = self.refer((step.args, step.kwargs))
         results = pytree.tree_leaves(step.result)
         places = [self._place(t).number if isinstance(t, Tensor) else None for t in results]
         function = _REPLACED.get(step.function, step.function)
         return _Line(function, args, kwargs, tuple(places))
+
+    def _is_known(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is an input, a constant or the result of a step."""
+        return id(tensor) in self._refs or id(tensor) in self._constants
 
     def refer(self, tree: Any) -> Any:
         """Replace tensors among arguments by references; constants stay."""

@@ -7,7 +7,7 @@ steps tell how to compute the nodes of the network and the values that its param
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -262,22 +262,21 @@ class Beside(Interpreter):
         return id(tensor) in self._own and self._run_at[id(tensor)] > before
 
     def _run_plainly(self, call: Called, result: Any, created: list[Tensor]) -> None:
+        """Run a function as it is, and remember it if it uses parameters."""
         self._check_detached(call, created[0])
         args, kwargs = self.owns((call.args, call.kwargs))
-        # written by hand: statistics are held
         if self.slot(created[0]) in self.network.tape.normalizations:
+            # written by hand: statistics are held
             args, kwargs = self._with_statistics_held(call, args, kwargs)
-        weights = [
-            self.plain(self.own(t)) for t in call.tensors if self.is_weight(call.given[id(t)])
-        ]
-        used = bool(weights) and self._is_hidden(self.recorder.known(created[0]))
-        if not used:
+        learned = [t for t in call.tensors if self.is_weight(call.given[id(t)])]
+        if not learned or not self._is_hidden(self.recorder.known(created[0])):
             self.bind(result, created, self._run_apart(call.name, call.func, args, kwargs), args)
             return
+        weights = [self.plain(self.own(t)) for t in learned]
         function = out_of_place(call.func) if changes(call.name) else call.func
         shown, options = pytree.tree_map_only(Tensor, self.plain, (args, kwargs))
         made = self._run_apart(call.name, function, args, kwargs)
-        first = next(t for t in pytree.tree_leaves(made) if isinstance(t, Tensor))
+        first, *_ = tensors_in([made], {})
         name = call.like or call.name
         self.seen.uses.append(UseOf(name, function, shown, options, weights, [self.plain(first)]))
         if changes(call.name):
@@ -305,15 +304,15 @@ class Beside(Interpreter):
         made = self.run(function, *args, **kwargs)
         if name in MOVEMENTS or changes(name):
             return made
-        views = {
-            id(t)
-            for step in self.capture.steps[before:]
-            if getattr(step.function, "is_view", False) or step.name == "_unsafe_view"
-            for t in pytree.tree_leaves(step.result)
-        }
-        return pytree.tree_map_only(
-            Tensor, lambda t: self.run(torch.clone, t) if id(self.plain(t)) in views else t, made
-        )
+        views: set[int] = set()
+        for step in self.capture.steps[before:]:
+            if getattr(step.function, "is_view", False) or step.name == "_unsafe_view":
+                views.update(id(t) for t in pytree.tree_leaves(step.result))
+
+        def apart(t: Tensor) -> Tensor:
+            return self.run(torch.clone, t) if id(self.plain(t)) in views else t
+
+        return pytree.tree_map_only(Tensor, apart, made)
 
     def _run_detached(self, call: Called, result: Any, created: list[Tensor]) -> None:
         """Run a function whose detached result is an output all the same."""
@@ -354,12 +353,14 @@ class Beside(Interpreter):
         created: list[Tensor],
     ) -> Any:
         """Run a function without a look inside, and without gradients; on a batch, as the model calls it."""
-        places, results = (
-            [None if v is None else v.batch for v in map(self.recorder.known, tensors)]
-            for tensors in (given, created)
-        )
+        whole = OnBatch(function, self._batches(given), self._batches(created))
         with self.capture.running():
-            return self.capture.whole(name, OnBatch(function, places, results), args, kwargs, name)
+            return self.capture.whole(name, whole, args, kwargs, name)
+
+    def _batches(self, tensors: Iterable[Tensor]) -> list[int | None]:
+        """Return the dimensions that hold the examples of traced tensors."""
+        values = map(self.recorder.known, tensors)
+        return [None if value is None else value.batch for value in values]
 
     def _leave(self, tensors: list[Tensor], given: dict[int, Value | None]) -> None:
         for t in tensors:
@@ -402,18 +403,23 @@ class Beside(Interpreter):
 
     def check_nodes(self) -> None:
         """Refuse a pass that did not show all nodes, or showed a weight in the place of one."""
-        wanted = [s for s in self.network.program.nodes if s in self.network.tape.filled]
-        normed = next((s for s in wanted if s in self.recorder.normed), None)
-        if normed is not None:
-            where = next(i.name for i in self.network.tape.instructions if normed in i.outputs)
-            operation, _, module = where.partition(" in ")
-            raise UnmatchedForwardError(
-                f"'{operation}' in {module} makes a weight that enters a cut, and what it adds there is that of no "
-                f"example: leave it to the plain rule with outside=[{module}]"
-            )
-        missing = sum((s,) not in self.seen.nodes for s in wanted)
+        filled = self.network.tape.filled
+        wanted = [slot for slot in self.network.program.nodes if slot in filled]
+        for slot in wanted:
+            if slot in self.recorder.normed:
+                self._refuse_weight(slot)
+        missing = sum((slot,) not in self.seen.nodes for slot in wanted)
         if missing:
             raise UnmatchedForwardError(f"the forward pass did not show {missing} nodes")
+
+    def _refuse_weight(self, slot: int) -> None:
+        """Refuse a weight that enters a cut."""
+        where = next(i.name for i in self.network.tape.instructions if slot in i.outputs)
+        operation, _, module = where.partition(" in ")
+        raise UnmatchedForwardError(
+            f"'{operation}' in {module} makes a weight that enters a cut, and what it adds there is that of no "
+            f"example: leave it to the plain rule with outside=[{module}]"
+        )
 
     # -- what they show ----------------------------------------------------------------------------
 
@@ -481,9 +487,11 @@ class Beside(Interpreter):
         return question.answer
 
     def _made_by(self, value: Tensor) -> str:
-        steps = reversed(self.capture.steps)
-        made = (s for s in steps if any(t is value for t in pytree.tree_leaves(s.result)))
-        return next((s.name for s in made), "")
+        """Return the name of the step that made a value; empty if none did."""
+        for step in reversed(self.capture.steps):
+            if any(t is value for t in pytree.tree_leaves(step.result)):
+                return step.name
+        return ""
 
 
 class _Answers(Choices):
