@@ -44,9 +44,8 @@ def train(config):
                     "step": step,
                 }
                 torch.save(states, f"{folder}/state.pt")
-                tune.report(
-                    {"loss": loss.item()}, checkpoint=tune.Checkpoint.from_directory(folder)
-                )
+                checkpoint = tune.Checkpoint.from_directory(folder)
+                tune.report({"loss": loss.item()}, checkpoint=checkpoint)
 
 
 def search(folder, start=lambda network: None):

@@ -277,16 +277,6 @@ class DataDependent(Path):
             expect_finite(self.network.parameters.values())
         # how often signs were drawn
         draws = max(self.state[name].get("draws", 0) for name in names)
-        wide, request = self._is_wide(), self._request(draws)
-        surveyed, kept = self._averaged(names, draws, wide=wide)
-        types = {name: surveyed.values[name].dtype for name in names}
-        if not (wide or (surveyed.moderate and fits(surveyed, types, request))):
-            surveyed, kept = self._averaged(names, draws, wide=True)
-            if surveyed.moderate and fits(surveyed, types, request):
-                narrow: Values = {
-                    name: dense(k).to(types[name]) for name, k in surveyed.values.items()
-                }
-                surveyed = survey(narrow, with_means=True)
         surveyed, kept = self._in_type_that_fits(names, draws)
         check_finite(surveyed)
         for name, new in kept.items():
