@@ -11,6 +11,7 @@ from torch.testing import assert_close
 import pathspace as ps
 from cases import BY_NAME, call, mlp, traced
 from network.test_real_models import MODELS
+from pathspace.rescaling.align import _Matching, _write
 from pathspace.rescaling.assignment import best_assignment
 from pathspace.rescaling.equal_norms import equal_norm_factors
 from pathspace.rescaling.permutation import groups_of, state_of
@@ -359,6 +360,22 @@ def test_units_without_a_scale_are_put_in_order_too(name):
         model.state_dict().values(), other.model.state_dict().values(), strict=True
     ):
         assert_close(theirs, own, rtol=1e-9, atol=1e-9)
+
+
+def test_features_move_with_heads_that_change_places_later():
+    torch.manual_seed(0)
+    network = ps.trace(Queries(nn.Identity()).double(), queries().double())
+    groups, other = groups_of(network), shuffled(network)
+    start = [torch.randperm(len(group)) for group in groups]
+    start[[len(group) for group in groups].index(2)] = torch.tensor([1, 0])
+    orders = _Matching(network, other, groups, "weights", None).orders(start)
+    found = {name: value.detach() for name, value in state_of(other).items()}
+    for group, order in zip(groups, orders, strict=True):
+        found = group.permuted(found, order)
+    _write(other, found)
+    assert ps.rescaling.equivalent(network, other)
+    done = ps.rescaling.align_(other, network)
+    assert done.order.tolist() == list(range(network.num_classes))
 
 
 def test_rotary_positions_hold_heads_and_what_they_turn():
