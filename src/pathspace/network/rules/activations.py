@@ -28,26 +28,20 @@ def always(is_zero: IsZero, *args: Any, **kwargs: Any) -> bool:
     return True
 
 
+def clamped(is_zero: IsZero, min: Any = None, max: Any = None) -> bool:
+    """Return whether bounds make a ReLU (min=0), or the negative part (max=0)."""
+    bounds = [bound for bound in (min, max) if bound is not None]
+    return len(bounds) == 1 and is_zero(bounds[0])
+
+
 def bounded(
-    is_zero: IsZero, min_val: Any = -1.0, max_val: Any = 1.0, inplace: bool = False
+    is_zero: IsZero, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
 ) -> bool:
     """Return whether the bounds of ``hardtanh`` make a ReLU (0 and infinity), or the negative part."""
     del inplace
-    if _equals(max_val, math.inf):
+    if max_val == math.inf:
         return is_zero(min_val)
-    return _equals(min_val, -math.inf) and is_zero(max_val)
-
-
-def clamped(is_zero: IsZero, min: Any = None, max: Any = None) -> bool:
-    """Return whether the bounds of ``clamp`` make a ReLU (min=0), or the negative part (max=0)."""
-    lower = -math.inf if min is None else min
-    upper = math.inf if max is None else max
-    return bounded(is_zero, lower, upper)
-
-
-def _equals(bound: Any, number: float) -> bool:
-    """Return whether a bound is this number; a tensor may hold others."""
-    return not isinstance(bound, Tensor) and bound == number
+    return min_val == -math.inf and is_zero(max_val)
 
 
 def thresholded(is_zero: IsZero, threshold: float, value: float, inplace: bool = False) -> bool:
