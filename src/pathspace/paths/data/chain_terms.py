@@ -65,17 +65,7 @@ def _paths(seen: ChainPass, request: Request) -> tuple[dict[str, Tensor | Outer]
     if request.alpha == 1:
         return {}, psi
     squares = [leaves[cell.weight].square() for cell in chain.layers[1:]]
-    g = [out.new_ones(1, 1).expand(chain.steps, seen.x.shape[2])]  # of what enters each layer
-    for layer, cell in enumerate(chain.cells):
-        if layer:
-            entering = torch.mm(g[layer], squares[layer - 1].t())
-        else:
-            entering = torch.linalg.vector_norm(leaves[cell.weight], dim=1).square_()
-        for name in cell.biases:
-            entering.addcmul_(leaves[name], leaves[name])
-        mass = torch.lerp(entering, _spread(seen, layer, request), request.alpha)
-        _recur(mass.unbind(0), leaves[cell.recurrent], rest)
-        g.append(mass)
+    g = _masses(seen, request, squares)
     path: dict[str, Tensor | Outer] = {}
     for layer, cell in reversed(list(enumerate(chain.layers))):
         if cell.recurrent:
@@ -88,24 +78,54 @@ def _paths(seen: ChainPass, request: Request) -> tuple[dict[str, Tensor | Outer]
             path[cell.recurrent] = flow[1:].t() @ g[layer + 1][:-1]
         path.update(dict.fromkeys(cell.biases, total))
         if layer:
-            above = torch.mm(flow, squares[layer - 1])
-            psi.insert(
-                0, above if len(above) == chain.steps else pad(above, (0, 0, chain.steps - 1, 0))
-            )
+            below = torch.mm(flow, squares[layer - 1])
+            if len(below) != chain.steps:
+                # the readout sees the last step alone
+                below = pad(below, (0, 0, chain.steps - 1, 0))
+            psi.insert(0, below)
     return path, psi
+
+
+def _masses(seen: ChainPass, request: Request, squares: Sequence[Tensor]) -> list[Tensor]:
+    """Compute the mass g of what enters each layer, ``[T, units]``.
+
+    Args:
+        seen: the forward pass.
+        request: what is wanted.
+        squares: of the weights of all layers but the first.
+    """
+    chain = seen.chain
+    leaves = seen.leaves
+    g = [leaves[chain.readout.weight].new_ones(1, 1).expand(chain.steps, seen.x.shape[2])]
+    for layer, cell in enumerate(chain.cells):
+        if layer:
+            entering = torch.mm(g[layer], squares[layer - 1].t())
+        else:
+            entering = torch.linalg.vector_norm(leaves[cell.weight], dim=1).square_()
+        for name in cell.biases:
+            entering.addcmul_(leaves[name], leaves[name])
+        mass = torch.lerp(entering, _spread(seen, layer, request), request.alpha)
+        _recur(mass.unbind(0), leaves[cell.recurrent], 1 - request.alpha)
+        g.append(mass)
+    return g
 
 
 def _spread(seen: ChainPass, layer: int, request: Request) -> Tensor:
     """Compute stat of the values z of a layer, ``[T, H]``."""
-    # z_t = W_in x_t + b + W_rec h_{t-1}
     cell = seen.chain.cells[layer]
     leaves = seen.leaves
     h = seen.states[layer]
     x = seen.states[layer - 1] if layer else seen.x
-    bias = leaves[cell.biases[0]] + leaves[cell.biases[1]] if cell.biases else None
+    bias = None
+    if cell.biases:
+        bias = leaves[cell.biases[0]] + leaves[cell.biases[1]]
+    # z_t = W_in x_t + b + W_rec h_{t-1}, all steps and examples in one product
+    examples = h.shape[1]
+    before = h[:-1].reshape(-1, h.shape[2])
     z = linear(x.reshape(-1, x.shape[2]), leaves[cell.weight], bias)
-    z[h.shape[1] :].addmm_(h[:-1].reshape(-1, h.shape[2]), leaves[cell.recurrent].t())
-    return spread_of(z.view(h.shape), 1, request.statistic).squeeze(1)
+    z[examples:].addmm_(before, leaves[cell.recurrent].t())
+    spread = spread_of(z.view(h.shape), 1, request.statistic)
+    return spread.squeeze(1)
 
 
 def _recur(rows: Sequence[Tensor], W: Tensor, factor: float) -> None:
@@ -123,37 +143,52 @@ def _seeds(
 ) -> tuple[list[Tensor | None], Tensor | None, Pairs | None]:
     """Draw seeds of all layers and the readout, ``[m, T, units]``, None for zero, with their examples and pairs."""
     flat = torch.cat([row.reshape(-1) for row in psi])
-    places = None
-    # nodes without any weight have no signs drawn; at the far end of long sequences it may be below
-    # all numbers
-    some = [row.any(1) for row in psi]
-    if not bool(torch.cat(some).all()):
-        used = [drawn.repeat_interleave(row.shape[1]) for drawn, row in zip(some, psi, strict=True)]
-        places = torch.cat(used).nonzero().squeeze(1)
+    places = _places_with_weight(psi)
     drawn = flat if places is None else flat[places]
     seeds, chosen, pairs = _seeds_of_rows(drawn, seen.count, request, generator)
     if places is not None:
         spread = seeds.new_zeros(len(seeds), len(flat))
         seeds = spread.index_copy_(1, places, seeds)
-    parts = zip(seeds.split([row.numel() for row in psi], 1), psi, strict=True)
-    result = [part.view(len(part), *row.shape) for part, row in parts]
-    return [*[None] * (len(seen.chain.layers) - len(result)), *result], chosen, pairs
+    result: list[Tensor | None] = [None] * (len(seen.chain.layers) - len(psi))
+    parts = seeds.split([row.numel() for row in psi], 1)
+    for part, row in zip(parts, psi, strict=True):
+        result.append(part.view(len(part), *row.shape))
+    return result, chosen, pairs
+
+
+def _places_with_weight(psi: list[Tensor]) -> Tensor | None:
+    """Return the nodes that signs are drawn for; None for all.
+
+    Nodes of a step without any weight have none: at the far end of long sequences it may be below
+    all numbers.
+    """
+    some = [row.any(1) for row in psi]
+    if bool(torch.cat(some).all()):
+        return None
+    used = [drawn.repeat_interleave(row.shape[1]) for drawn, row in zip(some, psi, strict=True)]
+    return torch.cat(used).nonzero().squeeze(1)
 
 
 def _seeds_of_rows(
     psi: Tensor, count: int, request: Request, generator: torch.Generator
 ) -> tuple[Tensor, Tensor | None, Pairs | None]:
     """Draw seeds ``[m, units]``; return the numbers of their examples, None for all, and pairs for the covariance."""
+    device = psi.device
     if request.statistic == "covariance":
-        drawn = random_pairs(count, generator, psi.device, part=request.part)
+        drawn = random_pairs(count, generator, device, part=request.part)
         half = len(drawn.first)
         seeds = seed_rows(psi.sqrt(), half, generator, request.place)
-        rows = torch.arange(2 * half, device=psi.device)
+        rows = torch.arange(2 * half, device=device)
         pairs = Pairs(rows[:half], rows[half:], rows[:0], count)
-        return torch.cat([seeds, seeds]), torch.cat([drawn.first, drawn.second]), pairs
+        chosen = torch.cat([drawn.first, drawn.second])
+        return torch.cat([seeds, seeds]), chosen, pairs
     seeds = seed_rows(psi.sqrt(), count, generator, request.place)
-    chosen = random_part(count, generator, psi.device, request.place) if request.part else None
-    return seeds if chosen is None else seeds.index_select(0, chosen), chosen, None
+    if not request.part:
+        return seeds, None, None
+    chosen = random_part(count, generator, device, request.place)
+    if chosen is None:
+        return seeds, None, None
+    return seeds.index_select(0, chosen), chosen, None
 
 
 def _examples(h: Tensor, chosen: Tensor | None) -> Tensor:

@@ -24,7 +24,7 @@ Letters: u -> v an edge, o node, i example, n examples, h activation, z value be
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal
@@ -101,8 +101,9 @@ def data_dependent_kappa(
     if alpha == 0:
         network.check_current()
         return kappa(network)
-    request = Request(alpha, statistic, sharing, estimator)
-    return in_safe_type(network, inputs, request, generator)[0]
+    return in_safe_type(network, inputs, Request(alpha, statistic, sharing, estimator), generator)[
+        0
+    ]
 
 
 def check_estimation(
@@ -205,9 +206,7 @@ def kappa_terms(
     statistic = request.statistic
     wanted = list(network.parameters) if names is None else list(names)
     path, psi = path_share(network, replayed, request.alpha, statistic, wanted)
-    exact = request.estimator == "exact"
-    if request.estimator == "auto":
-        exact = sum(p.numel() for p in psi.values()) <= EXACT_UNITS
+    exact = _is_exact(request.estimator, psi)
     bias_of = {}
     if request.pairs is not None:
         bias_of = {w: b for w, b in request.pairs(network, replayed).items() if w in wanted}
@@ -218,13 +217,23 @@ def kappa_terms(
         _add(data, statistics(seeded, statistic, request.sharing, wanted), weight)
         _add(cross, {w: products(seeded, w, b, statistic) for w, b in bias_of.items()}, weight)
     if not data:  # nothing reaches an output
-        data = {name: torch.zeros_like(replayed.leaves[name]) for name in wanted}
-        cross = {name: torch.zeros_like(replayed.leaves[name]) for name in bias_of}
+        data = _zeros(replayed, wanted)
+        cross = _zeros(replayed, bias_of)
     # a model of several types, as for paths alone
     if len({value.dtype for value in data.values()}) > 1:
         data = _in_double(data)
         cross = _in_double(cross)
     return KappaTerms(path, data, cross, bias_of, not exact)
+
+
+def _is_exact(estimator: Estimator, psi: Mapping[Any, Tensor]) -> bool:
+    if estimator == "auto":
+        return sum(p.numel() for p in psi.values()) <= EXACT_UNITS
+    return estimator == "exact"
+
+
+def _zeros(replayed: Replay, names: Iterable[str]) -> dict[str, Tensor]:
+    return {name: torch.zeros_like(replayed.leaves[name]) for name in names}
 
 
 def _in_double(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -241,22 +250,26 @@ def in_safe_type(
     """
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     before = generator.get_state()
-    alpha = request.alpha
     terms = kappa_terms(network, replay(network, inputs), request, generator)
-    kappa = survey({name: terms.kappa(name, data, alpha) for name, data in terms.data.items()})
-    types = {name: value.dtype for name, value in kappa.values.items()}
+    kappa = _survey_of(terms, request.alpha)
+    types = kappa.types()
     if not fits(kappa, types, request):
+        # the same signs once more
         generator.set_state(before)
         terms = kappa_terms(network, in_float64(network, inputs), request, generator)
-        kappa = survey({name: terms.kappa(name, data, alpha) for name, data in terms.data.items()})
+        kappa = _survey_of(terms, request.alpha)
         if fits(kappa, types, request):
-            kappa.values = {
-                name: dense(value).to(types[name]) for name, value in kappa.values.items()
-            }
+            for name, value in kappa.values.items():
+                kappa.values[name] = dense(value).to(types[name])
     check_finite(kappa)
-    return {
-        name: dense(value).clamp_min_(0) for name, value in kappa.values.items()
-    }, terms  # rounding
+    # rounding
+    result = {name: dense(value).clamp_min_(0) for name, value in kappa.values.items()}
+    return result, terms
+
+
+def _survey_of(terms: KappaTerms, alpha: float) -> Surveyed:
+    """Look at kappa, the sum of the two terms."""
+    return survey({name: terms.kappa(name, data, alpha) for name, data in terms.data.items()})
 
 
 def fits(kappa: Surveyed, types: Mapping[str, torch.dtype], request: Request) -> bool:
@@ -326,11 +339,19 @@ def path_share(
         q = {name: p.detach().square().requires_grad_() for name, p in wide.items()}
         result = measure(network, q, replayed, alpha, statistic)
         keys = list(result.nodes)
-        ends = [*(result.nodes[key] for key in keys), *(q[name] for name in names)]
+        ends = list(result.nodes.values())
+        ends += [q[name] for name in names]
         gradients = torch.autograd.grad(result.net, ends, allow_unused=True)
-    psi = {k: g for k, g in zip(keys, gradients, strict=False) if g is not None and bool(g.any())}
-    shares = zip(names, gradients[len(keys) :], strict=True)
-    return {name: g for name, g in shares if g is not None and alpha < 1}, psi
+    psi = {}
+    for key, g in zip(keys, gradients[: len(keys)], strict=True):
+        if g is not None and bool(g.any()):
+            psi[key] = g
+    shares: dict[str, Tensor | Outer] = {}
+    if alpha < 1:
+        for name, g in zip(names, gradients[len(keys) :], strict=True):
+            if g is not None:
+                shares[name] = g
+    return shares, psi
 
 
 Seeding = tuple[Seeded, float]

@@ -99,9 +99,10 @@ class Seeded:
             retain_graph=True,
             allow_unused=True,
         )
-        deltas = [
-            _delta(use, [gradients[edges[edge]] for edge in use.edges]) for use in replayed.uses
-        ]
+        deltas = []
+        for use in replayed.uses:
+            parts = [gradients[edges[edge]] for edge in use.edges]
+            deltas.append(_delta(use, parts))
         return Seeded(replayed, deltas, pairs, part)
 
 

@@ -7,6 +7,7 @@ J of m examples ``[m, *p.shape]``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -60,14 +61,20 @@ def _of_examples(use: Use, weight: Tensor, delta: Tensor, examples: Examples) ->
     layer = sequences(use, weight, delta, examples)
     if layer is not None:
         h, d = layer
-        return d.sum(1) if h is None else torch.bmm(d.transpose(1, 2), h).reshape(-1, *weight.shape)
+        if h is None:
+            return d.sum(1)
+        return torch.bmm(d.transpose(1, 2), h).reshape(-1, *weight.shape)
     if use.name in _CHANNEL_NORMS and weight.dim() == 1:
         J = some(delta, examples)
-        if weight is use.args[1]:
+        is_gain = weight is use.args[1]
+        if is_gain:
             J = J * some(use.args[0], examples)
-        J = J.transpose(1, 2) if J.dim() > 2 else J  # [m, channels, ...]
-        return J.flatten(2).sum(2) if J.dim() > 2 else J.clone()
-    return _by_operation(use, weight, delta, examples).clone()  # it may be delta itself
+        if J.dim() < 3:
+            return J.clone()
+        # [m, channels, ...]
+        return J.transpose(1, 2).flatten(2).sum(2)
+    # it may be delta itself
+    return _by_operation(use, weight, delta, examples).clone()
 
 
 def of_argument(
@@ -167,25 +174,34 @@ def _patches(use: Use, x: Tensor) -> Tensor | None:
     space = matrix.dim() - 2
     if groups != 1 or isinstance(padding, str):
         return None
-    steps, gaps, borders = (
-        (n,) * space if isinstance(n, int) else tuple(n) * (space // len(n))
-        for n in (stride, dilation, padding)
-    )
-    padded = F.pad(x, [n for border in reversed(borders) for n in (border, border)]).contiguous()
+    steps = _per_dim(stride, space)
+    gaps = _per_dim(dilation, space)
+    borders: list[int] = []
+    # torch's pad begins with the last dimension
+    for border in reversed(_per_dim(padding, space)):
+        borders += [border, border]
+    padded = F.pad(x, borders).contiguous()
     taps = tuple(matrix.shape[2:])
-    strides = padded.stride()
-    places = tuple(
-        (size - gap * (tap - 1) - 1) // step + 1
-        for size, gap, tap, step in zip(padded.shape[2:], gaps, taps, steps, strict=True)
-    )
+    places = []
+    strides_of_taps = []
+    strides_of_places = []
+    for dim in range(space):
+        reach = gaps[dim] * (taps[dim] - 1) + 1
+        places.append((padded.shape[2 + dim] - reach) // steps[dim] + 1)
+        stride_in_memory = padded.stride(2 + dim)
+        strides_of_taps.append(stride_in_memory * gaps[dim])
+        strides_of_places.append(stride_in_memory * steps[dim])
     # element (i, channel, tap, place) is that at tap * dilation + place * stride
     windows = padded.as_strided(
         (*padded.shape[:2], *taps, *places),
-        (
-            *strides[:2],
-            *(n * gap for n, gap in zip(strides[2:], gaps, strict=True)),
-            *(n * step for n, step in zip(strides[2:], steps, strict=True)),
-        ),
+        (*padded.stride()[:2], *strides_of_taps, *strides_of_places),
     )
-    columns = padded.shape[1] * torch.Size(taps).numel()
-    return windows.reshape(len(padded), columns, torch.Size(places).numel()).transpose(1, 2)
+    columns = padded.shape[1] * math.prod(taps)
+    return windows.reshape(len(padded), columns, math.prod(places)).transpose(1, 2)
+
+
+def _per_dim(given: int | Sequence[int], space: int) -> tuple[int, ...]:
+    """Return a number for each dimension of space."""
+    if isinstance(given, int):
+        return (given,) * space
+    return tuple(given) * (space // len(given))

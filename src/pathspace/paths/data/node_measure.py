@@ -219,9 +219,9 @@ def class_measure(
     Returns:
         float64 ``[num_classes]``, 0 for a class without nodes; and gamma_net^2.
     """
-    squared = {
-        name: widened(p.detach()).double().square() for name, p in network.parameters.items()
-    }
+    squared = {}
+    for name, p in network.parameters.items():
+        squared[name] = widened(p.detach()).double().square()
     result = measure(network, squared, replayed, alpha, statistic)
     total = torch.zeros(network.num_classes + 1, dtype=torch.float64, device=result.net.device)
     count = torch.zeros_like(total)
@@ -229,12 +229,16 @@ def class_measure(
     recurrent: dict[Key, str] = dict(zip(cells, result.recurrent, strict=True))
     for key, value in result.nodes.items():
         labels = _labels_of(network, key, recurrent.get(key[:2]))
-        flat = labels.expand(value.shape).reshape(-1).to(total.device)
+        flat = labels.expand(value.shape).reshape(-1)
+        flat = flat.to(total.device)
         # negative: the inverse scale; beyond the classes: a product of scales
-        flat = torch.where((flat < 0) | (flat > network.num_classes), 0, flat)
-        total.index_add_(0, flat, value.reshape(-1).double())
-        count.index_add_(0, flat, torch.ones_like(flat, dtype=torch.float64))
-    return (total / count.clamp_min(1))[1:], float(result.net)
+        is_other = (flat < 0) | (flat > network.num_classes)
+        flat = torch.where(is_other, 0, flat)
+        values = value.reshape(-1).double()
+        total.index_add_(0, flat, values)
+        count.index_add_(0, flat, torch.ones_like(values))
+    mean = total / count.clamp_min(1)
+    return mean[1:], float(result.net)
 
 
 def _labels_of(network: Network, key: Key, recurrent: str | None) -> Tensor:

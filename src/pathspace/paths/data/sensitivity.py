@@ -16,7 +16,7 @@ Letters: f outputs of one example, w weights, K how many outputs, eps signs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -92,24 +92,39 @@ def sensitivity(
     count = 0
     for example in examples(network.call, data):
         f = _outputs(network, model, example)
-        exact = estimator == "exact" or (
-            estimator == "auto" and sum(t.numel() for t in f) <= EXACT_OUTPUTS
-        )
-        seeds = _unit_seeds(f) if exact else _sign_seeds(f, draws, generator)
-        weight = 1.0 if exact else 1 / draws
-        for seed in seeds:
-            gradients = torch.autograd.grad(
-                f,
-                list(weights.values()),
-                seed,
-                retain_graph=True,
-                materialize_grads=True,
-                allow_unused=True,
-            )
-            for name, gradient in zip(weights, gradients, strict=True):
-                total[name].add_(widened(gradient).square(), alpha=weight)
+        if _takes_each_output(f, estimator):
+            _add_squares(total, f, weights, _unit_seeds(f), 1.0)
+        else:
+            _add_squares(total, f, weights, _sign_seeds(f, draws, generator), 1 / draws)
         count += 1
     return {name: value.div_(count) for name, value in total.items()}
+
+
+def _takes_each_output(outputs: list[Tensor], estimator: Estimator) -> bool:
+    if estimator == "auto":
+        return sum(t.numel() for t in outputs) <= EXACT_OUTPUTS
+    return estimator == "exact"
+
+
+def _add_squares(
+    total: Mapping[str, Tensor],
+    outputs: list[Tensor],
+    weights: Mapping[str, Tensor],
+    seeds: Iterable[list[Tensor]],
+    factor: float,
+) -> None:
+    """Add the squares of the gradients, one for each seed, times a factor to ``total``."""
+    for seed in seeds:
+        gradients = torch.autograd.grad(
+            outputs,
+            list(weights.values()),
+            seed,
+            retain_graph=True,
+            materialize_grads=True,
+            allow_unused=True,
+        )
+        for name, gradient in zip(weights, gradients, strict=True):
+            total[name].add_(widened(gradient).square(), alpha=factor)
 
 
 def _outputs(network: Network, model: nn.Module, example: Any) -> list[Tensor]:

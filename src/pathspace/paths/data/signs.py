@@ -150,7 +150,11 @@ def seed_rows(sizes: Tensor, rows: int, generator: torch.Generator, place: Place
     end = -(-(first + rows) // wide)
     signs = random_signs((tall + wide, len(sizes)), generator, sizes.dtype).to(sizes.device)
     a = signs[begin:end].mul_(sizes)
-    return (a[:, None] * signs[tall:]).flatten(0, 1)[first - begin * wide :][:rows]
+    b = signs[tall:]
+    # row i of all processes is the product of row i // wide of a and row i % wide of b
+    every = (a[:, None] * b).flatten(0, 1)
+    skipped = first - begin * wide
+    return every[skipped : skipped + rows]
 
 
 def random_signs(
@@ -158,11 +162,12 @@ def random_signs(
 ) -> Tensor:
     """Draw independent signs +-1, eight from each random byte."""
     count = shape[0] * shape[1]
+    count_of_bytes = math.ceil(count / 8)
+    device = generator.device
     # the first sign in the lowest bit
-    drawn = torch.randint(0, 256, (-(-count // 8),), generator=generator, device=generator.device)
-    return (
-        _signs_of_bytes(dtype, generator.device).index_select(0, drawn).view(-1)[:count].view(shape)
-    )
+    drawn = torch.randint(0, 256, (count_of_bytes,), generator=generator, device=device)
+    signs = _signs_of_bytes(dtype, device).index_select(0, drawn)
+    return signs.view(-1)[:count].view(shape)
 
 
 @functools.cache

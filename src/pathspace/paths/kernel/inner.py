@@ -99,7 +99,8 @@ def path_distance(a: Network, b: Network) -> Tensor:
         0.0
     """
     first, second = _weights_of_both(a, b)
-    of_first, of_second = inverse_statistics(a, first), inverse_statistics(b, second)
+    of_first = inverse_statistics(a, first)
+    of_second = inverse_statistics(b, second)
     squares = _inner(a, a, first, first, (of_first, of_first)) + _inner(
         b, b, second, second, (of_second, of_second)
     )
@@ -137,26 +138,30 @@ def expect_alike(a: Network, b: Network) -> None:
     """Raise ValueError unless two networks have parameters of the same names and shapes, and the same paths."""
     if a is b or b in _ALIKE.get(a, ()):
         return
-    shapes = [
-        {name: tuple(p.shape) for name, p in network.parameters.items()} for network in (a, b)
-    ]
-    for name in dict.fromkeys([*shapes[0], *shapes[1]]):
-        found = [of.get(name) for of in shapes]
-        if found[0] != found[1]:
-            first, second = (
-                "lacks it" if shape is None else f"has shape {shape}" for shape in found
-            )
-            raise ValueError(
-                f"expected two networks of one architecture, but of the parameter '{name}' the first {first} and the "
-                f"second {second}: give two models of the same class and size"
-            )
-    operations = [[i.name for i in network.tape.instructions] for network in (a, b)]
-    if operations[0] != operations[1] or not same_paths(a, b):
-        pairs = zip(*operations, strict=False)
+    _expect_shapes_alike(a, b)
+    first = [instruction.name for instruction in a.tape.instructions]
+    second = [instruction.name for instruction in b.tape.instructions]
+    if first != second or not same_paths(a, b):
+        pairs = zip(first, second, strict=False)
         other = next((f": {x} and {y}" for x, y in pairs if x != y), "")
         raise ValueError(
             "expected two networks of one architecture, but parameters of the same names and shapes take part in "
             f"different forward passes{other}. Trace both models in the same form (training or evaluation), with "
             "examples of the same size"
         )
-    _ALIKE.setdefault(a, WeakSet()).add(b)
+
+
+def _expect_shapes_alike(a: Network, b: Network) -> None:
+    first = {name: tuple(p.shape) for name, p in a.parameters.items()}
+    second = {name: tuple(p.shape) for name, p in b.parameters.items()}
+    for name in first | second:
+        if first.get(name) != second.get(name):
+            raise ValueError(
+                f"expected two networks of one architecture, but of the parameter '{name}' the first "
+                f"{_said(first.get(name))} and the second {_said(second.get(name))}: give two models of the same "
+                "class and size"
+            )
+
+
+def _said(shape: tuple[int, ...] | None) -> str:
+    return "lacks it" if shape is None else f"has shape {shape}"

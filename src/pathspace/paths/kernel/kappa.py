@@ -108,20 +108,19 @@ def squared_gradients(
         wide = all_widened(source, network.parameters)
         q = {name: p.detach().square().requires_grad_() for name, p in wide.items()}
         maps = {name: ends for name, ends in network.tape.maps.items() if name in names}
-        total, values = network.tape.run(
-            q, network.live, [slot for ends in maps.values() for slot in ends]
-        )
-        h = dict(zip(maps, values[::2], strict=True))
-        # what leaves a matrix: the matrix itself where more than one vector enters
-        leaves = {
-            name: q[name] if h[name].numel() != q[name].shape[1] else y
-            for name, y in zip(maps, values[1::2], strict=True)
-        }
-        ends = [leaves.get(name, q[name]) for name in names]
+        watched = [slot for ends in maps.values() for slot in ends]
+        total, values = network.tape.run(q, network.live, watched)
+        entering = dict(zip(maps, values[::2], strict=True))
+        leaving = dict(zip(maps, values[1::2], strict=True))
+        # matrices that one vector enters: kappa1 is a product of two vectors
+        single = {n for n, h in entering.items() if h.numel() == q[n].shape[1]}
+        ends = [leaving[name] if name in single else q[name] for name in names]
         gradients = torch.autograd.grad(total, ends, materialize_grads=True)
-    return {
-        name: local(g)
-        if end is q[name]
-        else Outer(cut(g.reshape(-1), q[name]), h[name].detach().reshape(-1))
-        for name, g, end in zip(names, gradients, ends, strict=True)
-    }
+    result: Values = {}
+    for name, g in zip(names, gradients, strict=True):
+        if name in single:
+            delta = cut(g.reshape(-1), q[name])
+            result[name] = Outer(delta, entering[name].detach().reshape(-1))
+        else:
+            result[name] = local(g)
+    return result

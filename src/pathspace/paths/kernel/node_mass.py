@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -96,7 +96,8 @@ class NodeMass:
         enters has that of what leaves it, 1 / sqrt(gamma_out), and one without any path has no
         scale: 1 stands for it.
         """
-        enters, leaves = self.into > 0, self.out_of > 0
+        enters = self.into > 0
+        leaves = self.out_of > 0
         into = torch.where(enters, self.into, 1.0)
         out_of = torch.where(leaves, self.out_of, torch.where(enters, self.nodes, 1.0))
         balance = (into / out_of).sqrt()
@@ -134,7 +135,8 @@ def node_mass(network: Network) -> NodeMass:
         longer_in, longer_out, _, _ = _sums(network, q)
         # q^l: where all squares grow by a factor, mass grows by it as often as there are weights on
         # a path
-        length, rest = (longer_in / into).log(), (longer_out / out_of).log()
+        length = (longer_in / into).log()
+        rest = (longer_out / out_of).log()
         # where no path leaves, as in front of a zero-initialised layer, what a ReLU lets through of
         # one layer is 1
         even = torch.where((into > 0) & (out_of > 0), mass ** (length / (length + rest)), 2.0)
@@ -169,33 +171,54 @@ def _squares(network: Network, source: Mapping[str, Tensor], *, halved: bool) ->
 
 def _sums(network: Network, q: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """gamma_in, gamma_out and n of every class, and the path mass of one output, from squares of the weights."""
+    total, masses, outputs = _masses(network, q)
+    into = torch.zeros(network.num_classes + 1, dtype=torch.float64, device=total.device)
+    out_of = torch.zeros_like(into)
+    count = torch.zeros_like(into)
+    for labels, value, delta in masses:
+        # no product of classes
+        single = torch.where(labels.abs() > network.num_classes, 0, labels)
+        flat = single.to(into.device).expand(value.shape).reshape(-1)
+        classes = flat.abs()
+        h = value.detach().reshape(-1)
+        d = delta.reshape(-1)
+        # a unit with the inverse scale of its class: its two masses change places
+        inverse = flat < 0
+        into.index_add_(0, classes, torch.where(inverse, d, h))
+        out_of.index_add_(0, classes, torch.where(inverse, h, d))
+        count.index_add_(0, classes, torch.ones_like(h))
+    return into[1:], out_of[1:], count[1:], total.detach() / max(outputs, 1)
+
+
+def _masses(
+    network: Network, q: Mapping[str, Tensor]
+) -> tuple[Tensor, list[tuple[Tensor, Tensor, Tensor]], int]:
+    """Run the squared network, and pull its sum back to the nodes.
+
+    Returns:
+        G; labels, h and dG/dh of all tensors of nodes; and how many outputs there are.
+    """
     with torch.enable_grad():
         q = {n: square.detach().requires_grad_() for n, square in q.items()}
         taps: list[Tap] = []
         watched = [*network.nodes, *network.tape.outputs]
         tape = _with_means(network.tape) if network.tape.normalizations else network.tape
         total, values = tape.run(q, network.live, watched, taps)
+        nodes = list(values[: len(network.nodes)])
         outputs = sum(value.numel() for value in values[len(network.nodes) :])
-        # (labels, h, what has the gradient dG/dh)
-        masses = [(labels, h, h) for labels, h in zip(network.nodes.values(), values, strict=False)]
-        masses += [
-            (network.edges[tap.recurrent].target.T, tap.states, tap.entering) for tap in taps
-        ]
-        masses = [mass for mass in masses if mass[2].requires_grad]
-        ends = [end for _, _, end in masses]
-        deltas = torch.autograd.grad(total, ends, materialize_grads=True) if ends else ()
-    into = torch.zeros(network.num_classes + 1, dtype=torch.float64, device=total.device)
-    out_of, count = torch.zeros_like(into), torch.zeros_like(into)
-    for (labels, value, _), delta in zip(masses, deltas, strict=True):
-        single = torch.where(labels.abs() > network.num_classes, 0, labels)  # no product of classes
-        flat = single.to(into.device).expand(value.shape).reshape(-1)
-        h, d = value.detach().reshape(-1), delta.reshape(-1)
-        # a unit with the inverse scale of its class: its two masses change places
-        inverse = flat < 0
-        into.index_add_(0, flat.abs(), torch.where(inverse, d, h))
-        out_of.index_add_(0, flat.abs(), torch.where(inverse, h, d))
-        count.index_add_(0, flat.abs(), torch.ones_like(h))
-    return into[1:], out_of[1:], count[1:], total.detach() / max(outputs, 1)
+        labels = list(network.nodes.values())
+        # what has the gradient dG/dh
+        ends = list(nodes)
+        for tap in taps:
+            labels.append(network.edges[tap.recurrent].target.T)
+            nodes.append(tap.states)
+            ends.append(tap.entering)
+        reached = [i for i, end in enumerate(ends) if end.requires_grad]
+        if not reached:
+            return total, [], outputs
+        deltas = torch.autograd.grad(total, [ends[i] for i in reached], materialize_grads=True)
+    masses = [(labels[i], nodes[i], delta) for i, delta in zip(reached, deltas, strict=True)]
+    return total, masses, outputs
 
 
 def _with_means(tape: Tape) -> Tape:
@@ -222,20 +245,33 @@ def _has_positions(network: Network) -> bool:
     }
     if not several:
         return False
-    # of a slot, through views of parameters
-    readers: defaultdict[int, list[Instruction]] = defaultdict(list)
-    for instruction in reversed(network.tape.instructions):
-        views = instruction.outputs if instruction.of_parameter else ()
-        through = [reader for view in views for reader in readers[view]]
-        for slot in instruction.inputs:
-            readers[slot] += through if views else [instruction]
+    readers = _readers(network.tape)
     for leaf in network.tape.leaves:
         steps = readers[leaf.slot]
         if len(steps) < 2 or leaf.name not in network.edges:
             continue
         edge = network.edges[leaf.name]
         feeds_itself = bool(((edge.target == edge.source) & (edge.target != 0)).any())
-        seen = {slot for step in steps for slot in (*step.inputs, *step.outputs)}
-        if feeds_itself and several.isdisjoint(seen):
+        if feeds_itself and several.isdisjoint(_slots_of(steps)):
             return False
     return True
+
+
+def _readers(tape: Tape) -> Mapping[int, list[Instruction]]:
+    """Return the instructions that read each slot, also through views of parameters."""
+    readers: defaultdict[int, list[Instruction]] = defaultdict(list)
+    for instruction in reversed(tape.instructions):
+        found = [instruction]
+        if instruction.of_parameter and instruction.outputs:
+            found = [reader for view in instruction.outputs for reader in readers[view]]
+        for slot in instruction.inputs:
+            readers[slot] += found
+    return readers
+
+
+def _slots_of(steps: Iterable[Instruction]) -> set[int]:
+    """Return all slots that some instructions read or write."""
+    slots: set[int] = set()
+    for step in steps:
+        slots.update(step.inputs, step.outputs)
+    return slots

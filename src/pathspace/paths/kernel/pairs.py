@@ -14,8 +14,10 @@ state after it; both ``[T, H]``.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -87,30 +89,55 @@ def pairs_term(network: Network, source: Mapping[str, Tensor]) -> dict[str, Tens
         }
         taps: list[Tap] = []
         total, _ = network.tape.run(scaled, network.live, taps=taps)
-        result: dict[str, Tensor] = {}
         closed = [tap for tap in taps if uses[tap.recurrent] == 1]
-        if closed:
-            deltas = torch.autograd.grad(total, [tap.entering for tap in closed], retain_graph=True)
-            for tap, delta in zip(closed, deltas, strict=True):
-                S, before = q[tap.recurrent].detach(), tap.before.detach()
-                if tap.backwards:
-                    before, delta = before.flip(0), delta.flip(0)
-                hidden = before.shape[-1]
-                rows = zip(
-                    *(t.reshape(len(t), -1, hidden).unbind(1) for t in (before, delta)), strict=True
-                )
-                result[tap.recurrent] = sum(recurrent_second_term(S, h, d) for h, d in rows)  # type: ignore[assignment]
-        if repeated:
-            first = torch.autograd.grad(
-                total, list(repeated.values()), create_graph=True, materialize_grads=True
-            )
-            for (name, factor), gradient in zip(repeated.items(), first, strict=True):
-                if gradient.requires_grad:
-                    diagonal = _hessian_diagonal(gradient, factor, batched=not taps)
-                    if diagonal is not None:
-                        # 2 q d^2G/dq^2 = 2 (d^2G/df^2) / q, and nothing where q = 0
-                        square = q[name].detach()
-                        result[name] = torch.where(square > 0, 2 * diagonal / square, 0.0)
+        result = _of_recurrent(total, closed, q)
+        result.update(_of_repeated(total, repeated, q, batched=not taps))
+    return result
+
+
+def _of_recurrent(total: Tensor, taps: Sequence[Tap], q: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return kappa2 of recurrent matrices that their layers alone use, in closed form."""
+    if not taps:
+        return {}
+    result = {}
+    deltas = torch.autograd.grad(total, [tap.entering for tap in taps], retain_graph=True)
+    for tap, delta in zip(taps, deltas, strict=True):
+        S = q[tap.recurrent].detach()
+        before = tap.before.detach()
+        if tap.backwards:
+            before = before.flip(0)
+            delta = delta.flip(0)
+        term = torch.zeros_like(S)
+        for h, d in zip(_per_example(before), _per_example(delta), strict=True):
+            term = term + recurrent_second_term(S, h, d)
+        result[tap.recurrent] = term
+    return result
+
+
+def _per_example(values: Tensor) -> tuple[Tensor, ...]:
+    """Return the values ``[T, ..., H]`` of each example, ``[T, H]``."""
+    return values.reshape(len(values), -1, values.shape[-1]).unbind(1)
+
+
+def _of_repeated(
+    total: Tensor, factors: Mapping[str, Tensor], q: Mapping[str, Tensor], *, batched: bool
+) -> dict[str, Tensor]:
+    """Return kappa2 of parameters that are used several times, from second derivatives in their factors."""
+    if not factors:
+        return {}
+    gradients = torch.autograd.grad(
+        total, list(factors.values()), create_graph=True, materialize_grads=True
+    )
+    result = {}
+    for (name, factor), gradient in zip(factors.items(), gradients, strict=True):
+        if not gradient.requires_grad:
+            continue
+        diagonal = _hessian_diagonal(gradient, factor, batched=batched)
+        if diagonal is None:
+            continue
+        # 2 q d^2G/dq^2 = 2 (d^2G/df^2) / q, and nothing where q = 0
+        square = q[name].detach()
+        result[name] = torch.where(square > 0, 2 * diagonal / square, 0.0)
     return result
 
 
@@ -132,20 +159,17 @@ def _in_both_factors(network: Network) -> set[str]:
     """Return the parameters that a path may meet twice because activations are multiplied that both depend on them."""
     if not network.tape.product:
         return set()
-    names = [leaf.name for leaf in network.tape.leaves if leaf.kind == "parameter"]
-    before = {
-        leaf.slot: 1 << names.index(leaf.name)
-        for leaf in network.tape.leaves
-        if leaf.kind == "parameter"
-    }
-    both = 0  # sets of parameters, as the bits of a number
+    leaves = [leaf for leaf in network.tape.leaves if leaf.kind == "parameter"]
+    names = [leaf.name for leaf in leaves]
+    # sets of parameters, as the bits of a number
+    before = {leaf.slot: 1 << names.index(leaf.name) for leaf in leaves}
+    both = 0
     for instruction in network.tape.instructions:
-        first, *others = [before.get(slot, 0) for slot in instruction.inputs]
+        sets = [before.get(slot, 0) for slot in instruction.inputs]
         if instruction.form == "product":
-            both |= first & others[0] if others else first
-        for other in others:
-            first |= other
-        before.update(dict.fromkeys(instruction.outputs, first))
+            both |= sets[0] & sets[1] if len(sets) > 1 else sets[0]
+        union = functools.reduce(operator.or_, sets)
+        before.update(dict.fromkeys(instruction.outputs, union))
     return {name for i, name in enumerate(names) if both >> i & 1}
 
 

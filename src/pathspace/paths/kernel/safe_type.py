@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,12 +42,29 @@ class Surveyed:
         """Return the largest element of a parameter's value; NaN if any is."""
         return math.prod(high for _, high in self.bounds[name])
 
+    def types(self) -> dict[str, torch.dtype]:
+        """Return the types of the values, by name."""
+        return {name: value.dtype for name, value in self.values.items()}
+
     def fits(self, name: str, dtype: torch.dtype) -> bool:
         """Return whether a type holds the largest value, and not only digits lost near zero."""
-        limits, largest = torch.finfo(dtype), self.largest(name)
+        limits = torch.finfo(dtype)
+        largest = self.largest(name)
         if dtype == torch.float64:
             return math.isfinite(largest)
         return limits.tiny / limits.eps <= largest <= limits.max
+
+    def fits_all(self, types: Mapping[str, torch.dtype], *, zero_fits: bool = False) -> bool:
+        """Return whether each type holds the largest value of its parameter.
+
+        Args:
+            types: by name.
+            zero_fits: whether values that are all zero fit.
+        """
+        return all(
+            (zero_fits and self.largest(name) == 0.0) or self.fits(name, types[name])
+            for name in self.values
+        )
 
     @property
     def moderate(self) -> bool:
@@ -77,15 +94,17 @@ class Measured:
     def read(self) -> Surveyed:
         """Wait for the numbers."""
         numbers = [] if self.numbers is None else self.numbers.tolist()
+        ends = list(
+            zip(numbers[: 2 * self.count : 2], numbers[1 : 2 * self.count : 2], strict=True)
+        )
         means = numbers[2 * self.count :]
-        spans = self.spans.items()
+        bounds = {name: tuple(ends[i] for i in span) for name, span in self.spans.items()}
+        if not self.has_means:
+            return Surveyed(self.values, bounds, {})
         return Surveyed(
             self.values,
-            {
-                name: tuple((numbers[2 * i], numbers[2 * i + 1]) for i in span)
-                for name, span in spans
-            },
-            {name: tuple(means[i] for i in span) for name, span in spans} if self.has_means else {},
+            bounds,
+            {name: tuple(means[i] for i in span) for name, span in self.spans.items()},
         )
 
 
@@ -109,28 +128,56 @@ def measured(
     """
     owners = {} if parameters is None else {name: parameters[name] for name in values}
     split = first_split(owners.values())
-    least, most = (1.0, 1.0) if split is None else (math.inf, -math.inf)
-    places: dict[int, int] = {}
+    factors, holders, spans = _distinct_factors(values, owners)
+    # of an empty part, the ends that change those of no other part
+    empty = (1.0, 1.0) if split is None else (math.inf, -math.inf)
     ends: list[Tensor] = []
+    for t in factors:
+        if t.numel():
+            ends.extend(t.aminmax())
+        else:
+            ends.extend(t.new_full((), end) for end in empty)
     means: list[Tensor] = []
-    at: dict[str, list[int]] = {name: [] for name in values}
-    of: list[Tensor] = []  # what has rows in this process: what columns have is alike everywhere
-    for name, value in values.items():
-        for t in (value.rows, value.columns) if isinstance(value, Outer) else (value,):
-            if id(t) not in places:  # biases share their kappa
-                places[id(t)] = len(of)
-                of.append(t if at[name] else owners.get(name, t))
-                ends += t.aminmax() if t.numel() else (t.new_full((), least), t.new_full((), most))
-                if with_means:
-                    means.append(t.mean() if t.numel() else t.new_zeros(()))
-            at[name].append(places[id(t)])
+    if with_means:
+        means = [t.mean() if t.numel() else t.new_zeros(()) for t in factors]
     if split is not None:
         ends = [*extremes(torch.stack(ends).view(-1, 2), split).view(-1)]
-        shares = [local(p).shape[0] / p.shape[0] if is_split(p) else 1.0 for p in of]
-        shared = [mean * share for mean, share in zip(means, shares, strict=False)]
-        means = [*totals(torch.stack(shared), of)] if shared else []
+        means = _means_of_all_parts(means, holders)
     numbers = torch.stack(ends + means) if ends else None
-    return Measured(values, numbers, at, len(of), with_means)
+    return Measured(values, numbers, spans, len(factors), with_means)
+
+
+def _distinct_factors(
+    values: Values, owners: Mapping[str, Tensor]
+) -> tuple[list[Tensor], list[Tensor], dict[str, list[int]]]:
+    """Return the factors of all values, each once, since biases share their kappa.
+
+    Returns:
+        The factors; for each, the tensor that has its rows in this process, as what columns have is
+        alike everywhere; and name -> the places of its factors.
+    """
+    factors: list[Tensor] = []
+    holders: list[Tensor] = []
+    places: dict[int, int] = {}
+    spans: dict[str, list[int]] = {}
+    for name, value in values.items():
+        own = (value.rows, value.columns) if isinstance(value, Outer) else (value,)
+        for i, t in enumerate(own):
+            if id(t) not in places:
+                places[id(t)] = len(factors)
+                factors.append(t)
+                holders.append(t if i else owners.get(name, t))
+        spans[name] = [places[id(t)] for t in own]
+    return factors, holders, spans
+
+
+def _means_of_all_parts(means: Sequence[Tensor], holders: Sequence[Tensor]) -> list[Tensor]:
+    """Return the means over the parts in all processes."""
+    if not means:
+        return []
+    shares = [local(p).shape[0] / p.shape[0] if is_split(p) else 1.0 for p in holders]
+    shared = [mean * share for mean, share in zip(means, shares, strict=True)]
+    return [*totals(torch.stack(shared), holders)]
 
 
 def in_safe_type(
@@ -162,38 +209,38 @@ def in_safe_type(
         FloatingPointError: a value is not finite even in float64.
     """
     source = network.parameters if parameters is None else parameters
+    with_means = seen is not None
 
     def look(values: Values) -> Measured:
-        return measured(
-            values if seen is None else seen(values), source, with_means=seen is not None
-        )
+        return measured(values if seen is None else seen(values), source, with_means=with_means)
 
     def evaluate() -> Measured:
         return look(compute(all_widened(source, network.parameters)))
 
     result = (evaluate() if repeat is None else repeat(evaluate)).read()
-    moderate = result.moderate or all(
-        value.dtype == torch.float64 for value in result.values.values()
-    )
-    if moderate and all(result.fits(name, value.dtype) for name, value in result.values.items()):
+    own_types = result.types()
+    moderate = result.moderate or set(own_types.values()) <= {torch.float64}
+    if moderate and result.fits_all(own_types):
         return result
     # factors of a product that fits need not fit themselves
     wide = compute({name: source[name].double() for name in network.parameters})
     result = look({name: dense(value) for name, value in wide.items()}).read()
-    worst = next((name for name in result.values if not math.isfinite(result.largest(name))), None)
-    if worst is not None:
-        raise FloatingPointError(
-            f"kappa of '{worst}' is not finite even in float64: the weights are not finite, because training diverged "
-            "(lower the learning rate or clip) or a batch held NaN, or a recurrent layer grows beyond 1e308 over its "
-            "time steps (use a smaller start for its recurrent weights)"
-        )
+    _expect_finite(result)
     types = {name: p.dtype for name, p in all_widened(source, network.parameters).items()}
-    if moderate and all(
-        result.largest(name) == 0.0 or result.fits(name, types[name]) for name in result.values
-    ):
-        narrow: Values = {name: dense(k).to(types[name]) for name, k in result.values.items()}
-        return survey(narrow, source, with_means=seen is not None)
-    return result
+    if not (moderate and result.fits_all(types, zero_fits=True)):
+        return result
+    narrow: Values = {name: dense(k).to(types[name]) for name, k in result.values.items()}
+    return survey(narrow, source, with_means=with_means)
+
+
+def _expect_finite(result: Surveyed) -> None:
+    for name in result.values:
+        if not math.isfinite(result.largest(name)):
+            raise FloatingPointError(
+                f"kappa of '{name}' is not finite even in float64: the weights are not finite, because training "
+                "diverged (lower the learning rate or clip) or a batch held NaN, or a recurrent layer grows beyond "
+                "1e308 over its time steps (use a smaller start for its recurrent weights)"
+            )
 
 
 def own_memory(values: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -91,7 +91,8 @@ class Handler:
 
     @contextmanager
     def _taken_apart(self, mode: TorchFunctionMode) -> Iterator[None]:
-        before, self._apart = self._apart, True
+        before = self._apart
+        self._apart = True
         try:
             with mode:
                 yield
@@ -100,7 +101,8 @@ class Handler:
 
     def run_outside(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a module left to the plain rule: its inputs are outputs, its outputs are inputs."""
-        paused, self._paused = self._paused, True
+        paused = self._paused
+        self._paused = True
         try:
             return self.capture.whole("outside", forward, args, kwargs, Boundary())
         finally:

@@ -83,13 +83,15 @@ def express(network: Network, skeleton: Skeleton, paths: Paths) -> BasisExpressi
         >>> ps.paths.express(network, ps.paths.skeleton(network), paths).exponents.shape  # four paths, a basis of three
         torch.Size([4, 3])
     """
-    basis = basis_paths(network, skeleton)  # refuses a skeleton that does not fit
+    # refuses a skeleton that does not fit
+    basis = basis_paths(network, skeleton)
     graph = skeleton.graph
     classes = skeleton.num_classes
     expect_own(paths.reduction, network, "list of paths was made")
     used = used_edges(network, graph)
-    ends = torch.cat([graph.source[used], graph.target[used]]).unique().tolist()
     check_complete(graph, skeleton, used)
+    ends = torch.cat([graph.source[used], graph.target[used]])
+    on_paths = set(ends.unique().tolist())
     into = skeleton.edges[1 : 1 + classes].tolist()
     out_of = set(skeleton.edges[1 + classes :].tolist())
     source = graph.source.tolist()
@@ -102,18 +104,22 @@ def express(network: Network, skeleton: Skeleton, paths: Paths) -> BasisExpressi
         return place[edge] if edge in place else through(source[edge])
 
     nothing = len(kept)
-    passes = {node: through(node) for node in range(1, classes + 1) if node in ends}
-    stands_for = [
-        place[e] if e in place else passes.get(source[e], nothing) for e in range(graph.num_edges)
-    ]
-    exponents = torch.zeros(len(paths), nothing + 1, dtype=torch.long)
+    passes = {node: through(node) for node in range(1, classes + 1) if node in on_paths}
     # + 1 for every edge, - 1 for every class between two edges: the classes are those at which all
     # edges but the first of a stretch between fixed units start
-    of_edge = torch.tensor([*stands_for, nothing])
-    of_class = torch.tensor([passes.get(node, nothing) for node in source] + [nothing])
+    of_edge = []
+    of_class = []
+    for edge, node in enumerate(source):
+        of_class.append(passes.get(node, nothing))
+        of_edge.append(place.get(edge, of_class[-1]))
+    # the last number stands for no edge
+    added = torch.tensor([*of_edge, nothing])
+    taken = torch.tensor([*of_class, nothing])
     rows = torch.where(paths.weights == NONE, graph.num_edges, paths.weights)
     one = torch.ones_like(rows)
-    exponents.scatter_add_(1, of_edge[rows], one).scatter_add_(1, of_class[rows], -one)
+    exponents = torch.zeros(len(paths), nothing + 1, dtype=torch.long)
+    exponents.scatter_add_(1, added[rows], one)
+    exponents.scatter_add_(1, taken[rows], -one)
     counts = torch.zeros(len(kept), graph.num_edges, dtype=torch.long)
     for n, path in enumerate(basis):
         for edge in path:

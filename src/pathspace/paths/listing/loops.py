@@ -125,13 +125,17 @@ class PackedSequences:
     ) -> tuple[Tensor, Tensor]:
         """Return the sequences with ``value`` after their last steps, and their lengths."""
         x = self._steps(rows, sizes)
+        steps = len(sizes)
         mask = self._masks[id(sizes)][1]
-        if mask is not None:
+        if mask is None:
+            lengths = torch.full((x.shape[1],), steps)
+        else:
+            lengths = mask.sum((0, 2)).long()
             wide = mask.reshape(*mask.shape[:2], *[1] * (x.dim() - 2))
             x = torch.where(wide > 0, x, value)
-        if total > len(sizes):
-            x = torch.cat([x, torch.full((total - len(sizes), *x.shape[1:]), value, dtype=x.dtype)])
-        lengths = torch.full((x.shape[1],), len(sizes)) if mask is None else mask.sum((0, 2)).long()
+        if total > steps:
+            rest = torch.full((total - steps, *x.shape[1:]), value, dtype=x.dtype)
+            x = torch.cat([x, rest])
         return x.transpose(0, 1) if batch_first else x, lengths
 
     def _steps(self, rows: Tensor, sizes: Tensor) -> Tensor:

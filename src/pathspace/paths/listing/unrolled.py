@@ -214,14 +214,20 @@ def examples(call: Call, data: Any) -> Iterator[Any]:
     dims = [batch_in(k, first, call.batch_dim) if isinstance(k, Tensor) else None for k in traced]
     count = _count(leaves, dims)
     for k, g, d in zip(traced, leaves, dims, strict=True):
-        if isinstance(k, Tensor) and _without(k.shape, d) != _without(g.shape, d):
-            raise ValueError(
-                f"the data have the shape {tuple(g.shape)}, the network was traced with {tuple(k.shape)}: steps and "
-                "positions must agree; trace it with such an input"
-            )
+        if isinstance(k, Tensor):
+            _expect_sizes(k.shape, g.shape, d)
     for n in range(count):
         one = [g if d is None else g.narrow(d, n, 1) for g, d in zip(leaves, dims, strict=True)]
         yield pytree.tree_unflatten(one, form)
+
+
+def _expect_sizes(traced: torch.Size, given: torch.Size, batch_dim: int | None) -> None:
+    """Raise ValueError unless data have the steps and positions of the example input."""
+    if _without(traced, batch_dim) != _without(given, batch_dim):
+        raise ValueError(
+            f"the data have the shape {tuple(given)}, the network was traced with {tuple(traced)}: steps and "
+            "positions must agree; trace it with such an input"
+        )
 
 
 def _count(leaves: list[Any], dims: list[int | None]) -> int:
@@ -293,22 +299,20 @@ def _run(
         capture.learned.add(id(own))
         listing.bind_parameter(graph.number((name, (0,) * own.dim())) if own.numel() else 0, own)
 
-    def prepare(key: int | str, value: Any) -> Any:
-        def one(tensor: Tensor) -> Tensor:
-            copy = tensor.detach().to(
-                "cpu", torch.float64 if tensor.is_floating_point() else None, copy=True
-            )
-            if key in call.states:
-                if bool(copy.any()) and not with_edges:
-                    raise ValueError(
-                        f"the state {key!r} carried over from earlier data must be zero"
-                    )
-                return wrapped(torch.zeros_like(copy))
-            listing.bind_data(copy)
-            capture.derived.add(id(copy))
-            return wrapped(copy)
+    def bind(tensor: Tensor) -> Tensor:
+        copy = _in_float64(tensor)
+        listing.bind_data(copy)
+        capture.derived.add(id(copy))
+        return wrapped(copy)
 
-        return pytree.tree_map_only(Tensor, one, value)
+    def prepare(key: int | str, value: Any) -> Any:
+        if key not in call.states:
+            return pytree.tree_map_only(Tensor, bind, value)
+        if not with_edges:
+            _expect_zero_state(key, value)
+        return pytree.tree_map_only(
+            Tensor, lambda t: wrapped(torch.zeros_like(_in_float64(t))), value
+        )
 
     args, kwargs = arguments_in(example)
     args = [prepare(place, value) for place, value in enumerate(args)]
@@ -320,19 +324,38 @@ def _run(
         AtLeast(torch.float64),
         KeepsWhole(handler),
     ):
-        returned = [
-            plain(t) for t in network.returned(functional_call(model, state, tuple(args), kwargs))
-        ]
+        called = functional_call(model, state, tuple(args), kwargs)
+        returned = [plain(t) for t in network.returned(called)]
     with torch.no_grad():
         write_down(capture.live(returned), listing)
-    outputs = [node for t in returned for node in listing.before_the_end(t)] + listing.entered
-    outputs = list({id(t): (t, n) for t, n in outputs}.values())
+    nodes, results = _outputs(listing, returned)
+    return listing, graph, nodes, results
+
+
+def _in_float64(tensor: Tensor) -> Tensor:
+    """Return a copy on the CPU, in float64 if it holds real numbers."""
+    dtype = torch.float64 if tensor.is_floating_point() else None
+    return tensor.detach().to("cpu", dtype, copy=True)
+
+
+def _expect_zero_state(key: int | str, value: Any) -> None:
+    if any(bool(t.any()) for t in pytree.tree_leaves(value) if isinstance(t, Tensor)):
+        raise ValueError(f"the state {key!r} carried over from earlier data must be zero")
+
+
+def _outputs(listing: Listing, returned: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the output nodes and their values, each tensor once."""
+    outputs: dict[int, tuple[Tensor, Tensor]] = {}
+    for tensor in returned:
+        outputs.update((id(t), (t, nodes)) for t, nodes in listing.before_the_end(tensor))
+    outputs.update((id(t), (t, nodes)) for t, nodes in listing.entered)
     if not outputs:
         raise UntraceableError(
             "output", "", "no tensor that the model returns depends on its parameters"
         )
-    nodes = torch.cat([n.flatten() for _, n in outputs])
-    return listing, graph, nodes, torch.cat([t.detach().double().flatten() for t, _ in outputs])
+    nodes = torch.cat([nodes.flatten() for _, nodes in outputs.values()])
+    values = torch.cat([t.detach().double().flatten() for t, _ in outputs.values()])
+    return nodes, values
 
 
 def _state(model: nn.Module, outside: Iterable[str]) -> dict[str, Tensor]:

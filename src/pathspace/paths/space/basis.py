@@ -67,7 +67,8 @@ def basis_paths(network: Network, skeleton: Skeleton) -> list[tuple[Edge, ...]]:
                 out_of[node - c] = (edge, *out_of[max(0, start - c)])
     held = set(skeleton.edges[1 + c :].tolist())
     numbers = [e for e in used_edges(network, graph).nonzero().flatten().tolist() if e not in held]
-    source, target = graph.source.tolist(), graph.target.tolist()
+    source = graph.source.tolist()
+    target = graph.target.tolist()
     return [
         tuple(graph.edge(e) for e in (*into[source[number]], number, *out_of[target[number]]))
         for number in numbers

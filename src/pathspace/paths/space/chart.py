@@ -57,7 +57,7 @@ class Ends:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Place:
-    """Where one parameter stands in a chart.
+    """Places of one parameter in a chart.
 
     Attributes:
         sources: nodes whose product is A_u; None where it is 1 for all elements.
@@ -116,7 +116,7 @@ class Chart:
 
 @dataclass(frozen=True, eq=False)
 class Measure:
-    """What steps are measured in, and the products that do not move: float64 ``[1 + 2 C]`` each.
+    """Units and rates of steps, and the products that do not move: float64 ``[1 + 2 C]`` each.
 
     Attributes:
         fixed: products of all nodes; those of the classes that move are not looked at.
@@ -141,7 +141,8 @@ def chart(
 
     Parameters take part whose ``names`` are given; the network's others are to stay as they are.
     """
-    graph, c = skeleton.graph, network.num_classes
+    graph = skeleton.graph
+    c = network.num_classes
     moving = _moving(network, skeleton, names)
     classes = moving.nonzero().flatten() + 1
     nodes = torch.cat([classes, classes + c])
@@ -149,7 +150,9 @@ def chart(
     numbers = skeleton.edges[nodes]
     owner = torch.bucketize(numbers, bounds[1:], right=True)
     order = torch.argsort(owner, stable=True)
-    nodes, numbers, owner = nodes[order], numbers[order], owner[order]
+    nodes = nodes[order]
+    numbers = numbers[order]
+    owner = owner[order]
     position = torch.zeros(1 + 2 * c, dtype=torch.long)
     position[nodes] = torch.arange(len(nodes))
 
@@ -167,7 +170,8 @@ def chart(
         if name not in names:
             continue
         of_it = (owner == place).nonzero().flatten()
-        labels, dims = network.edges[name], network.parameters[name].dim()
+        labels = network.edges[name]
+        dims = network.parameters[name].dim()
         places[name] = Place(
             sources=ends(labels.source, dims),
             targets=ends(-labels.target, dims),
@@ -230,7 +234,8 @@ def _moving(network: Network, skeleton: Skeleton, names: Collection[str]) -> Ten
 
 
 def _links(after: Tensor) -> list[tuple[Tensor, Tensor]]:
-    links, done = [], after < 0
+    links = []
+    done = after < 0
     while not bool(done.all()):
         ready = (~done & done[after]).nonzero().flatten()
         links.append((ready, after[ready]))

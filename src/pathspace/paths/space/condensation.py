@@ -40,31 +40,44 @@ def condensation(network: Network, graph: ReductionGraph) -> tuple[Tensor, Tenso
     size = 1 + 2 * network.num_classes
     successors: list[list[int]] = [[] for _ in range(size)]
     for labels in network.edges.values():
-        if not labels.bias:
-            sources, targets = (graph.factors(t.cpu()) for t in (labels.source, labels.target))
-            for source, target in product(sources, targets):
-                _add_edges(successors, source, target, network.num_classes)
+        if labels.bias:
+            continue
+        sources = graph.factors(labels.source.cpu())
+        targets = graph.factors(labels.target.cpu())
+        for source, target in product(sources, targets):
+            _add_edges(successors, source, target, network.num_classes)
     component = _components(successors)
     # components are numbered in an order in which every edge leads to a smaller number
     level = [0] * (max(component) + 1)
     order = sorted(range(len(successors)), key=lambda node: -component[node])
     for node in order:
+        here = component[node]
         for after in successors[node]:
-            if component[after] != component[node]:
-                level[component[after]] = max(level[component[after]], level[component[node]] + 1)
+            there = component[after]
+            if there != here:
+                level[there] = max(level[there], level[here] + 1)
     of_node = torch.tensor(component[:size])
-    levels = torch.unique(torch.tensor(level)[of_node], return_inverse=True)[1] + 1
+    level_of_node = torch.tensor(level)[of_node]
+    # without gaps, from 1 on
+    _, levels = torch.unique(level_of_node, return_inverse=True)
+    levels = levels + 1
     levels[0] = 0
     return of_node, levels
+
+
+def _varying_dims(nodes: Tensor) -> set[int]:
+    """Return the dimensions, counted from the last, in which a table has several entries."""
+    return {d for d, n in enumerate(reversed(nodes.shape)) if n > 1}
 
 
 def _add_edges(
     successors: list[list[int]], source: Tensor, target: Tensor, num_classes: int
 ) -> None:
-    varying = [{d for d, n in enumerate(reversed(t.shape)) if n > 1} for t in (source, target)]
+    are_apart = _varying_dims(source).isdisjoint(_varying_dims(target))
     for start, end in ((source, target), (-target, -source)):
-        start, end = cover(start, num_classes), cover(end, num_classes)
-        if varying[0].isdisjoint(varying[1]):
+        start = cover(start, num_classes)
+        end = cover(end, num_classes)
+        if are_apart:
             # all sources with all targets: one node between them stands for the whole product
             hub = len(successors)
             successors.append(_without_fixed(end.unique()))

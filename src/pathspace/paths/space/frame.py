@@ -34,7 +34,7 @@ _ALMOST_ZERO = 1e-300
 
 
 class _Vectors:
-    """What a frame knows of nodes and skeleton edges, in one type; a step copies it from float64 in one go."""
+    """Values of a frame at nodes and skeleton edges, in one type; a step copies them from float64 in one go."""
 
     def __init__(self, values: Tensor, nodes: int, edges: int) -> None:
         self.values = values
@@ -79,10 +79,12 @@ class Frame:
 
     def __init__(self, chart: Chart, measure: Measure, weights: Mapping[str, Tensor]) -> None:
         self.chart = chart
-        fixed, nodes = measure.fixed, len(measure.fixed)
+        fixed = measure.fixed
+        nodes = len(fixed)
         edges = sum(place.among.count for place in chart.places.values())
         self.dtypes = [w.dtype for w in weights.values()]
-        self._inverse_units, self._rates = measure.units.reciprocal(), measure.rates(chart)
+        self._inverse_units = measure.units.reciprocal()
+        self._rates = measure.rates(chart)
         self._wide = _Vectors(fixed.new_ones(3 * nodes + edges), nodes, edges)
         self._vectors = {
             t: self._wide if t == fixed.dtype else _Vectors(self._wide.values.to(t), nodes, edges)
@@ -91,35 +93,46 @@ class Frame:
         self._parts = {
             n: _Part(p, self._vectors[weights[n].dtype]) for n, p in chart.places.items()
         }
-        # at nodes: A and B, T; at the K edges: g, w g; at the P classes: 1, a_e / v_e for e = I(c),
-        # q
+        # at nodes: A and B, T
         self._products = fixed.clone()
         self._almost_zero = torch.full_like(fixed, _ALMOST_ZERO)
         self._leaving = Slots(torch.zeros_like(fixed))
-        self._gradients, self._terms = fixed.new_empty(edges), Slots(fixed.new_empty(edges))
+        # at the K edges: g, w g
+        self._gradients = fixed.new_empty(edges)
+        self._terms = Slots(fixed.new_empty(edges))
+        # at the P classes: 1, a_e / v_e for e = I(c), q
         self._one = torch.ones_like(self._rates)
-        self._slopes, self.moments = torch.empty_like(self._one), torch.empty_like(self._one)
-        # what is read and written at every step of these vectors
-        self._at_classes = (
-            self._wide.factors.at(chart.classes),
-            self._wide.factors.at(chart.inverses),
-        )
+        self._slopes = torch.empty_like(self._one)
+        self.moments = torch.empty_like(self._one)
+        self._find_views()
+
+    def _find_views(self) -> None:
+        """Keep what every step reads and writes of the vectors."""
+        chart = self.chart
+        factors = self._wide.factors
+        edges = self._wide.edges
+        self._at_classes = factors.at(chart.classes), factors.at(chart.inverses)
         self._at_skeleton = self._terms.at(chart.into), self._terms.at(chart.out_of)
         self._own_sums = self._leaving.at(chart.classes)
-        self._own_weights = self._wide.edges.at(chart.into)
+        self._own_weights = edges.at(chart.into)
         self._own_inverse = chart.classes.view(self._wide.inverse.values)
         self._moved = None if chart.moved is None else chart.into.places[chart.moved]
         self._levels = [
-            (level, self._wide.edges.at(level.edges), level.nodes.view(self._products))
+            (level, edges.at(level.edges), level.nodes.view(self._products))
             for level in chart.levels
         ]
-        sources = [(n, ends) for n, p in chart.places.items() if (ends := p.sources) is not None]
-        self._sources = [(n, ends, ends.nodes.view(self._leaving.values)) for n, ends in sources]
-        result = [
-            (n, p.skeleton, p.among) for n, p in chart.places.items() if p.skeleton is not None
-        ]
-        self._weights_at = [(n, at, among.take(self._wide.edges.values)) for n, at, among in result]
-        self._gradients_at = [(n, at, among.take(self._gradients)) for n, at, among in result]
+        self._sources = []
+        self._weights_at = []
+        self._gradients_at = []
+        for name, place in chart.places.items():
+            if place.sources is not None:
+                view = place.sources.nodes.view(self._leaving.values)
+                self._sources.append((name, place.sources, view))
+            if place.skeleton is not None:
+                weights = place.among.take(edges.values)
+                gradients = place.among.take(self._gradients)
+                self._weights_at.append((name, place.skeleton, weights))
+                self._gradients_at.append((name, place.skeleton, gradients))
 
     def look(self, weights: Mapping[str, Tensor]) -> Frame:
         """Bring the frame to these weights, in place.
@@ -140,7 +153,8 @@ class Frame:
             else:
                 nodes.copy_(product)
         # f = 1 / r for r = A / a, and 0 where r = 0
-        r, squares = self._wide.factors.values, self._wide.squares.values
+        r = self._wide.factors.values
+        squares = self._wide.squares.values
         torch.mul(self._products, self._inverse_units, out=r)
         torch.div(r, torch.addcmul(self._almost_zero, r, r, out=squares), out=r)
         self._wide.factors.refresh()
@@ -206,7 +220,8 @@ class Frame:
 
     def _moments(self, weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> Tensor:
         """q_c of the P classes."""
-        chart, sums = self.chart, self._leaving.values.zero_()
+        chart = self.chart
+        sums = self._leaving.values.zero_()
         for name, ends, view in self._sources:  # T_c
             terms = (weights[name] * gradients[name]).sum_to_size(ends.shape).reshape(-1)
             if view is None:
@@ -276,7 +291,8 @@ class Frame:
         """
         self._pass(ratios)
         for name, part in self._parts.items():
-            w, d = weights[name], directions[name]
+            w = weights[name]
+            d = directions[name]
             if shrinking is not None and shrinking[name] != 1:
                 w.mul_(shrinking[name])
             # dw = -lr d f_u f_v, and d = dL/dw f_u f_v
@@ -298,7 +314,8 @@ class Frame:
         """R = 1 + dv / v, dv / v = -lr d a / v, for the paths at I(c)."""
         lr = self._per_class(lrs)
         if isinstance(lr, Tensor):
-            direction, lr = direction * lr, 1.0
+            direction = direction * lr
+            lr = 1.0
         ratios = torch.addcmul(self._one, direction, self._slopes, value=-lr)
         if shrinking is not None:
             ratios += self._per_class(shrinking) - 1
@@ -315,7 +332,8 @@ class Frame:
 
     def _pass(self, ratios: Tensor) -> None:
         """Put what holds after a step in the place of what held before: 1 / R, and weights of the skeleton edges."""
-        chart, wide = self.chart, self._wide
+        chart = self.chart
+        wide = self._wide
         if self._own_inverse is not None:
             torch.div(self._one, ratios, out=self._own_inverse)
         else:

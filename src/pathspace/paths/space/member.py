@@ -101,29 +101,33 @@ def weights_from_values(
     c = graph.num_classes
     if signs.shape != (c,) or bool((signs[skeleton.complete].abs() != 1).any()):
         raise ValueError(f"signs must hold 1 or -1 for each of the {c} unit classes")
-    v = graph.flatten(
-        {n: v.detach().double().cpu() for n, v in current_values(network, values).items()}
-    )
+    given = current_values(network, values)
+    v = graph.flatten({n: value.detach().double().cpu() for n, value in given.items()})
     held = torch.zeros(graph.num_edges, dtype=torch.bool)
     outgoing = skeleton.edges[1 + c :]
     held[outgoing[outgoing >= 0]] = True
-    b, through = (torch.ones(1 + c, dtype=torch.float64) for _ in range(2))
+    b = torch.ones(1 + c, dtype=torch.float64)
+    through = torch.ones_like(b)
+    s = signs.cpu().double()
     for nodes in skeleton.levels:
-        into, out_of = nodes[nodes <= c], nodes[nodes > c]
+        into = nodes[nodes <= c]
+        out_of = nodes[nodes > c]
         # A_c B_c = v_e for e = I(c) outside O, else A_u B_u
-        edges, starts = skeleton.edges[into], skeleton.starts[into]
+        edges = skeleton.edges[into]
+        starts = skeleton.starts[into]
         through[into] = torch.where(held[edges], through[starts], v[edges])
         # B_c = s_c B_v
-        b[out_of - c] = (
-            signs.cpu().double()[out_of - c - 1] * b[(skeleton.starts[out_of] - c).clamp(min=0)]
-        )
+        after = (skeleton.starts[out_of] - c).clamp(min=0)
+        b[out_of - c] = s[out_of - c - 1] * b[after]
     on_path = torch.zeros(1 + c, dtype=torch.bool)
     on_path[graph.source[used]] = True
-    singular = (on_path & ((through == 0) | ~through.isfinite())).nonzero().flatten().tolist()
+    has_no_inverse = (through == 0) | ~through.isfinite()
+    singular = (on_path & has_no_inverse).nonzero().flatten().tolist()
     if singular:
+        first = singular[0]
         raise ValueError(
-            f"the path of skeleton edges through the class of {graph.class_names[singular[0] - 1]} has the value "
-            f"{through[singular[0]].item():g}: path space has no coordinates there; choose the skeleton anew"
+            f"the path of skeleton edges through the class of {graph.class_names[first - 1]} has the value "
+            f"{through[first].item():g}: path space has no coordinates there; choose the skeleton anew"
         )
     a = through / b
     # w_e = v_e / (A_u B_v); at e = O(c) the sign itself

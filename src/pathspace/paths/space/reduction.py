@@ -101,10 +101,8 @@ class ReductionGraph:
         if not 0 <= number < self.num_edges:
             raise IndexError(f"there is no edge {number}: the network has {self.num_edges} weights")
         place = bisect_right(self._ends, number) - 1
-        flat, strides = (
-            number - self._ends[place],
-            torch.empty(self.shapes[place], device="meta").stride(),
-        )
+        flat = number - self._ends[place]
+        strides = torch.empty(self.shapes[place], device="meta").stride()
         index = (flat // n % size for n, size in zip(strides, self.shapes[place], strict=True))
         return self.names[place], tuple(index)
 
@@ -175,7 +173,9 @@ def reduction_graph(network: Network) -> ReductionGraph:
         (10, 3, ('2.weight', (0, 1)))
     """
     expect_network(network)
-    sources, targets, biases = [], [], []
+    sources = []
+    targets = []
+    biases = []
     for name, parameter in network.parameters.items():
         labels = network.edges[name]
         sources.append(labels.source.cpu().expand(parameter.shape).reshape(-1))

@@ -64,7 +64,8 @@ class Skeleton:
         Raises:
             ValueError: it belongs to another network.
         """
-        edges, starts = state.pop("edges").cpu(), state.pop("starts").cpu()
+        edges = state.pop("edges").cpu()
+        starts = state.pop("starts").cpu()
         count = state.pop("num_edges")
         if len(edges) != 1 + 2 * graph.num_classes or count != graph.num_edges:
             raise ValueError(
@@ -100,7 +101,8 @@ class Skeleton:
             raise ValueError(
                 f"need one edge for each of the {c} classes, got {len(incoming)} and {len(outgoing)}"
             )
-        edges, starts = torch.full((1 + 2 * c,), -1), torch.zeros(1 + 2 * c, dtype=torch.long)
+        edges = torch.full((1 + 2 * c,), -1)
+        starts = torch.zeros(1 + 2 * c, dtype=torch.long)
         used = used_edges(network, graph)
         for node, edge in enumerate([*incoming, *outgoing], start=1):
             if edge is None:
@@ -111,7 +113,8 @@ class Skeleton:
             ends = graph.source[number], graph.target[number]
             for start, end in (ends, (-ends[1], -ends[0])):
                 if graph.single[number] and int(cover(end, c)) == node:
-                    edges[node], starts[node] = number, cover(start, c)
+                    edges[node] = number
+                    starts[node] = cover(start, c)
             if edges[node] < 0:
                 way, name = ("enter", "incoming") if node <= c else ("leave", "outgoing")
                 raise ValueError(f"{name} edge {edge} does not {way} class {(node - 1) % c}")
@@ -286,11 +289,11 @@ class _Arcs:
     @staticmethod
     def of(graph: ReductionGraph, network: Network) -> _Arcs:
         component, level = condensation(network, graph)
-        source, target = (
-            torch.where(graph.single, nodes, 0) for nodes in (graph.source, graph.target)
-        )
-        ways = [(source, target), (-target, -source)]
-        start, end = (torch.cat([cover(w[i], graph.num_classes) for w in ways]) for i in (0, 1))
+        source = torch.where(graph.single, graph.source, 0)
+        target = torch.where(graph.single, graph.target, 0)
+        # each edge and its reverse in the double cover
+        start = cover(torch.cat([source, -target]), graph.num_classes)
+        end = cover(torch.cat([target, -source]), graph.num_classes)
         usable = used_edges(network, graph) & ~graph.bias & graph.single
         number = ((end > 0) & (start != end) & usable.repeat(2)).nonzero().flatten()
         inside = component[start] == component[end]
@@ -299,11 +302,9 @@ class _Arcs:
         reached[end[number[~inside[number]]]] = True
         number = number[~(inside & reached[end])[number]]
         number = number[torch.argsort(level[end[number]], stable=True)]
-        counts = (
-            torch.bincount(level[end[number]])
-            if number.numel()
-            else torch.zeros(1, dtype=torch.long)
-        )
+        counts = torch.zeros(1, dtype=torch.long)
+        if number.numel():
+            counts = torch.bincount(level[end[number]])
         return _Arcs(
             edge=number % max(1, graph.num_edges),
             number=number,
@@ -330,24 +331,30 @@ class _Arcs:
         layer = torch.bucketize(self.number[order[begin]], sizes.cumsum(0), right=True)
         by_layer = torch.argsort(layer, stable=True)
         j = torch.empty_like(layer)
-        j[by_layer] = torch.arange(len(layer)) - torch.searchsorted(
-            layer[by_layer], layer[by_layer]
-        )
+        sorted_layer = layer[by_layer]
+        first_of_layer = torch.searchsorted(sorted_layer, sorted_layer)
+        j[by_layer] = torch.arange(len(layer)) - first_of_layer
         turns = torch.empty_like(order)
-        turns[order] = (torch.arange(len(end)) - begin[node] - (j % count)[node]) % count[node]
+        place = torch.arange(len(end)) - begin[node]
+        shift = (j % count)[node]
+        turns[order] = (place - shift) % count[node]
         return turns.double()
 
 
 def _grow(graph: ReductionGraph, arcs: _Arcs, logs: Tensor, preference: Tensor | None) -> Skeleton:
     """Both forests, level by level: of the arcs that end at a node the preferred one, or that of largest product."""
     size = 1 + 2 * graph.num_classes
-    edges, starts = torch.full((size,), -1), torch.zeros(size, dtype=torch.long)
-    products = torch.full((size,), -torch.inf, dtype=torch.float64)  # log |A_c|, log |B_c|
+    edges = torch.full((size,), -1)
+    starts = torch.zeros(size, dtype=torch.long)
+    # log |A_c|, log |B_c|
+    products = torch.full((size,), -torch.inf, dtype=torch.float64)
     products[0] = 0
 
     def choose(arc: Tensor) -> None:
         product = products[arcs.start[arc]] + logs[arcs.edge[arc]]
-        arc, product = arc[product > -torch.inf], product[product > -torch.inf]
+        is_path = product > -torch.inf
+        arc = arc[is_path]
+        product = product[is_path]
         score = product if preference is None else preference[arc]
         end = arcs.end[arc]
         best = torch.full_like(products, -torch.inf).scatter_reduce(0, end, score, "amax")
@@ -355,16 +362,21 @@ def _grow(graph: ReductionGraph, arcs: _Arcs, logs: Tensor, preference: Tensor |
         first = torch.full((size,), len(arc)).scatter_reduce(0, end[tied], tied, "amin")
         chosen = first[first < len(arc)]
         node = end[chosen]
-        edges[node], starts[node] = arcs.edge[arc[chosen]], arcs.start[arc[chosen]]
+        best_arc = arc[chosen]
+        edges[node] = arcs.edge[best_arc]
+        starts[node] = arcs.start[best_arc]
         products[node] = product[chosen]
 
     for begin, end in pairwise(arcs.bounds):
         inside = arcs.inside[begin:end]
         choose(begin + (~inside).nonzero().flatten())
         rest = begin + inside.nonzero().flatten()
-        while rest.numel():  # through a cycle, wave by wave
+        # through a cycle, wave by wave
+        while rest.numel():
             reached = edges >= 0
-            choose(rest[(reached[arcs.start[rest]] & ~reached[arcs.end[rest]])])
+            starts_reached = reached[arcs.start[rest]]
+            ends_reached = reached[arcs.end[rest]]
+            choose(rest[starts_reached & ~ends_reached])
             if torch.equal(reached, edges >= 0):
                 break
     return Skeleton(graph, edges, starts)
