@@ -12,6 +12,7 @@ channel free.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -108,7 +109,23 @@ def scale_caps_(model: nn.Module, example_input: Any, *, train: bool = False) ->
     caps = {
         name: module for name, module in model.named_modules() if isinstance(module, nn.Hardtanh)
     }
-    shapes: dict[nn.Module, list[tuple[int, ...]]] = {cap: [] for cap in caps.values()}
+    shapes = _shapes_of_bounds(model, example_input, caps.values())
+    once = [name for name, cap in caps.items() if len(shapes[cap]) == 1]
+    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    for name in once:
+        cap = caps[name]
+        clamp = Clamp(cap.min_val, cap.max_val, shapes[cap][0], train=train)
+        clamp.to(like.device, like.dtype).train(cap.training)
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, clamp)
+    return once
+
+
+def _shapes_of_bounds(
+    model: nn.Module, example_input: Any, caps: Collection[nn.Module]
+) -> dict[nn.Module, list[tuple[int, ...]]]:
+    """Call the model; return, for each module, the shape of its bounds at every call of it."""
+    shapes: dict[nn.Module, list[tuple[int, ...]]] = {cap: [] for cap in caps}
     latest: list[nn.Module] = []
 
     def note_layer(layer: nn.Module, _: Any) -> None:
@@ -117,7 +134,7 @@ def scale_caps_(model: nn.Module, example_input: Any, *, train: bool = False) ->
     def note_cap(cap: nn.Module, args: tuple[Any, ...]) -> None:
         shapes[cap].append(_shape_of_bounds(args[0], latest))
 
-    handles = [cap.register_forward_pre_hook(note_cap) for cap in caps.values()]
+    handles = [cap.register_forward_pre_hook(note_cap) for cap in caps]
     layers = [m for m in model.modules() if isinstance(m, (*_CHANNELS_LAST, *_CHANNELS_FIRST))]
     handles += [layer.register_forward_pre_hook(note_layer) for layer in layers]
     training = [module for module in model.modules() if module.training]
@@ -129,15 +146,7 @@ def scale_caps_(model: nn.Module, example_input: Any, *, train: bool = False) ->
             handle.remove()
         for module in training:
             module.training = True
-    once = [name for name, cap in caps.items() if len(shapes[cap]) == 1]
-    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
-    for name in once:
-        cap = caps[name]
-        clamp = Clamp(cap.min_val, cap.max_val, shapes[cap][0], train=train)
-        clamp.to(like.device, like.dtype).train(cap.training)
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, clamp)
-    return once
+    return shapes
 
 
 def _shape_of_bounds(h: Tensor, latest: list[nn.Module]) -> tuple[int, ...]:

@@ -160,7 +160,8 @@ class Normalized(torch.autograd.Function):
         # z = (a - c mean + b) / gamma: the kernel of BatchNorm's evaluation pass
         z = torch.native_batch_norm(a, None, None, taken, gamma2, False, 0.0, 0.0)[0]
         ctx.save_for_backward(x, weight, bias, measure, a, mean, gamma2)
-        ctx.product, ctx.rule = product, rule
+        ctx.product = product
+        ctx.rule = rule
         ctx.mark_non_differentiable(mean, statistic)
         ctx.set_materialize_grads(False)
         return z, mean, statistic
@@ -171,19 +172,13 @@ class Normalized(torch.autograd.Function):
         g = grad_outputs[0]
         if g is None:
             return (None,) * 6
-        x, weight, bias, measure, a, mean, gamma2 = ctx.saved_tensors
-        product, rule, needs = ctx.product, ctx.rule, ctx.needs_input_grad
         if torch.is_grad_enabled():
-            # x may have been computed from the weight: each is to have the gradient of this layer
-            # alone
-            x, weight = x.view_as(x), weight.view_as(weight)
-            bias = None if bias is None else bias.view_as(bias)
-            leaves = zip((x, weight, bias), needs, strict=False)
-            wanted = [t for t, needed in leaves if t is not None and needed]
-            z, _, _ = normalized_apart(x, weight, bias, measure, product, rule, len(x))
-            result = iter(torch.autograd.grad(z, wanted, g, create_graph=True))
-            return (*(next(result) if needed else None for needed in needs[:3]), None, None, None)
-        alpha, n = rule.alpha, a.numel() // a.shape[1]
+            return (*_differentiable_gradients(ctx, g), None, None, None)
+        x, weight, bias, measure, a, mean, gamma2 = ctx.saved_tensors
+        rule = ctx.rule
+        needs = ctx.needs_input_grad
+        alpha = rule.alpha
+        n = a.numel() // a.shape[1]
         p = gamma2.rsqrt()
         # sum_i G_i (a_i - mean) and sum_i G_i
         _, dot, total = torch.ops.aten.native_batch_norm_backward(
@@ -195,12 +190,9 @@ class Normalized(torch.autograd.Function):
         slope = -(dot + rest * total) * p / gamma2  # 2 lambda = -K / gamma^2
         da = _of_product(rule, g, a, mean, bias, p, total / n, slope * (alpha / n))
         direct = None
-        if alpha < 1 and needs[1]:  # 2 lambda (1 - alpha) D o w
-            scale = (slope * (1 - alpha)).reshape(-1, *[1] * (weight.dim() - 1))
-            direct = (
-                weight * (scale * measure) if measure.numel() == 1 else weight * measure * scale
-            )
-        dx, dw = product.gradients(da, x, weight, direct, (needs[0], needs[1]))
+        if alpha < 1 and needs[1]:
+            direct = _of_path_term(weight, measure, slope * (1 - alpha))
+        dx, dw = ctx.product.gradients(da, x, weight, direct, (needs[0], needs[1]))
         db = None
         if bias is not None and needs[2]:
             inner = (1 - alpha) * bias
@@ -208,6 +200,30 @@ class Normalized(torch.autograd.Function):
                 inner = inner + alpha * (mean + bias)
             db = total * p + slope * inner
         return dx, dw, db, None, None, None
+
+
+def _differentiable_gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    """Return the gradients in x, weight and bias, with a graph of their own."""
+    x, weight, bias, measure, *_ = ctx.saved_tensors
+    # x may have been computed from the weight: each is to have the gradient of this layer alone
+    x = x.view_as(x)
+    weight = weight.view_as(weight)
+    bias = None if bias is None else bias.view_as(bias)
+    needs = ctx.needs_input_grad[:3]
+    wanted = [
+        t for t, needed in zip((x, weight, bias), needs, strict=True) if t is not None and needed
+    ]
+    z, _, _ = normalized_apart(x, weight, bias, measure, ctx.product, ctx.rule, len(x))
+    found = iter(torch.autograd.grad(z, wanted, g, create_graph=True))
+    return tuple(next(found) if needed else None for needed in needs)
+
+
+def _of_path_term(weight: Tensor, measure: Tensor, scale: Tensor) -> Tensor:
+    """2 lambda (1 - alpha) D o w, from ``scale`` = 2 lambda (1 - alpha) per channel."""
+    scale = scale.reshape(-1, *[1] * (weight.dim() - 1))
+    if measure.numel() == 1:
+        return weight * (scale * measure)
+    return weight * measure * scale
 
 
 def _of_product(

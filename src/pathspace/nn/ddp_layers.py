@@ -15,13 +15,14 @@ from pathspace.nn.ddp_function import Normalized, Product, Rule, normalized_apar
 from pathspace.squared.precision import widened
 
 if TYPE_CHECKING:
-    _Base, _Convolution = nn.Module, nn.modules.conv._ConvNd
+    _Base = nn.Module
+    _Convolution = nn.modules.conv._ConvNd
 else:
     _Base = _Convolution = object
 
 
 class _DDPNormalized(_Base):
-    """What the layers share: their weight and bias are w~ and b~, their buffers the measure D and running statistics.
+    """Base of the layers: their weight and bias are w~ and b~, their buffers the measure D and running statistics.
 
     In training the statistics are the batch's (over examples and positions) and are averaged into
     the running ones; in evaluation the running ones stand for them, and gamma~ still follows w~
@@ -42,7 +43,8 @@ class _DDPNormalized(_Base):
     def _normalize(self, rule: Rule, measure: Tensor, momentum: float | None) -> None:
         """Turn a plain layer, whose class was replaced by this one, into a normalized layer."""
         weight = self.weight.detach()
-        self.ddp_rule, self.momentum = rule, momentum
+        self.ddp_rule = rule
+        self.momentum = momentum
         self.register_buffer("ddp_measure", measure.to(weight))
         zeros = weight.new_zeros(weight.shape[0])
         self.register_buffer("running_mean", zeros.clone() if rule.centred else None)
@@ -135,7 +137,8 @@ class _DDPNormalized(_Base):
     @torch.no_grad()
     def _track(self, mean: Tensor, statistic: Tensor, n: int, x: Tensor) -> None:
         """Average the statistics of ``n`` values per channel into the running ones as BatchNorm does."""
-        rule, count = self.ddp_rule, self.num_batches_tracked
+        rule = self.ddp_rule
+        count = self.num_batches_tracked
         if count is None:
             return
         self._check_count(n, x)

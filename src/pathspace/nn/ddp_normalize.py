@@ -17,7 +17,7 @@ from pathspace.network.trace.tracer import unwrapped
 from pathspace.nn.ddp_function import Rule
 from pathspace.nn.ddp_layers import NORMALIZED, _DDPNormalized, normalized_layers
 from pathspace.paths.data.node_measure import check_options
-from pathspace.squared.tape import Instruction
+from pathspace.squared.tape import Instruction, Tape
 
 _PLAIN = {normalized: plain for plain, normalized in NORMALIZED.items()}
 _Model = TypeVar("_Model", bound=nn.Module)
@@ -168,17 +168,12 @@ def fold(model: _Model) -> _Model:
 
 def _places(network: Network) -> dict[str, Instruction]:
     """Return what layers with internal nodes do in the squared network, by path."""
-    leaf_of = {leaf.slot: leaf.name for leaf in network.tape.leaves if leaf.kind == "parameter"}
-    users: dict[str, list] = {}
-    for instruction in network.tape.instructions:
-        for slot in instruction.inputs:
-            if slot in leaf_of:
-                users.setdefault(leaf_of[slot], []).append(instruction)
+    users, leaf_of = _users(network.tape)
     places = {}
     for name, edges in network.edges.items():
-        path, _, short = name.rpartition(".")
         if not _is_internal(name, edges.target):
             continue
+        path, _, short = name.rpartition(".")
         layer = network.model.get_submodule(path)
         where = f"'{path}' ({type(layer).__name__})" if path else type(layer).__name__
         if type(layer) not in NORMALIZED or short not in ("weight", "bias"):
@@ -186,20 +181,36 @@ def _places(network: Network) -> dict[str, Instruction]:
                 f"the parameter '{name}' of {where} makes internal nodes, but only nn.Linear, nn.Conv1d, nn.Conv2d and "
                 "nn.Conv3d have a normalized form; replace the layer, or trace with outside= it"
             )
-        result = users[name]
-        if len(result) > 1 or len(result[0].inputs) < 2 or result[0].inputs[1] not in leaf_of:
+        user = users[name][0]
+        is_shared = len(users[name]) > 1
+        if is_shared or len(user.inputs) < 2 or user.inputs[1] not in leaf_of:
             raise ValueError(
                 f"{where} is used more than once (or its weight is changed or shared): {_TWICE}"
             )
-        if result[0].name not in (
-            f"{kind} in '{path}'" for kind in ("linear", "conv1d", "conv2d", "conv3d")
-        ):
-            raise ValueError(
-                f"'{name}' is used in '{result[0].name}', not by its own layer's forward: call the layer"
-            )
+        _expect_own_forward(name, path, user)
         if short == "weight":
-            places[path] = result[0]
+            places[path] = user
     return places
+
+
+def _users(tape: Tape) -> tuple[dict[str, list[Instruction]], dict[int, str]]:
+    """Return the instructions that use each parameter, by name, and the name of the parameter in each slot."""
+    leaf_of = {leaf.slot: leaf.name for leaf in tape.leaves if leaf.kind == "parameter"}
+    users: dict[str, list[Instruction]] = {}
+    for instruction in tape.instructions:
+        for slot in instruction.inputs:
+            if slot in leaf_of:
+                users.setdefault(leaf_of[slot], []).append(instruction)
+    return users, leaf_of
+
+
+def _expect_own_forward(name: str, path: str, user: Instruction) -> None:
+    """Raise ValueError unless a parameter is used by its own layer's forward."""
+    kind, _, place = user.name.partition(" in ")
+    if kind not in ("linear", "conv1d", "conv2d", "conv3d") or place != f"'{path}'":
+        raise ValueError(
+            f"'{name}' is used in '{user.name}', not by its own layer's forward: call the layer"
+        )
 
 
 _TWICE = "its nodes would have different statistics at every use; use a layer of its own for each"

@@ -5,7 +5,7 @@ Letters: T time, B batch, D input, H hidden, l layer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
@@ -121,7 +121,9 @@ class RNN(nn.RNN):
 
         The input is ``[T, B, D]``, ``[B, T, D]`` with ``batch_first``, or packed ``[N, D]``.
         """
-        run, directions, size = _loops().layer, 1 + self.bidirectional, 2 + 2 * self.bias
+        run = _loops().layer
+        directions = 1 + self.bidirectional
+        size = 2 + 2 * self.bias
         last = []
         for layer in range(self.num_layers):
             states = []
@@ -171,32 +173,45 @@ class RNN(nn.RNN):
         self, x: Tensor, hx: Tensor | None, batch_sizes: Tensor | None, weights: Sequence[Tensor]
     ) -> str | None:
         """Return why a call may not, of a layer that may; what `torch.nn.RNN` refuses is among it."""
-        start, dtype = () if hx is None else (hx,), weights[0].dtype
-        for tensor in (x, *start, *weights):
-            if (type(tensor) is not Tensor and type(tensor) is not nn.Parameter) or tensor.is_neg():
-                return "an argument or a parameter is not a plain tensor"
-            if tensor.dtype is not dtype or not tensor.is_cpu or tensor.layout is not torch.strided:
-                return "inputs and parameters differ in type or device"
+        start = () if hx is None else (hx,)
+        reason = _not_plain((x, *start, *weights), weights[0].dtype)
+        if reason is not None:
+            return reason
         shapes = _shapes(
             self.input_size, self.hidden_size, self.num_layers, self.bidirectional, self.bias
         )
         if [tensor.shape for tensor in weights] != shapes:
             return "the parameters have other shapes than they began with"
-        if batch_sizes is not None:
-            fits = x.dim() == 2 and batch_sizes.sum() == len(x)
-            steps, rows = len(batch_sizes), (int(batch_sizes[0]),)
-        else:
-            steps = x.shape[x.dim() == 3 and self.batch_first]
-            fits, rows = x.dim() in (2, 3), x.shape[1 - self.batch_first :][: x.dim() - 2]
-        if not fits or x.shape[-1] != self.input_size or 0 in x.shape:
+        if not self._takes(x, batch_sizes):
             return f"the input has the shape {list(x.shape)}"
-        if start and start[0].shape != (
-            self.num_layers * (1 + self.bidirectional),
-            *rows,
-            self.hidden_size,
-        ):
-            return f"the first states have the shape {list(start[0].shape)}"
+        if batch_sizes is None:
+            steps = x.shape[x.dim() == 3 and self.batch_first]
+            rows = x.shape[1 - self.batch_first :][: x.dim() - 2]
+        else:
+            steps = len(batch_sizes)
+            rows = (int(batch_sizes[0]),)
+        states = (self.num_layers * (1 + self.bidirectional), *rows, self.hidden_size)
+        if hx is not None and hx.shape != states:
+            return f"the first states have the shape {list(hx.shape)}"
         return None if steps >= FEWEST else f"{steps} steps, and PyTorch is faster below {FEWEST}"
+
+    def _takes(self, x: Tensor, batch_sizes: Tensor | None) -> bool:
+        """Return whether an input has a shape that this layer reads, and is not empty."""
+        if x.shape[-1] != self.input_size or 0 in x.shape:
+            return False
+        if batch_sizes is None:
+            return x.dim() in (2, 3)
+        return x.dim() == 2 and bool(batch_sizes.sum() == len(x))
+
+
+def _not_plain(tensors: Iterable[Tensor], dtype: torch.dtype) -> str | None:
+    """Return why the compiled loops cannot read some tensors; None if they can."""
+    for tensor in tensors:
+        if (type(tensor) is not Tensor and type(tensor) is not nn.Parameter) or tensor.is_neg():
+            return "an argument or a parameter is not a plain tensor"
+        if tensor.dtype is not dtype or not tensor.is_cpu or tensor.layout is not torch.strided:
+            return "inputs and parameters differ in type or device"
+    return None
 
 
 def fast_(model: nn.Module) -> list[str]:

@@ -83,9 +83,12 @@ class StackedReLURNN(nn.Module):
             output_dropout=output_dropout,
             weight_drop=weight_drop,
         )
-        self.input_size, self.hidden_sizes = input_size, tuple(hidden_sizes)
-        self.input_dropout, self.hidden_dropout = input_dropout, hidden_dropout
-        self.output_dropout, self.weight_drop = output_dropout, weight_drop
+        self.input_size = input_size
+        self.hidden_sizes = tuple(hidden_sizes)
+        self.input_dropout = input_dropout
+        self.hidden_dropout = hidden_dropout
+        self.output_dropout = output_dropout
+        self.weight_drop = weight_drop
         self.layers = nn.ModuleList(
             nn.RNN(fan_in, fan_out, nonlinearity="relu", bias=bias, batch_first=True)
             for fan_in, fan_out in pairwise(sizes)
@@ -106,7 +109,8 @@ class StackedReLURNN(nn.Module):
         """
         if states is not None and len(states) != len(self.layers):
             raise ValueError(f"got {len(states)} states for {len(self.layers)} layers")
-        x, last = self._drop(inputs, self.input_dropout), []
+        x = self._drop(inputs, self.input_dropout)
+        last = []
         for i, layer in enumerate(self.layers):
             start = None if states is None else states[i].unsqueeze(0)
             x, end = self._run(layer, x, start)  # type: ignore[arg-type]

@@ -54,7 +54,9 @@ def _panel(vectors):
 
 _PANELS = -1
 """In place of the stride of a matrix that :func:`_pack` has copied."""
-_panel1, _panel2, _panel3 = _panel(1), _panel(2), _panel(_VECTORS)
+_panel1 = _panel(1)
+_panel2 = _panel(2)
+_panel3 = _panel(_VECTORS)
 
 
 @njit(error_model="numpy")
@@ -72,14 +74,17 @@ def _do(unit, size, job, rows, columns):
         return
     lanes = _WIDTH // size
     vectors = (columns + lanes - 1) // lanes
-    address, begin = job.ctypes.data, 0
+    address = job.ctypes.data
+    begin = 0
     while begin < vectors:
         n = _wide(vectors - begin)
-        column, last = begin * _WIDTH, min(lanes, columns - (begin + n - 1) * lanes)
+        column = begin * _WIDTH
+        last = min(lanes, columns - (begin + n - 1) * lanes)
         for p in range(job[9]):
             i = HEAD + PRODUCT * p
             if job[i + 6]:  # the panels before this one come before it, and `tile` adds `column`
-                job[i + 3], job[i + 4] = job[i + 6] + column * (job[i + 5] - 1), n * _WIDTH
+                job[i + 3] = job[i + 6] + column * (job[i + 5] - 1)
+                job[i + 4] = n * _WIDTH
         if n == 1:
             _panel1(unit, address, rows, column, last)
         elif n == 2:
@@ -129,7 +134,10 @@ def _aligned(room):
 @njit(error_model="numpy")
 def _begin(job, out, out_row, start, start_row):
     job[:HEAD] = 0
-    job[0], job[1], job[2], job[3] = out, out_row, start, start_row
+    job[0] = out
+    job[1] = out_row
+    job[2] = start
+    job[3] = start_row
 
 
 @njit(error_model="numpy")
@@ -137,13 +145,13 @@ def _add(job, a, a_row, a_term, m, m_term, terms):
     """Add a product to a job."""
     if terms > 0:
         i = HEAD + PRODUCT * job[9]
-        job[i], job[i + 1], job[i + 2] = a, a_row, a_term
-        job[i + 3], job[i + 4], job[i + 5], job[i + 6] = (
-            m,
-            m_term,
-            terms,
-            m if m_term == _PANELS else 0,
-        )
+        job[i] = a
+        job[i + 1] = a_row
+        job[i + 2] = a_term
+        job[i + 3] = m
+        job[i + 4] = m_term
+        job[i + 5] = terms
+        job[i + 6] = m if m_term == _PANELS else 0
         job[9] += 1
 
 
@@ -178,7 +186,8 @@ def _forward(call, b_in, b_rec, out, last, low, high):
     """
     unit, (size, D, H), rows, first, reverse, at_x, w_in, w_rec, (h0, h0_row) = call
     x, x_step, x_first, x_row, x_input = at_x
-    row, pitch = size * H, _pitch(size, H)
+    row = size * H
+    pitch = _pitch(size, H)
     job = np.empty(HEAD + 2 * PRODUCT, np.int64)
     room = np.empty((D + H) * pitch + 64, np.uint8)
     from_in = _aligned(room)  # W_in^T and W_rec^T as they are read fastest
@@ -199,7 +208,8 @@ def _forward(call, b_in, b_rec, out, last, low, high):
             (m, n - m, h0 + (low + m) * h0_row, h0_row),
         ):
             _begin(job, here + i * row, row, b_in, 0)
-            job[4], job[8] = b_rec, 1
+            job[4] = b_rec
+            job[8] = 1
             _add(job, inputs + i * x_row, x_row, x_input, from_in, _PANELS, D)
             _add(job, states, states_row, size, from_rec, _PANELS, H)
             _do(unit, size, job, some, H)
@@ -231,7 +241,9 @@ def _backward(call, out, g_out, g_last, g_x, g_h0, g_in, g_rec, g_bias, chunk, l
     unit, (size, D, H), rows, first, reverse, at_x, w_in, w_rec, (h0, h0_row) = call
     x, x_step, x_first, x_row, x_input = at_x
     g_out, g_step, g_first, g_row = g_out
-    row, pitch, T = size * H, _pitch(size, H), len(rows)
+    row = size * H
+    pitch = _pitch(size, H)
+    T = len(rows)
     step = (high - low) * pitch
     # W_rec and, for dL/dx, W_in as they are read fastest, dL/dW_in^T, and `chunk` + 1 times d_t
     room = np.empty(H * (pitch + _pitch(size, D)) + D * pitch + (chunk + 1) * step + 64, np.uint8)
@@ -244,7 +256,8 @@ def _backward(call, out, g_out, g_last, g_x, g_h0, g_in, g_rec, g_bias, chunk, l
     to_in = np.empty(HEAD + chunk * PRODUCT, np.int64)
     to_rec = np.empty(HEAD + 2 * chunk * PRODUCT, np.int64)
     to_bias = np.empty(HEAD + chunk * PRODUCT, np.int64)
-    begun, waiting = 0, 0
+    begun = 0
+    waiting = 0
     for s in range(T - 1, -1, -1):
         t = T - 1 - s if reverse else s
         before, after = (t + 1, t - 1) if reverse else (t - 1, t + 1)
@@ -252,17 +265,21 @@ def _backward(call, out, g_out, g_last, g_x, g_h0, g_in, g_rec, g_bias, chunk, l
         m = min(n, _rows(rows, after, low, high))
         begin = (first[t] + low) * row
         seen = g_out + t * g_step + first[t] * g_first + low * g_row if g_out else 0
-        here, then = scratch + s % (chunk + 1) * step, scratch + (s + 1) % (chunk + 1) * step
+        here = scratch + s % (chunk + 1) * step
+        then = scratch + (s + 1) % (chunk + 1) * step
         # d_t = (dL/dh_t + W_rec^T d_{t+1}) [h_t > 0]
         if m:
             _begin(job, here, pitch, seen, g_row)
-            job[6], job[7] = out + begin, row
+            job[6] = out + begin
+            job[7] = row
             _add(job, then, pitch, size, to_next, _PANELS, H)
             _do(unit, size, job, m, H)
         if m < n:  # these end here
             _begin(job, here + m * pitch, pitch, seen + m * g_row if seen else 0, g_row)
-            job[4], job[5] = g_last + (low + m) * row if g_last else 0, row
-            job[6], job[7] = out + begin + m * row, row
+            job[4] = g_last + (low + m) * row if g_last else 0
+            job[5] = row
+            job[6] = out + begin + m * row
+            job[7] = row
             _do(unit, size, job, n - m, H)
         if g_x:
             _begin(job, g_x + (first[t] + low) * size * D, size * D, 0, 0)
@@ -288,7 +305,8 @@ def _backward(call, out, g_out, g_last, g_x, g_h0, g_in, g_rec, g_bias, chunk, l
             _do(unit, size, to_in, D, H)
             _do(unit, size, to_rec, H, H)
             _do(unit, size, to_bias, 1, H)
-            begun, waiting = 1, 0
+            begun = 1
+            waiting = 0
     _copy(unit, s_in, size, pitch, H, D, g_in, size * D, size)
     room[0], one[0] = 0, 0  # Numba frees an array after its last use
 

@@ -6,7 +6,7 @@ Letters: T steps, B sequences, D inputs, H units, N rows of packed sequences.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
 from typing import Any
@@ -72,67 +72,39 @@ class _Layer(torch.autograd.Function):
 
         _in_threads(run, steps, steps.threads())
         ctx.save_for_backward(x, h0, w_in, w_rec, b_in, b_rec, out)
-        ctx.steps, ctx.batch_sizes, ctx.reverse, ctx.batch_first = (
-            steps,
-            batch_sizes,
-            reverse,
-            batch_first,
-        )
+        ctx.steps = steps
+        ctx.batch_sizes = batch_sizes
+        ctx.reverse = reverse
+        ctx.batch_first = batch_first
         ctx.set_materialize_grads(False)
         return out, last
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        saved, steps, again = ctx.saved_tensors, ctx.steps, torch.is_grad_enabled()
+        saved = ctx.saved_tensors
+        again = torch.is_grad_enabled()
         # for a second derivative, or for a batch of gradients, which has no memory
         if again or not all(g is None or torch._C._has_storage(g) for g in gradients):
             return _by_pytorch(ctx, saved[:-1], gradients, again)
-        g_out, g_last = gradients
-        x, h0, w_in, w_rec, b_in, _, out = saved
+        out = saved[-1]
         if any(t is not None and (t.dtype, t.device) != (out.dtype, out.device) for t in saved):
             raise RuntimeError(
                 "a recurrent layer changed its type or device before its gradient was taken"
             )
-        # step by step, as the loops read it, wherever a hook on saved tensors (torch's save_on_cpu)
-        # has kept it
-        out = (out.transpose(0, 1) if steps.batch_first else out).contiguous()
-        start = steps.start(h0)
-        H, D = w_in.shape
-        threads, chunk = steps.threads(), max(1, min(len(steps.rows), TERMS // steps.sequences))
-        if g_out is not None and (g_out.stride(-1) != 1 or g_out.is_neg()):
-            g_out = g_out.contiguous().resolve_neg()
-        g_last = None if g_last is None else g_last.contiguous().resolve_neg()
-        g_x = steps.rows_like(x, D) if ctx.needs_input_grad[0] else None
-        g_h0 = x.new_empty(h0.shape) if ctx.needs_input_grad[1] else None
-        parts = (threads,) if threads > 1 else ()
-        sums = g_in, g_rec, g_bias = [
-            x.new_empty(*parts, *shape) for shape in ((H, D), (H, H), (H,))
-        ]
-        into = (0, 0, 0) if g_out is None else steps.strides(g_out)[:3]
-
-        def run(low: int, high: int, thread: int) -> None:
-            compiled.backward(
-                steps.call(x, w_in, w_rec, start), _address(out), (_address(g_out), *into),
-                _address(g_last), _address(g_x), _address(g_h0), _address(g_in, thread),
-                _address(g_rec, thread), _address(g_bias, thread), chunk, low, high,
-            )  # fmt: skip
-
-        _in_threads(run, steps, threads)
-        if threads > 1:
-            g_in, g_rec, g_bias = (total.sum(0) for total in sums)
-        biases = (None, None) if b_in is None else (g_bias, g_bias.clone())
-        return g_x, g_h0, g_in, g_rec, *biases, None, None, None
+        return _by_loops(ctx, saved, gradients)
 
 
 class _Steps:
-    """What the compiled functions must know of a call, beside its tensors: the type, sizes and steps."""
+    """Type, sizes and steps of a call, which the compiled functions must know beside its tensors."""
 
     def __init__(
         self, x: Tensor, w_rec: Tensor, batch_sizes: Tensor | None, reverse: bool, batch_first: bool
     ) -> None:
         shape = x.shape
-        self.size, self.units = x.element_size(), w_rec.shape[-1]
-        self.packed, self.batch_first = batch_sizes is not None, batch_first
+        self.size = x.element_size()
+        self.units = w_rec.shape[-1]
+        self.packed = batch_sizes is not None
+        self.batch_first = batch_first
         if batch_sizes is None:
             T, self.sequences = (shape[-2], shape[-3]) if batch_first else (shape[-3], shape[-2])
             self.rows, first = _even(T, self.sequences)
@@ -173,7 +145,8 @@ class _Steps:
 
     def strides(self, matrix: Tensor) -> tuple[int, int, int, int]:
         """Bytes from a step, a row of the states, a sequence and a number to the next."""
-        size, stride = self.size, matrix.stride()
+        size = self.size
+        stride = matrix.stride()
         if self.packed:
             return 0, size * stride[-2], size * stride[-2], size * stride[-1]
         step, sequence = (stride[-2], stride[-3]) if self.batch_first else (stride[-3], stride[-2])
@@ -213,19 +186,79 @@ def _zeros(count: int, size: int) -> Tensor:
     return torch.zeros(count * size, dtype=torch.uint8, device="cpu")
 
 
+def _by_loops(
+    ctx: Any, saved: Sequence[Any], gradients: Sequence[Tensor | None]
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients as the compiled loops compute them."""
+    steps = ctx.steps
+    x, h0, w_in, w_rec, b_in, _, out = saved
+    # step by step, as the loops read it, wherever a hook on saved tensors (torch's save_on_cpu)
+    # has kept it
+    out = (out.transpose(0, 1) if steps.batch_first else out).contiguous()
+    start = steps.start(h0)
+    H, D = w_in.shape
+    threads = steps.threads()
+    chunk = max(1, min(len(steps.rows), TERMS // steps.sequences))
+    g_out, g_last = gradients
+    g_out = _readable(g_out)
+    g_last = None if g_last is None else g_last.contiguous().resolve_neg()
+    g_x = steps.rows_like(x, D) if ctx.needs_input_grad[0] else None
+    g_h0 = x.new_empty(h0.shape) if ctx.needs_input_grad[1] else None
+    # each thread has sums of its own
+    parts = (threads,) if threads > 1 else ()
+    g_in = x.new_empty(*parts, H, D)
+    g_rec = x.new_empty(*parts, H, H)
+    g_bias = x.new_empty(*parts, H)
+    into = (0, 0, 0) if g_out is None else steps.strides(g_out)[:3]
+
+    def run(low: int, high: int, thread: int) -> None:
+        compiled.backward(
+            steps.call(x, w_in, w_rec, start), _address(out), (_address(g_out), *into),
+            _address(g_last), _address(g_x), _address(g_h0), _address(g_in, thread),
+            _address(g_rec, thread), _address(g_bias, thread), chunk, low, high,
+        )  # fmt: skip
+
+    _in_threads(run, steps, threads)
+    if threads > 1:
+        g_in, g_rec, g_bias = (total.sum(0) for total in (g_in, g_rec, g_bias))
+    biases = (None, None) if b_in is None else (g_bias, g_bias.clone())
+    return g_x, g_h0, g_in, g_rec, *biases, None, None, None
+
+
+def _readable(g_out: Tensor | None) -> Tensor | None:
+    """Return a gradient of the states whose numbers the loops can read, the units of a state side by side."""
+    if g_out is None or (g_out.stride(-1) == 1 and not g_out.is_neg()):
+        return g_out
+    return g_out.contiguous().resolve_neg()
+
+
 @torch.enable_grad()
-def _by_pytorch(ctx: Any, saved: Any, gradients: tuple[Tensor | None, ...], again: bool) -> Any:
-    """Return the gradients as PyTorch computes them from what is saved; whether they may be differentiated again."""
+def _by_pytorch(
+    ctx: Any, saved: Any, gradients: tuple[Tensor | None, ...], again: bool
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients as PyTorch computes them from what is saved.
+
+    Args:
+        ctx: of the layer.
+        saved: the inputs of the layer.
+        gradients: of the states and of the last states.
+        again: whether the gradients may be differentiated again.
+    """
     # one may have been computed from another: each is to have the gradient of this layer alone
     saved = tuple(each if each is None else each.view_as(each) for each in saved)
-    out, last = _again(ctx, *saved)
-    used = [(v, g) for v, g in zip((out, last), gradients, strict=True) if g is not None]
-    wanted = [saved[i] for i in range(6) if ctx.needs_input_grad[i]]
-    values, weights = [v for v, _ in used], [g for _, g in used]
+    results = _again(ctx, *saved)
+    values = []
+    weights = []
+    for value, gradient in zip(results, gradients, strict=True):
+        if gradient is not None:
+            values.append(value)
+            weights.append(gradient)
+    needs = ctx.needs_input_grad[:6]
+    wanted = [one for one, needed in zip(saved, needs, strict=True) if needed]
     found = iter(
         torch.autograd.grad(values, wanted, weights, create_graph=again, allow_unused=True)
-    )  # type: ignore[arg-type]
-    return (*(next(found) if ctx.needs_input_grad[i] else None for i in range(6)), None, None, None)
+    )
+    return (*(next(found) if needed else None for needed in needs), None, None, None)
 
 
 def _again(

@@ -34,10 +34,14 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-HEAD, PRODUCT = 10, 7
+HEAD = 10
+PRODUCT = 7
 """Numbers of a job before its products, and of each product."""
 
-_I1, _I32, _I64, _POINTER = ir.IntType(1), ir.IntType(32), ir.IntType(64), ir.PointerType()
+_I1 = ir.IntType(1)
+_I32 = ir.IntType(32)
+_I64 = ir.IntType(64)
+_POINTER = ir.PointerType()
 
 
 def vector_bytes(features: str) -> int:
@@ -63,27 +67,32 @@ class Block:
     def __init__(
         self, builder: Any, rows: int, vectors: int, double: bool, width: int, last: ir.Value
     ) -> None:
-        self.builder, self.rows, self.vectors = builder, rows, vectors
-        self.width, self.last = width, last
+        self.builder = builder
+        self.rows = rows
+        self.vectors = vectors
+        self.width = width
+        self.last = last
         self.number = ir.DoubleType() if double else ir.FloatType()
         self.number_bytes = 8 if double else 4
         lanes = width // self.number_bytes
-        self.vector, self.lanes = ir.VectorType(self.number, lanes), lanes
+        self.vector = ir.VectorType(self.number, lanes)
+        self.lanes = lanes
         self.zero = ir.Constant(self.vector, [0.0] * lanes)
         whole = ir.VectorType(ir.IntType(8 * self.number_bytes), lanes)
         rest = self._repeated(builder.trunc(last, whole.element), whole)
         # the signs of numbers, as AVX2 has masks
         signs = self._opaque(builder.sub(ir.Constant(whole, list(range(lanes))), rest), "x")
         self.mask = builder.icmp_signed("<", signs, ir.Constant(whole, [0] * lanes))
-        self.sums = [
-            [cgutils.alloca_once(builder, self.vector) for _ in range(vectors)] for _ in range(rows)
-        ]
+        self.sums = []
+        for _ in range(rows):
+            self.sums.append([cgutils.alloca_once(builder, self.vector) for _ in range(vectors)])
         for q, n in self._places():
             builder.store(self.zero, self.sums[q][n])
 
     def ahead(self, base: ir.Value, stride: ir.Value, write: bool) -> None:
         """Ask for what `finish` reads or writes, so that it is in the nearest cache by then."""
-        b, zero = self.builder, ir.Constant(_I64, 0)
+        b = self.builder
+        zero = ir.Constant(_I64, 0)
         kind = ir.FunctionType(ir.VoidType(), [_POINTER, _I32, _I32, _I32])
         prefetch = cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0")
         with b.if_then(b.and_(b.icmp_signed("!=", base, zero), b.icmp_signed("!=", stride, zero))):
@@ -125,7 +134,8 @@ class Block:
         self, relu: ir.Value, gate: ir.Value, gate_row: ir.Value, out: ir.Value, out_row: ir.Value
     ) -> None:
         """Write the sums, after the ReLU or the gate."""
-        b, zero = self.builder, ir.Constant(_I64, 0)
+        b = self.builder
+        zero = ir.Constant(_I64, 0)
         with b.if_then(b.icmp_signed("!=", relu, zero)):
             for q, n in self._places():
                 self._keep_where_positive(b.load(self.sums[q][n]), self.sums[q][n])
@@ -162,7 +172,8 @@ class Block:
 
     def _repeated(self, value: ir.Value, kind: ir.VectorType) -> ir.Value:
         """Return a vector of one number."""
-        b, undefined = self.builder, ir.Constant(kind, ir.Undefined)
+        b = self.builder
+        undefined = ir.Constant(kind, ir.Undefined)
         one = b.insert_element(undefined, value, _I32(0))
         return b.shuffle_vector(
             one, undefined, ir.Constant(ir.VectorType(_I32, kind.count), [0] * kind.count)
@@ -175,7 +186,8 @@ class Block:
         return cgutils.get_or_insert_function(self.builder.module, kind, f"llvm.{name}{suffix}")
 
     def _load(self, address: ir.Value, n: int) -> ir.Value:
-        b, place = self.builder, self.builder.inttoptr(address, _POINTER)
+        b = self.builder
+        place = self.builder.inttoptr(address, _POINTER)
         if n < self.vectors - 1:
             return b.load(place, typ=self.vector, align=self.number_bytes)
         kind = ir.FunctionType(self.vector, [_POINTER, _I32, self.mask.type, self.vector])
@@ -185,7 +197,8 @@ class Block:
         )
 
     def _store(self, value: ir.Value, address: ir.Value, n: int) -> None:
-        b, place = self.builder, self.builder.inttoptr(address, _POINTER)
+        b = self.builder
+        place = self.builder.inttoptr(address, _POINTER)
         if n < self.vectors - 1:
             b.store(value, place, align=self.number_bytes)
             return
@@ -263,7 +276,8 @@ def tile(
 
         def matrix(slot: int) -> tuple[ir.Value, ir.Value]:
             """Return where the block of a matrix begins, 0 if there is none, and the stride of its rows."""
-            base, stride = entry(ir.Constant(_I64, slot)), entry(ir.Constant(_I64, slot + 1))
+            base = entry(ir.Constant(_I64, slot))
+            stride = entry(ir.Constant(_I64, slot + 1))
             zero = ir.Constant(_I64, 0)
             here = b.add(b.add(base, b.mul(row, stride)), column)
             return b.select(b.icmp_signed("==", base, zero), zero, here), stride
@@ -271,7 +285,10 @@ def tile(
         block = Block(
             b, rows.literal_value, vectors.literal_value, double, width.literal_value, last
         )
-        start, extra, gate, out = matrix(2), matrix(4), matrix(6), matrix(0)
+        start = matrix(2)
+        extra = matrix(4)
+        gate = matrix(6)
+        out = matrix(0)
         for each, write in ((start, False), (gate, False), (out, True)):
             block.ahead(*each, write)
         with cgutils.for_range(b, entry(ir.Constant(_I64, 9))) as loop:
