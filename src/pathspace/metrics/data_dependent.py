@@ -254,7 +254,7 @@ class DataDependent(Path):
         )
 
     def _is_wide(self) -> bool:
-        """Whether kappa once needed a wider type than the parameters have; it is computed in float64 from then on."""
+        """Return whether kappa once needed a wider type than the parameters have, and is in float64 from then on."""
         averages = (state.get("data_average") for state in self.state.values())
         wide = any(average is not None and average.dtype == torch.float64 for average in averages)
         return wide and all(p.dtype != torch.float64 for p in self.network.parameters.values())
@@ -306,9 +306,11 @@ class DataDependent(Path):
     def _averaged(
         self, names: Sequence[str], draws: int, *, wide: bool
     ) -> tuple[Surveyed, dict[str, dict[str, Any]]]:
-        """Kappa' with the data's averages, and what the states are to keep if it is good."""
+        """Return kappa' with the data's averages, and what the states are to keep if it is good."""
         terms = mean_over_replicas(self._terms(names, draws, wide=wide), self.process_group)
-        decay = (_AVERAGED if terms.drawn else 0.0) if self.averaging is None else self.averaging
+        decay = self.averaging
+        if decay is None:
+            decay = _AVERAGED if terms.drawn else 0.0
         kappa: Values = {}
         kept: dict[str, dict[str, Any]] = {}
         for name in names:

@@ -136,10 +136,14 @@ def gauges(
         labels = network.edges[name]
         rows = near.new_ones(1, 1)
         columns = near.new_ones(1, 1)
-        for end, power in ((labels.target, 1), (labels.source, -1)):
-            factor = network.scale_of(near, end).pow(power)
-            shape = (1,) * (parameter.dim() - factor.dim()) + tuple(factor.shape)
-            if all(n == 1 for n in shape[1:]):  # varies from row to row only
+        targets = network.scale_of(near, labels.target)
+        sources = network.scale_of(near, labels.source)
+        # F_e = b_v / b_u
+        for factor in (targets, sources.reciprocal()):
+            missing = parameter.dim() - factor.dim()
+            shape = (1,) * missing + tuple(factor.shape)
+            varies_by_row_only = all(n == 1 for n in shape[1:])
+            if varies_by_row_only:
                 rows = rows * factor.reshape(-1, 1)
             else:
                 wide = factor.reshape(shape).expand(shape[0], *parameter.shape[1:])

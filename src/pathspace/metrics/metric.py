@@ -70,7 +70,7 @@ class MetricOptions(TypedDict, total=False):
 
 
 class Shift(NamedTuple):
-    """How kappa' is normalized and damped: kappa' / normalizer + added.
+    """Normalizer and damping of kappa': kappa' / normalizer + added.
 
     Attributes:
         normalizer: c.
@@ -143,7 +143,8 @@ class Metric:
         normalization: Normalization = "refreshed",
         frame: Frame | FrameName = "balanced",
     ) -> None:
-        damping = (0.0 if normalization == "none" else DAMPING) if damping is None else damping
+        if damping is None:
+            damping = 0.0 if normalization == "none" else DAMPING
         check_not_negative(power=power, damping=damping)
         check_counts(refresh_every=refresh_every)
         if normalization not in NORMALIZATIONS:
@@ -695,7 +696,9 @@ class Metric:
         )
         numbers = self._on_device(numbers, next(iter(values.values())).device)
         rows = iter(numbers)
-        moved = {name: [_moved(shift, next(rows)) for shift in shifts[name]] for name in values}
+        moved: dict[str, list[Shift]] = {}
+        for name in values:
+            moved[name] = [_moved(shift, next(rows)) for shift in shifts[name]]
 
         def finish() -> dict[str, Tensor]:
             return {

@@ -197,14 +197,25 @@ class DataDependentWithBias(DataDependent):
 
     def _set_normalizers(self, kappa: Surveyed, new: Sequence[str]) -> None:
         states = {name: self.state[name] for name in kappa.values}
-        fresh = self.normalization == "refreshed"
-        frozen = [s["mean"] for name, s in states.items() if not fresh and name not in new]
+        frozen = []
+        if self.normalization != "refreshed":
+            frozen = [state["mean"] for name, state in states.items() if name not in new]
         super()._set_normalizers(kappa, new)
-        sizes = {name: self.network.parameters[name].numel() for name in states}
-        sums = (sizes[name] * s["mean"] for name, s in states.items() if not s["empty"])
-        m = frozen[0] if frozen else sum(sums) / max(1, sum(sizes.values())) or 1.0
+        m = frozen[0] if frozen else self._mean_of(states)
+        normalizer = 1.0 if self.normalization == "none" else m
         for state in states.values():
-            state.update(mean=m, normalizer=1.0 if self.normalization == "none" else m)
+            state.update(mean=m, normalizer=normalizer)
+
+    def _mean_of(self, states: Mapping[str, Mapping[str, Any]]) -> float:
+        """Return the mean of kappa' over all parameters, or 1 where it is 0."""
+        total = 0.0
+        count = 0
+        for name, state in states.items():
+            size = self.network.parameters[name].numel()
+            count += size
+            if not state["empty"]:
+                total += size * state["mean"]
+        return total / max(1, count) or 1.0
 
     def cross(self, name: str) -> tuple[str, Tensor] | None:
         """Return the bias of the units that a weight enters, and M'_0i of the weight's shape; None without one."""

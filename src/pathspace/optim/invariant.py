@@ -420,7 +420,8 @@ class Invariant(MetricOptimizer):
         for view, (p, r) in zip(views, factors, strict=True):
             if self._in_parts:
                 view.p = local(p)  # FSDP may have put it elsewhere
-            view.r, view.has_zeros = r, r is not None and self.state[p].get("zeros", False)
+            view.r = r
+            view.has_zeros = r is not None and self.state[p].get("zeros", False)
         if len(views) < len(self._shadows):
             moved = {id(view.shadow) for view in views}
             for shadow in self._shadows.values():

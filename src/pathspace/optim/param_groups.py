@@ -27,7 +27,9 @@ from pathspace.squared.tape import Instruction
 
 Parameters = Mapping[str, nn.Parameter]
 
-_HIDDEN, _FIRST, _LAST = "hidden", "first", "last"
+_HIDDEN = "hidden"
+_FIRST = "first"
+_LAST = "last"
 
 
 @dataclass(frozen=True)

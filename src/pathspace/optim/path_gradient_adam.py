@@ -111,7 +111,9 @@ class PathGradientAdam(MetricOptimizer):
         factor = clipping(steps, self.clip_norm, None)
         scale = gradient_over_direction(steps) if self.scale == "gradient" else 1.0
         for step in steps:
-            p, group, lr = step.p, step.group, float(step.group["lr"])
+            p = step.p
+            group = step.group
+            lr = float(step.group["lr"])
             d = widened(step.direction()) * (factor if step.name is None else factor * scale)
             if step.far is not None:
                 d = d * step.far

@@ -7,6 +7,7 @@ bias), c normalizer, v velocity, eta lr.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Unpack
 
 import torch
@@ -146,16 +147,13 @@ class QuasiDiagonal(DataOptimizer, PathSGD):
                 crosses.setdefault(pair[0], {})[name] = pair[1]
         directions: dict[str, Tensor] = {}
         for bias, crossed in crosses.items():
-            rows, M_00 = gradients[bias].numel(), diagonal[bias].reshape(-1)
-
-            def wide(tensors: list[Tensor], rows: int = rows, like: Tensor = M_00) -> Tensor:
-                return torch.cat([t.reshape(rows, -1).to(like.dtype) for t in tensors], 1)
-
+            rows = gradients[bias].numel()
+            M_00 = diagonal[bias].reshape(-1)
             d, d_0 = solve_quasi_diagonal(
-                wide([gradients[w] for w in crossed]),
+                _side_by_side((gradients[w] for w in crossed), rows, M_00.dtype),
                 gradients[bias].reshape(-1).to(M_00.dtype),
-                wide([diagonal[w] for w in crossed]),
-                wide(list(crossed.values())),
+                _side_by_side((diagonal[w] for w in crossed), rows, M_00.dtype),
+                _side_by_side(crossed.values(), rows, M_00.dtype),
                 M_00,
             )
             # one number for all units has no dimension
@@ -167,6 +165,11 @@ class QuasiDiagonal(DataOptimizer, PathSGD):
             if name not in directions:
                 directions[name] = solve_diagonal(g.to(diagonal[name].dtype), diagonal[name])
         return directions
+
+
+def _side_by_side(tensors: Iterable[Tensor], rows: int, dtype: torch.dtype) -> Tensor:
+    """Return the weights into some units as one matrix ``[rows, columns]``."""
+    return torch.cat([t.reshape(rows, -1).to(dtype) for t in tensors], 1)
 
 
 def _balanced(step: ParamStep) -> Tensor:

@@ -24,7 +24,8 @@ try:
 except ModuleNotFoundError:  # Windows, where leftovers stay
     fcntl = None
 
-SUFFIX, LOCK = ".part", ".lock"
+SUFFIX = ".part"
+LOCK = ".lock"
 # characters of the name in the temporary one, which must not be too long for the file system
 _KEPT = 100
 

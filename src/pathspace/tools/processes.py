@@ -24,7 +24,8 @@ class Processes:
     """
 
     def __init__(self, count: int, threads: int = 1) -> None:
-        self._count, self._threads = count, threads
+        self._count = count
+        self._threads = threads
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """Let one of the processes call a function; those that died are replaced."""

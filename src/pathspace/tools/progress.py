@@ -18,7 +18,7 @@ MEMORY = 1e9
 
 
 class Progress:
-    """How far some work is, and how long the rest will take; use it in a `with` statement.
+    """Progress of some work, and the time that is left; use it in a `with` statement.
 
     A pipe gets its lines though the work says nothing, as while it loads or compiles.
 
@@ -49,7 +49,9 @@ class Progress:
         bound: str = "about",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._console, self._bound, self._clock = console, bound, clock
+        self._console = console
+        self._bound = bound
+        self._clock = clock
         self._has_bar = console.is_terminal and not quiet
         self._has_lines = not console.is_terminal and not quiet
         self._bars = rich_progress.Progress(

@@ -32,7 +32,8 @@ _SMALL = 2**15  # elements of a gradient, all of which are looked at in every st
 _THOROUGH = 10  # steps from one look at all elements to the next
 _FIFTH = 5  # the step at which to look for parameters that nobody was given
 _TAKEN = WeakIdKeyDictionary()  # parameters that some optimizer was given
-_LOOKS, _SECOND = 5, 50
+_LOOKS = 5
+_SECOND = 50
 _EQUAL = 3  # of the five
 # between norms, relative: clip_grad_norm_ adds 1e-6, and sums millions of squares in float32
 _SAME = 3e-5
@@ -51,8 +52,10 @@ class ClippedGradients:
     """
 
     def __init__(self, kind: str, instead: str) -> None:
-        self._kind, self._instead = kind, instead
-        self._step, self._start = 0, 0.0
+        self._kind = kind
+        self._instead = instead
+        self._step = 0
+        self._start = 0.0
         self._norms: list[Tensor] = []
 
     def look(self, gradients: Iterable[Tensor]) -> None:
@@ -85,11 +88,13 @@ class ClippedGradients:
 
 def level_of_the_caller() -> int:
     """Return how far above whoever asks the program stands that called ``step()``."""
-    level, frame = 1, sys._getframe(1)
+    level = 1
+    frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(
         ("pathspace.", "torch.")
     ):
-        level, frame = level + 1, frame.f_back
+        level = level + 1
+        frame = frame.f_back
     return level
 
 
@@ -116,7 +121,8 @@ def repeated(norms: list[list[float]]) -> float | None:
     steps = sorted((math.hypot(*parts), parts) for parts in norms)
     for i in range(len(steps) - _EQUAL + 1):
         some = steps[i : i + _EQUAL]
-        shortest, longest = some[0][0], some[-1][0]
+        shortest = some[0][0]
+        longest = some[-1][0]
         if longest - shortest <= _SAME * shortest and all(
             math.dist(a, b) > _DIFFERENT * shortest
             for (_, a), (_, b) in itertools.combinations(some, 2)
@@ -196,7 +202,8 @@ class Gradients:
         self._calls += 1
         if self._calls != _FIFTH:
             return
-        inside, kind = self._network.parameters, self._kind
+        inside = self._network.parameters
+        kind = self._kind
         ids = {id(p) for p in own}
         others = {n: p for n, p in inside.items() if id(p) not in ids}
         if any(p in _TAKEN for p in others.values()):

@@ -20,7 +20,8 @@ def diagnose(network: Network, chosen: Skeleton, start: Mapping[str, Tensor]) ->
     ``start`` has the products when the skeleton was chosen (``fixed``), and the counts ``clamped``
     and ``flipped``.
     """
-    products, gauge = chosen.products(network.parameters), gauge_of_nodes(network)
+    products = chosen.products(network.parameters)
+    gauge = gauge_of_nodes(network)
     complete = (1 + chosen.complete.nonzero().flatten()).to(products.device)
     visible = torch.where(products == 0, torch.nan, (gauge / products).square())
     c = network.num_classes
@@ -28,10 +29,10 @@ def diagnose(network: Network, chosen: Skeleton, start: Mapping[str, Tensor]) ->
     def at(labels: Tensor) -> Tensor:
         return visible[cover(labels, c).to(gauge.device)]
 
-    every = [
-        (at(ends.source) * at(-ends.target)).expand(network.parameters[name].shape).reshape(-1)
-        for name, ends in network.edges.items()
-    ]
+    every = []
+    for name, ends in network.edges.items():
+        factor = at(ends.source) * at(-ends.target)
+        every.append(factor.expand(network.parameters[name].shape).reshape(-1))
     multipliers = torch.cat(every)
     seen = multipliers[~multipliers.isnan()]
     seen = seen if seen.numel() else seen.new_ones(1)

@@ -165,7 +165,8 @@ class CoordinateView:
             masked: what is nothing beside the largest becomes zero.
             factor: what clips all gradients.
         """
-        r, h = self.r, self._h
+        r = self.r
+        h = self._h
         if self.parameter.grad is None:  # of an evaluation that did not use the parameter
             self.shadow.grad = None
             h.zero_()
@@ -194,7 +195,8 @@ class CoordinateView:
 
     def put(self) -> None:
         """u = w / r."""
-        u, r = self._u, self.r
+        u = self._u
+        r = self.r
         if r is None:
             u.copy_(self.p)
         elif self.p.dtype == r.dtype == u.dtype:
@@ -287,7 +289,8 @@ def _fusable(
     together = []
     rest = []
     for view in views:
-        g, r = view.parameter.grad, view.r
+        g = view.parameter.grad
+        r = view.r
         if g is not None and r is not None and view.is_plain:
             together.append(_Fusable(view, g, r))
         else:

@@ -28,7 +28,8 @@ def clipped_squares(steps: Sequence[ParamStep], *, is_root: bool) -> list[Tensor
     """
     squares = []
     for step in steps:
-        g, d = step.g.double(), step.direction().double()
+        g = step.g.double()
+        d = step.direction().double()
         squares.append((d * d if is_root else g * d).sum())
     return squares
 

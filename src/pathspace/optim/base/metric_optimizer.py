@@ -59,7 +59,8 @@ class MetricOptimizer(NetworkOptimizer):
         maximize: bool | None = None,
     ) -> None:
         check_bounds(clip_norm=clip_norm)
-        self.metric, self.clip_norm = metric, clip_norm
+        self.metric = metric
+        self.clip_norm = clip_norm
         super().__init__(
             params, network, defaults if maximize is None else {**defaults, "maximize": maximize}
         )
@@ -175,7 +176,8 @@ class MetricOptimizer(NetworkOptimizer):
         names = self.network.names_by_id
         steps = []
         for p, group, g in active:
-            state, name = self.state.get(p, {}), names.get(id(p))
+            state = self.state.get(p, {})
+            name = names.get(id(p))
             if name is None or "factor" in state:
                 g = local(g) if self._in_parts else g
                 own = local(p) if self._in_parts else p

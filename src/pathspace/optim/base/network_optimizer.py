@@ -208,8 +208,11 @@ class NetworkOptimizer(torch.optim.Optimizer):
         Raises:
             RuntimeError: a gradient is sparse.
         """
-        every = ((p, group) for group in self.param_groups for p in group["params"])
-        active = [(p, group, g) for p, group in every if (g := p.grad) is not None]
+        active = []
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    active.append((p, group, p.grad))
         if any(g.is_sparse for _, _, g in active):
             raise RuntimeError(
                 f"{type(self).__name__} does not support sparse gradients; use Embedding(sparse=False)"
@@ -322,11 +325,11 @@ class NetworkOptimizer(torch.optim.Optimizer):
 
         What is kept of the elements of a parameter that is split over processes is split like it.
         """
-        states = {
-            i: {key: _joined(key, value, p) for key, value in packed["state"].get(i, {}).items()}
-            for i, p in enumerate(self._all_parameters())
-        }
-        states = {i: locked(state, self._misread) for i, state in states.items()}
+        states = {}
+        for index, p in enumerate(self._all_parameters()):
+            state = packed["state"].get(index, {})
+            whole_state = {key: _joined(key, value, p) for key, value in state.items()}
+            states[index] = locked(whole_state, self._misread)
         begun = self._has_begun and any(map(has_content, states.values()))
         packed["param_groups"] = [{**group, BEGUN: begun} for group in packed["param_groups"]]
         if any(states.values()):
@@ -338,17 +341,13 @@ class NetworkOptimizer(torch.optim.Optimizer):
         """Return what :meth:`_packed` was made of, be the parameters whole there and split here, or the reverse."""
         saved = [index for group in state_dict["param_groups"] for index in group["params"]]
         # torch tells if they are not as many
-        of = dict(zip(saved, self._all_parameters(), strict=False))
-        states = {
-            i: {
-                k: self._own_part(k, v, of.get(i))
-                for k, v in unlocked(state).items()
-                if k != NOTHING
-            }
-            for i, state in state_dict["state"].items()
-            if i in of
-        }
-        return {**state_dict, "state": {i: state for i, state in states.items() if state}}
+        states = {}
+        for index, p in zip(saved, self._all_parameters(), strict=False):
+            state = unlocked(state_dict["state"].get(index, {}))
+            state.pop(NOTHING, None)
+            if state:
+                states[index] = {key: self._own_part(key, v, p) for key, v in state.items()}
+        return {**state_dict, "state": states}
 
     def _own_part(self, key: str, value: Any, p: Any) -> Any:
         """Return what a process keeps of an entry of a state."""
@@ -388,7 +387,8 @@ class NetworkOptimizer(torch.optim.Optimizer):
         saved, ours = self._check_loaded(state_dict, state_dict["state"])
         loaded = torch.optim.Optimizer(self.param_groups, {})  # which has no hooks
         loaded.load_state_dict(state_dict)
-        self.state, self.param_groups = loaded.state, loaded.param_groups
+        self.state = loaded.state
+        self.param_groups = loaded.param_groups
         for index, p in zip(saved, ours, strict=True):
             state = self.state.get(p, {})
             for key, value in state_dict["state"].get(index, {}).items():
@@ -403,7 +403,8 @@ class NetworkOptimizer(torch.optim.Optimizer):
         Raises:
             ValueError: it is the state of another rule, or of parameters of other shapes.
         """
-        kind, groups = type(self).__name__, state_dict["param_groups"]
+        kind = type(self).__name__
+        groups = state_dict["param_groups"]
         for group in groups:
             missing = sorted(self._of_groups - group.keys())
             if missing:
@@ -424,10 +425,8 @@ class NetworkOptimizer(torch.optim.Optimizer):
         Raises:
             ValueError: it does not fit the parameter.
         """
-        shape, kept_here = (
-            self.network.parameters[name].shape,
-            local(self.network.parameters[name]).shape,
-        )
+        shape = self.network.parameters[name].shape
+        kept_here = local(self.network.parameters[name]).shape
         rows = shape[:1].numel()
         # what gauges, and moments of matrix rules, are kept for
         matrix = (rows, shape.numel() // max(1, rows))

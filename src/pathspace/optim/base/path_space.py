@@ -336,7 +336,9 @@ class PathSpaceOptimizer(NetworkOptimizer):
         Returns:
             The factor that clips the gradients outside the network to ``clip_norm``.
         """
-        inside, weights, outside = moved.inside, moved.weights, [g for _, _, g in moved.outside]
+        inside = moved.inside
+        weights = moved.weights
+        outside = [g for _, _, g in moved.outside]
         if not inside:
             return self._clipping(outside)
         frame = self._frame(weights)

@@ -30,15 +30,14 @@ def expect_unread(rule: Optimizer) -> None:
     Raises:
         TypeError: it did.
     """
-    for key, value in (
-        item for state in rule.state.values() if isinstance(state, dict) for item in state.items()
-    ):
-        if isinstance(value, Tensor) and not value.is_meta and bool(value.isnan().any()):
-            kind = type(rule).__name__
-            raise TypeError(
-                f"{kind} copies parameters ('{key}') when it is made, and coordinates have values at a step alone: "
-                f"wrap it around the invariant optimizer instead, {kind}(pathspace.optim.Invariant(...))"
-            )
+    kind = type(rule).__name__
+    for state in rule.state.values():
+        for key, value in state.items() if isinstance(state, dict) else ():
+            if isinstance(value, Tensor) and not value.is_meta and bool(value.isnan().any()):
+                raise TypeError(
+                    f"{kind} copies parameters ('{key}') when it is made, and coordinates have values at a step alone: "
+                    f"wrap it around the invariant optimizer instead, {kind}(pathspace.optim.Invariant(...))"
+                )
 
 
 def frozen_because(rule: Optimizer) -> None:
@@ -67,7 +66,8 @@ def move_points_(
     """
     if old is None or new is None or old is new:
         return
-    state, ratio = rule.state.get(shadow, {}), torch.where(new == 0, 1.0, old / new)
+    state = rule.state.get(shadow, {})
+    ratio = torch.where(new == 0, 1.0, old / new)
     freed = (old == 0) & (new != 0)
     for key in points:
         point = state.get(key)

@@ -30,7 +30,8 @@ def begin_moments(g: Tensor, state: dict[str, Any]) -> None:
     """Moments of no gradient, in a state that has none."""
     if "exp_avg" not in state:
         state["step"] = 0
-        state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(g), torch.zeros_like(g)
+        state["exp_avg"] = torch.zeros_like(g)
+        state["exp_avg_sq"] = torch.zeros_like(g)
 
 
 def adam_direction(
@@ -51,15 +52,21 @@ def adam_direction(
     """
     begin_moments(g, state)
     cast_state(state, g.dtype, _TENSORS)
+    m = state["exp_avg"]
+    v = state["exp_avg_sq"]
     if amsgrad and "max_exp_avg_sq" not in state:
-        state["max_exp_avg_sq"] = state["exp_avg_sq"].clone()
+        state["max_exp_avg_sq"] = v.clone()
     state["step"] += 1
-    # m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
-    m = state["exp_avg"].lerp_(g, 1 - betas[0])
-    v = state["exp_avg_sq"].mul_(betas[1]).addcmul_(g, g, value=1 - betas[1])
+    beta1, beta2 = betas
+    # m = beta1 m + (1 - beta1) g
+    m.lerp_(g, 1 - beta1)
+    # v = beta2 v + (1 - beta2) g^2
+    v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
     if amsgrad:
-        v = torch.maximum(state["max_exp_avg_sq"], v, out=state["max_exp_avg_sq"])
-    first, second = (1 - beta ** state["step"] for beta in betas)
+        largest = state["max_exp_avg_sq"]
+        v = torch.maximum(largest, v, out=largest)
+    first = 1 - beta1 ** state["step"]
+    second = 1 - beta2 ** state["step"]
     # the bias of m multiplies the denominator, which saves a pass over the tensor
     denominator = v.sqrt().mul_(first / math.sqrt(second)).add_(eps * first)
     return torch.div(m, denominator, out=denominator)

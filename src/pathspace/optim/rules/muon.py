@@ -169,23 +169,28 @@ def step_in_batches(
         group: the options of ``torch.optim.Muon``.
     """
     gradients = [p.grad for p in params if p.grad is not None]
+    momenta = []
     for p, g in zip(params, gradients, strict=True):
-        if "momentum_buffer" not in states[p]:
-            states[p]["momentum_buffer"] = torch.zeros_like(g)
-    momenta = [states[p]["momentum_buffer"] for p in params]
-    _lerp_(momenta, gradients, 1 - group["momentum"])
-    updates = list(_lerp(gradients, momenta, group["momentum"])) if group["nesterov"] else momenta
+        state = states[p]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(g)
+        momenta.append(state["momentum_buffer"])
+    momentum = group["momentum"]
+    _lerp_(momenta, gradients, 1 - momentum)
+    updates = momenta
+    if group["nesterov"]:
+        updates = list(_lerp(gradients, momenta, momentum))
     lr = float(group["lr"])
-    decay = group["weight_decay"]
-    if decay:
-        _mul_(list(params), 1 - lr * decay)
+    if group["weight_decay"]:
+        _mul_(list(params), 1 - lr * group["weight_decay"])
     alike: dict[tuple[Any, ...], list[int]] = {}
     for i, p in enumerate(params):
         alike.setdefault((p.shape, p.dtype, p.device), []).append(i)
     for (shape, dtype, _), places in alike.items():
-        batch = orthogonalized(torch.stack([updates[i] for i in places]), group)
-        step = _step_size(lr, group["adjust_lr_fn"], shape)
-        _add_([params[i] for i in places], list(batch.to(dtype)), alpha=-step)
+        batch = torch.stack([updates[i] for i in places])
+        steps = orthogonalized(batch, group).to(dtype)
+        size = _step_size(lr, group["adjust_lr_fn"], shape)
+        _add_([params[i] for i in places], list(steps), alpha=-size)
 
 
 def orthogonalized(matrices: Tensor, group: Mapping[str, Any]) -> Tensor:

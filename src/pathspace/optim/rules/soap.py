@@ -66,12 +66,16 @@ class SOAP(Optimizer):
         """Take one step; returns the closure's loss, if there is one."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
-            lr, betas, eps = float(group["lr"]), group["betas"], group["eps"]
-            frequency, largest = group["precondition_frequency"], group["max_precondition_size"]
+            lr = float(group["lr"])
+            betas = group["betas"]
+            eps = group["eps"]
+            frequency = group["precondition_frequency"]
+            largest = group["max_precondition_size"]
             for p in group["params"]:
                 if p.grad is None:
                     continue
-                g, state = -p.grad if group["maximize"] else p.grad, self.state[p]
+                g = -p.grad if group["maximize"] else p.grad
+                state = self.state[p]
                 if p.dim() < 2:
                     direction = adam_direction(g, state, betas, eps)
                 else:
@@ -122,11 +126,9 @@ def soap_direction(
             state[f"basis_{side}"] = eigenvectors(state[f"gram_{side}"])
         # the moments stand there from the beginning: tools that load a state ask a first step what
         # it will hold
-        state["step"], state["exp_avg"], state["exp_avg_sq"] = (
-            0,
-            torch.zeros_like(G),
-            torch.zeros_like(G),
-        )
+        state["step"] = 0
+        state["exp_avg"] = torch.zeros_like(G)
+        state["exp_avg_sq"] = torch.zeros_like(G)
         return torch.zeros_like(G)
     cast_state(state, G.dtype, _MATRICES)
     direction = from_basis(adam_direction(to_basis(G, state), state, betas, eps), state)

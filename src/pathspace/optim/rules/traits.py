@@ -24,7 +24,7 @@ Reach = Literal["element", "parameter", "all"]
 
 @dataclass(frozen=True)
 class RuleTraits:
-    """What is known of a rule.
+    """Properties of a rule that decide how it is put into coordinates.
 
     Attributes:
         reads_points: whether its step depends on where the parameters are, beyond a decay.
