@@ -26,7 +26,8 @@ from .mixing import Reading, blank, blank_before
 from .text import Alphabet, IntArray
 from .walk import Progress
 
-_MAGIC, _MAGIC_BEFORE = b"\xb5\x04", b"\xb5\x02"
+_MAGIC = b"\xb5\x04"
+_MAGIC_BEFORE = b"\xb5\x02"
 MAGICS = (_MAGIC, _MAGIC_BEFORE)
 _CHECKED = 8
 
@@ -56,11 +57,13 @@ def _runs(present: IntArray) -> bytes:
 def _read_runs(reader: ByteReader) -> IntArray:
     """Return the bytes that occur."""
     occurs = np.zeros(256, bool)
-    at, is_present = 0, False
+    at = 0
+    is_present = False
     while at < 256:
         length = reader.varint()
         occurs[at : at + length] = is_present
-        at, is_present = at + length, not is_present
+        at = at + length
+        is_present = not is_present
     if at > 256 or not occurs.any():
         raise CorruptedError("the compressed file does not say which bytes occur in it")
     return np.flatnonzero(occurs)
@@ -82,7 +85,8 @@ def pack(data: bytes, progress: Progress | None = None) -> bytes:
 
 def unpack(content: bytes, progress: Progress | None, max_bytes: int) -> bytes:
     """Return what was packed; raises what `decompress` does."""
-    front, body = content[:6], content[_CHECKED:]
+    front = content[:6]
+    body = content[_CHECKED:]
     if (
         len(content) <= _CHECKED
         or crc_hqx(front + body, 0).to_bytes(2, "little") != content[6:_CHECKED]

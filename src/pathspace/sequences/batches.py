@@ -23,10 +23,12 @@ class Batches:
     """
 
     def __init__(self, corpus: Corpus, size: int | None) -> None:
-        self._corpus, self._size = corpus, size
+        self._corpus = corpus
+        self._size = size
         predicted = np.logical_or.reduceat(corpus.chi, corpus.bounds[:-1])
         self._texts = np.flatnonzero(predicted)
-        self._number, self._batch = -1, corpus
+        self._number = -1
+        self._batch = corpus
 
     @property
     def are_whole(self) -> bool:

@@ -31,7 +31,8 @@ class ByteReader:
     """
 
     def __init__(self, content: bytes, place: int = 0) -> None:
-        self._content, self._place = content, place
+        self._content = content
+        self._place = place
 
     @property
     def place(self) -> int:
@@ -45,7 +46,8 @@ class ByteReader:
 
     def varint(self) -> int:
         """Return the next number; raises CorruptedError if there is none."""
-        value, shift = 0, 0
+        value = 0
+        shift = 0
         while True:
             if self.is_at_end or shift > 63:
                 raise CorruptedError("the compressed file ends too early")

@@ -92,7 +92,8 @@ class Checkpoints:
                     digest.update(repr(array.shape).encode() + array.tobytes())
         if begin is not None:
             digest.update(storage.dump(storage.Stored(begin, self.alphabet, Settings(), {})))
-        file, stated = self.folder / _FIT, json.dumps({"sha256": digest.hexdigest()})
+        file = self.folder / _FIT
+        stated = json.dumps({"sha256": digest.hexdigest()})
         if is_begun(self.folder) and (not file.exists() or file.read_text() != stated):
             raise ValueError(
                 f"{self.folder} holds what is left of another fit, which was stopped: repeat that command to finish "

@@ -41,7 +41,8 @@ MAX_BYTES = 1 << 26
 
 
 def _fingerprint(model: SequenceModel | Mixed) -> bytes:
-    check, arrays = 0, []
+    check = 0
+    arrays = []
     network = model.model if isinstance(model, Mixed) else model
     if isinstance(model, Mixed):
         reading = model.reading_
@@ -96,7 +97,9 @@ def _pack_foreign(text: Text, known: NDArray[np.bool_]) -> bytes:
 def _unpack_foreign(packed: bytes, symbols: NDArray[Any], most: int) -> NDArray[np.bool_]:
     """Put the foreign symbols, all at most ``most``, into their places and return which those are."""
     is_foreign = np.zeros(len(symbols), bool)
-    inflater, place, rest = zlib.decompressobj(), -1, b""
+    inflater = zlib.decompressobj()
+    place = -1
+    rest = b""
     while not inflater.eof:
         try:
             block = inflater.decompress(packed, _INFLATED)
@@ -104,14 +107,16 @@ def _unpack_foreign(packed: bytes, symbols: NDArray[Any], most: int) -> NDArray[
             raise CorruptedError("the foreign symbols are damaged") from error
         packed = inflater.unconsumed_tail
         numbers, rest = _varints(rest + block)
-        gaps, codes = numbers[::2], numbers[1::2]
+        gaps = numbers[::2]
+        codes = numbers[1::2]
         ended = not block and not packed and not inflater.eof
         if ended or (gaps < 1).any() or (gaps > len(symbols)).any() or (codes > most).any():
             raise CorruptedError("the foreign symbols are damaged or do not fit into the text")
         places = place + np.cumsum(gaps)
         if len(places) and (place := int(places[-1])) >= len(symbols):
             raise CorruptedError("the foreign symbols do not fit into the text")
-        symbols[places], is_foreign[places] = codes, True
+        symbols[places] = codes
+        is_foreign[places] = True
     if rest:
         raise CorruptedError("the foreign symbols are damaged: they end too early")
     return is_foreign
@@ -231,7 +236,9 @@ def _unpack_text(
     model: SequenceModel | Mixed, content: bytes, progress: Progress | None, max_bytes: int
 ) -> bytes:
     """Return a text that was compressed with a model."""
-    front, check, body = content[:5], content[5:7], content[_CHECKED:]
+    front = content[:5]
+    check = content[5:7]
+    body = content[_CHECKED:]
     if crc_hqx(front + body, 0).to_bytes(2, "little") != check:
         raise CorruptedError("the compressed file is damaged: its checksum does not fit")
     if content[2:3] != _fingerprint(model):
@@ -244,28 +251,15 @@ def _unpack_text(
     symbols = np.empty(length, np.uint32 if is_text else np.uint8)
     is_foreign = np.zeros(length, bool)
     if size % 2:
-        is_foreign = _unpack_foreign(
-            reader.take(reader.varint()), symbols, 0x10FFFF if is_text else 0xFF
-        )
+        largest = 0x10FFFF if is_text else 0xFF
+        is_foreign = _unpack_foreign(reader.take(reader.varint()), symbols, largest)
         if is_text and _has_halves(symbols[is_foreign]):
             raise CorruptedError("the foreign symbols are damaged: not all are characters")
     x = np.zeros(length - int(is_foreign.sum()), symbols.dtype)
     if len(model.alphabet_) > 1:
         model.begin(0).decode(reader.rest(), x, progress)
     symbols[~is_foreign] = model.alphabet_.codes.astype(symbols.dtype)[x]
-    if is_text:
-        if _has_halves(symbols):
-            raise CorruptedError(
-                "the compressed file is damaged: not all of its symbols are characters"
-            )
-        alone.check_size(
-            length + sum(int((symbols >= more).sum()) for more in (0x80, 0x800, 0x10000)), max_bytes
-        )
-    data = (
-        symbols.astype("<u4").tobytes().decode("utf-32-le").encode()
-        if is_text
-        else symbols.tobytes()
-    )
+    data = _in_utf_8(symbols, max_bytes) if is_text else symbols.tobytes()
     if crc_hqx(data, 0).to_bytes(2, "little") != content[3:5]:
         raise CorruptedError(
             "the text does not fit its checksum: another model, version or kind of processor"
@@ -273,6 +267,17 @@ def _unpack_text(
     return data
 
 
+def _in_utf_8(symbols: Any, max_bytes: int) -> bytes:
+    """Return the bytes of characters, given by their code points, if they are few enough."""
+    if _has_halves(symbols):
+        raise CorruptedError(
+            "the compressed file is damaged: not all of its symbols are characters"
+        )
+    more = sum(int((symbols >= first).sum()) for first in (0x80, 0x800, 0x10000))
+    alone.check_size(len(symbols) + more, max_bytes)
+    return symbols.astype("<u4").tobytes().decode("utf-32-le").encode()
+
+
 def _has_halves(symbols: Any) -> bool:
-    """Whether there are halves of surrogate pairs, which an alphabet may have, and UTF-8 has not."""
+    """Return whether there are halves of surrogate pairs, which an alphabet may have, and UTF-8 has not."""
     return bool((symbols - np.uint32(0xD800) < 0x800).any())

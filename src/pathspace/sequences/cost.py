@@ -120,7 +120,9 @@ def check_networks(networks: Networks, corpus: Corpus) -> None:
     Raises:
         ValueError: if there is no room, or no time.
     """
-    A, T, P = corpus.A, len(corpus.x), len(corpus.expected)
+    A = corpus.A
+    T = len(corpus.x)
+    P = len(corpus.expected)
     processes = min(networks.jobs, networks.restarts)
     needed = networks.held(A) + processes * networks.trained(A, T, P)
     if processes > 1:

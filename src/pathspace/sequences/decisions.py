@@ -58,7 +58,8 @@ def halve(counts: IntArray) -> IntArray:
             return ~low
         # the cut whose two sides differ least
         cut = low + 1 + int(np.argmin(np.abs(2 * upto[low + 1 : high] - upto[low] - upto[high])))
-        left, right = node(low, cut), node(cut, high)
+        left = node(low, cut)
+        right = node(cut, high)
         children.append((left, right))
         return len(children) - 1
 
@@ -81,7 +82,8 @@ def part_by_bits(codes: IntArray) -> IntArray:
         bit = int(codes[low] ^ codes[high - 1]).bit_length() - 1
         is_one = codes[low:high] >> bit & 1
         cut = low + int(np.argmax(is_one))
-        left, right = node(low, cut), node(cut, high)
+        left = node(low, cut)
+        right = node(cut, high)
         children.append((left, right))
         return len(children) - 1
 
@@ -106,7 +108,8 @@ def tree_of(child: IntArray, alphabet: Alphabet | None = None) -> Tree:
     node, digits = np.zeros((2, A, max(1, int(depth.max()))), dtype=np.int64)
     for y in range(A):
         for k, (v, digit) in enumerate(ways[~y]):
-            node[y, k], digits[y, k] = v, digit
+            node[y, k] = v
+            digits[y, k] = digit
     role = np.zeros(A, np.int64) if alphabet is None else alphabet.roles
     root, cell = _groups(child)
     return Tree(child, node, digits, depth, role, root, cell)
@@ -115,7 +118,8 @@ def tree_of(child: IntArray, alphabet: Alphabet | None = None) -> Tree:
 def _groups(child: IntArray) -> tuple[IntArray, IntArray]:
     """Return the root and the place of each node, in groups of three decisions one after the other."""
     last = len(child) - 1
-    root, cell = np.full(len(child), last), np.ones(len(child), np.int64)
+    root = np.full(len(child), last)
+    cell = np.ones(len(child), np.int64)
     for v in range(last, -1, -1):
         for digit in (0, 1):
             behind = child[v, digit]

@@ -33,7 +33,7 @@ _BLOCK = 2048
 
 @dataclass(frozen=True, eq=False)
 class Blend:
-    """How networks are put together.
+    """Weights and offsets with which networks are put together.
 
     Args:
         weights: (K,) the c_k.
@@ -51,8 +51,11 @@ def _newton_terms(
 
     The outputs are activities (P, N_k+1) and writing weights (N_k+1, A) of each network.
     """
-    K, A = len(outputs), outputs[0][1].shape[1]
-    total, gradient, curvature = 0.0, np.zeros(K + A), np.zeros((K + A, K + A))
+    K = len(outputs)
+    A = outputs[0][1].shape[1]
+    total = 0.0
+    gradient = np.zeros(K + A)
+    curvature = np.zeros((K + A, K + A))
     for begin in range(0, len(x), _BLOCK):
         seen = x[begin : begin + _BLOCK]
         s = np.stack([a[begin : begin + _BLOCK] @ w for a, w in outputs])
@@ -100,7 +103,8 @@ def fit_blend(
     """
     if not models:
         raise ValueError("there is no network to weight")
-    K, A = len(models), corpus.A
+    K = len(models)
+    A = corpus.A
     outputs = [(predicting(activities(model, corpus), corpus), model.w) for model in models]
     centre = np.concatenate([np.full(K, 1 / K), np.zeros(A)])
     strength = np.concatenate([np.full(K, ridge * K), np.full(A, ridge_offsets)])
@@ -117,7 +121,8 @@ def fit_blend(
     v: Array = centre.copy()
     value, gradient, curvature = objective(v)
     for _ in range(iterations):
-        step, size = np.linalg.solve(curvature, gradient), 1.0
+        step = np.linalg.solve(curvature, gradient)
+        size = 1.0
         while size > 1e-6:
             trial = objective(v + size * step)
             if trial[0] >= value:
@@ -125,7 +130,8 @@ def fit_blend(
             size /= 2
         else:
             break
-        v, gain = v + size * step, trial[0] - value
+        v = v + size * step
+        gain = trial[0] - value
         value, gradient, curvature = trial
         if gain < 1e-6:
             break
@@ -139,7 +145,9 @@ def merge_folds(ranked: Sequence[Sequence[Training]], folds: Sequence[Fold]) -> 
     count alike.
     """
     models: list[Parameters] = []
-    weights, offsets, held_bits = [], [], 0.0
+    weights = []
+    offsets = []
+    held_bits = 0.0
     with one_thread():
         for trainings, fold in zip(ranked, folds, strict=True):
             assert fold.validation is not None
@@ -154,19 +162,25 @@ def merge_folds(ranked: Sequence[Sequence[Training]], folds: Sequence[Fold]) -> 
         parameters = merge_parameters(models, np.concatenate(weights), np.sum(offsets, axis=0))
         trainings = [training for found in ranked for training in found]
         passes = max(training.passes for training in trainings) // 2 * 2
-        # what one fold keeps back is training text of the others
-        whole = [folds[0].corpus, *(fold.validation for fold in folds[:1] if len(folds) > 1)]
         return replace(
             Training.begin(parameters, min(training.rate_w for training in trainings)),
             passes=passes,
             tries=sum(training.tries for training in trainings),
             seconds=sum(training.seconds for training in trainings),
-            log_likelihood=sum(
-                forward(parameters, part).log_likelihood for part in whole if part is not None
-            ),
+            log_likelihood=_of_whole_text(parameters, folds),
             validation_bits=held_bits,
             best=parameters,
             best_bits=held_bits,
             best_pass=passes,
             broke_off=any(training.broke_off for training in trainings),
         )
+
+
+def _of_whole_text(parameters: Parameters, folds: Sequence[Fold]) -> float:
+    """Return the log-likelihood of all that the folds have learned."""
+    total = forward(parameters, folds[0].corpus).log_likelihood
+    held = folds[0].validation
+    # what one fold keeps back is training text of the others
+    if len(folds) > 1 and held is not None:
+        total = total + forward(parameters, held).log_likelihood
+    return total

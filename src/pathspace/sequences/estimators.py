@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -164,6 +165,19 @@ def merge(
         >>> merge(models).parameters_.units
         6
     """
+    _check_networks(models)
+    parameters = merge_parameters([model.parameters_ for model in models], weights, offsets)
+    alphabets = {model.alphabet_.symbols for model in models}
+    if len(alphabets) > 1:
+        raise ValueError("networks to merge must share their alphabet")
+    merged = type(models[0])(**models[0].get_params())
+    merged.set_params(units=parameters.units, restarts=1, ensemble=1, folds=1)
+    merged.restore(models[0].alphabet_, Training.begin(parameters, merged.rate))
+    return merged
+
+
+def _check_networks(models: Any) -> None:
+    """Refuse anything but a list of networks, with one at least."""
     several = isinstance(models, Sequence)
     foreign = [each for each in (models if several else [models]) if not isinstance(each, Reader)]
     if foreign or not several:
@@ -175,11 +189,3 @@ def merge(
         raise TypeError(
             "contexts cannot be merged: merge the networks, mixed.model, and mix what comes out"
         )
-    parameters = merge_parameters([model.parameters_ for model in models], weights, offsets)
-    alphabets = {model.alphabet_.symbols for model in models}
-    if len(alphabets) > 1:
-        raise ValueError("networks to merge must share their alphabet")
-    merged = type(models[0])(**models[0].get_params())
-    merged.set_params(units=parameters.units, restarts=1, ensemble=1, folds=1)
-    merged.restore(models[0].alphabet_, Training.begin(parameters, merged.rate))
-    return merged

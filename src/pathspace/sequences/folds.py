@@ -25,7 +25,7 @@ class TooShortError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """What a training reads and what stops it.
+    """Training text and validation text of a training.
 
     Args:
         corpus: text to learn.
@@ -37,7 +37,7 @@ class Fold:
 
 
 def is_share(validation: Any) -> bool:
-    """Whether no validation text is given beside the training text: none at all, or a share of that."""
+    """Return whether no validation text is given beside the training text: none at all, or a share of that."""
     return validation is None or isinstance(validation, int | float | Real)
 
 
@@ -88,7 +88,8 @@ def check_end(alphabet: Alphabet, end: Any) -> None:
     """Refuse to end texts otherwise than the model was begun with; raises ValueError."""
     if end is None:
         return
-    known, text = alphabet.end, alphabet.symbols
+    known = alphabet.end
+    text = alphabet.symbols
     mode: Mode = alphabet.mode if isinstance(alphabet, TokenAlphabet) else False
     ending = _ending(end, mode, isinstance(text, bytes))
     numbers, is_known = alphabet.numbers(ending)
@@ -152,7 +153,8 @@ def fold_of(
     validation_mask: Any,
 ) -> Fold:
     """Return the texts to learn and to stop on, which may be a share of the former, by numbers of an alphabet."""
-    given, A = alphabet.sequences(text), len(alphabet)
+    given = alphabet.sequences(text)
+    A = len(alphabet)
     encoded = [alphabet.encode(part) for part in given.parts]
     encoded, masks = with_ends(alphabet, encoded, as_masks(mask, given))
     if validation_mask is not None and is_share(validation):
@@ -197,21 +199,30 @@ def to_score(alphabet: Alphabet, text: Any, mask: Any = None) -> Scored:
     Raises:
         ValueError: if nothing is to be predicted.
     """
-    given, A = alphabet.sequences(text), len(alphabet)
+    given = alphabet.sequences(text)
+    A = len(alphabet)
     masks = as_masks(mask, given)
-    numbers = [alphabet.numbers(part) for part in given.parts]
-    if all(known.all() for _, known in numbers):
-        return Scored(Corpus.of([x for x, _ in numbers], A, masks), 0.0)
-    marks = [np.ones(len(x), bool) for x, _ in numbers] if masks is None else masks
+    numbers = []
+    known = []
+    for part in given.parts:
+        x, is_known = alphabet.numbers(part)
+        numbers.append(x)
+        known.append(is_known)
+    if all(is_known.all() for is_known in known):
+        return Scored(Corpus.of(numbers, A, masks), 0.0)
+    marks = [np.ones(len(x), bool) for x in numbers] if masks is None else masks
     # which says what is wrong with the masks
-    Corpus.of([x for x, _ in numbers], A, marks)
+    Corpus.of(numbers, A, marks)
     escaped = 0.0
-    for part, (_, known), mark in zip(given.parts, numbers, marks, strict=True):
-        escaped += float(alphabet.escapes(part, known)[mark[~known]].sum())
-    kept = [mark[known] for (_, known), mark in zip(numbers, marks, strict=True)]
-    if not any(mark.any() for mark in kept):
+    kept_numbers = []
+    kept_marks = []
+    for part, x, is_known, mark in zip(given.parts, numbers, known, marks, strict=True):
+        escaped += float(alphabet.escapes(part, is_known)[mark[~is_known]].sum())
+        kept_numbers.append(x[is_known])
+        kept_marks.append(mark[is_known])
+    if not any(mark.any() for mark in kept_marks):
         return Scored(None, escaped)
-    return Scored(Corpus.of([x[known] for x, known in numbers], A, kept), escaped)
+    return Scored(Corpus.of(kept_numbers, A, kept_marks), escaped)
 
 
 def keep_back(
@@ -238,22 +249,43 @@ def deal(
 ) -> list[Fold]:
     """Return folds that hold back every text in turn, or, with fewer texts than folds, stretches of each."""
     marks = [np.ones(len(x), bool) for x in encoded] if masks is None else masks
+    texts = list(zip(encoded, marks, strict=True))
     found = []
     for k in range(folds):
-        kept, held = [], []
-        for number, (x, mark) in enumerate(zip(encoded, marks, strict=True)):
-            if len(encoded) >= folds:
-                (held if number % folds == k else kept).append((x, mark))
-                continue
-            begin, end = len(x) * k // folds, len(x) * (k + 1) // folds
-            held.append((x[begin:end], mark[begin:end]))
-            kept += [(x[:begin], mark[:begin]), (x[end:], mark[end:])]
-        if not all(any(mark.any() for _, mark in part) for part in (kept, held)):
-            raise TooShortError(
-                f"the text is too short for {folds} folds: one of them has no symbol to predict"
-            )
-        corpora = [
-            Corpus.of([x for x, _ in part], A, [mark for _, mark in part]) for part in (kept, held)
-        ]
-        found.append(Fold(*corpora))
+        if len(texts) >= folds:
+            held = texts[k::folds]
+            kept = [text for number, text in enumerate(texts) if number % folds != k]
+        else:
+            kept, held = _without_stretch(texts, k, folds)
+        found.append(Fold(_corpus(kept, folds, A), _corpus(held, folds, A)))
     return found
+
+
+Marked = tuple[np.ndarray, np.ndarray]
+"""The symbols of a text, and which of them are predicted."""
+
+
+def _without_stretch(texts: list[Marked], k: int, folds: int) -> tuple[list[Marked], list[Marked]]:
+    """Return what is left of each text without its k-th stretch, and these stretches."""
+    kept = []
+    held = []
+    for x, mark in texts:
+        begin = len(x) * k // folds
+        end = len(x) * (k + 1) // folds
+        held.append((x[begin:end], mark[begin:end]))
+        kept.append((x[:begin], mark[:begin]))
+        kept.append((x[end:], mark[end:]))
+    return kept, held
+
+
+def _corpus(texts: list[Marked], folds: int, A: int) -> Corpus:
+    """Return the corpus of a part of a fold.
+
+    Raises:
+        TooShortError: if it has no symbol to predict.
+    """
+    if not any(mark.any() for _, mark in texts):
+        raise TooShortError(
+            f"the text is too short for {folds} folds: one of them has no symbol to predict"
+        )
+    return Corpus.of([x for x, _ in texts], A, [mark for _, mark in texts])

@@ -23,7 +23,8 @@ def growing_parts(corpus: Corpus) -> Iterator[tuple[Corpus, int]]:
     The part T / 2^k has WORK 2^k passes, so that all of them cost the same. A part in which nothing
     is to be predicted is left out.
     """
-    T, end = len(corpus.x), 0
+    T = len(corpus.x)
+    end = 0
     for k in range(DOUBLINGS, 0, -1):
         if T >> k >= SHORTEST and corpus.chi[: T >> k].any():
             end += WORK << k

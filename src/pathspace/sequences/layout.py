@@ -51,7 +51,9 @@ class Slots:
 
 def slots(model: Parameters, tau: Array) -> Slots:
     """Return the contextual weights (A, E) of a sparse graph by slots."""
-    graph, N, A = model.graph, model.units, len(tau)
+    graph = model.graph
+    N = model.units
+    A = len(tau)
     bias = np.zeros((A, N + 1))
     bias[:, 1:] = tau[:, graph.first[1:-1]]
     edge, unit, slot = _places(graph)
@@ -74,7 +76,8 @@ def matrix(model: Parameters, tau: Array, backward: bool) -> Array:
 
     Row i, column j-1 for the way forward; row j-1, column i-1, without unit 0, for the way back.
     """
-    graph, N = model.graph, model.units
+    graph = model.graph
+    N = model.units
     result = np.zeros((len(tau), N if backward else N + 1, -(-N // 8) * 8))
     if backward:
         edge = graph.by_source

@@ -49,37 +49,44 @@ def merge_parameters(
         raise ValueError(
             f"networks to merge must share kind, squash and alphabet, got {sorted(shared)}"
         )
-    kind, squash, A = models[0].kind, models[0].squash, models[0].symbols
-    c = (
-        np.full(len(models), 1 / len(models))
-        if weights is None
-        else np.asarray(weights, dtype=float)
-    )
-    if c.shape != (len(models),) or not np.isfinite(c).all():
-        raise ValueError(
-            f"one finite weight for each of {len(models)} networks is needed, got {weights}"
-        )
-    b = np.zeros(A) if offsets is None else np.asarray(offsets, dtype=float)
-    if b.shape != (A,) or not np.isfinite(b).all():
-        raise ValueError(f"one finite offset for each of {A} symbols is needed, got {offsets}")
+    kind = models[0].kind
+    squash = models[0].squash
+    A = models[0].symbols
+    c = _finite(weights, np.full(len(models), 1 / len(models)), "weight", "networks")
+    b = _finite(offsets, np.zeros(A), "offset", "symbols")
     shift = np.concatenate([[0], np.cumsum([model.units for model in models])])
-    edges, w, rho = (
-        [],
-        np.zeros((shift[-1] + 1, A)),
-        np.zeros((A if kind == "rnn" else 0, shift[-1] + 1)),
-    )
+    edges = []
+    w = np.zeros((shift[-1] + 1, A))
+    rho = np.zeros((A if kind == "rnn" else 0, shift[-1] + 1))
     V0 = np.zeros(shift[-1] + 1)
     for model, offset, share in zip(models, shift, c, strict=False):
         own = slice(offset + 1, offset + model.units + 1)
-        V0[own], rho[:, own] = model.V0[1:], model.rho[:, 1:]
+        V0[own] = model.V0[1:]
+        rho[:, own] = model.rho[:, 1:]
         w[own] = share * model.w[1:]
         w[0] += share * model.w[0]
         inner = model.graph.sources > 0
-        edges += zip(
-            model.graph.sources[inner] + offset, model.graph.targets[inner] + offset, strict=True
-        )
+        sources = model.graph.sources[inner] + offset
+        targets = model.graph.targets[inner] + offset
+        edges += zip(sources, targets, strict=True)
     w[0] += b
     graph = Graph.from_edges(int(shift[-1]), edges)
     # edges are sorted by target, so those of one network stay together and in their order
     tau = np.concatenate([model.tau for model in models], axis=1)
     return Parameters(kind, squash, graph, w, tau, rho, V0)
+
+
+def _finite(given: Sequence[float] | Array | None, default: Array, what: str, of: str) -> Array:
+    """Return the numbers given, or the default.
+
+    Raises:
+        ValueError: if they are not finite, or not as many as the default.
+    """
+    if given is None:
+        return default
+    numbers = np.asarray(given, dtype=float)
+    if numbers.shape != default.shape or not np.isfinite(numbers).all():
+        raise ValueError(
+            f"one finite {what} for each of {len(default)} {of} is needed, got {given}"
+        )
+    return numbers

@@ -72,7 +72,8 @@ class Mixed(Reader):
             raise TypeError(
                 f"the network of a mixture is a PCNN, CNN or RNN, or None, got {model!r}"
             )
-        self.model, self.silent = model, silent
+        self.model = model
+        self.silent = silent
         self.validation_bits_: float | None = None
 
     def __repr__(self) -> str:
@@ -304,7 +305,8 @@ class Mixed(Reader):
             reading,
             np.append(self._bounds, self._bounds[-1] + corpus.bounds[1:]),
         )
-        self.bits_, self.validation_bits_ = self.bits_ + bits, None
+        self.bits_ = self.bits_ + bits
+        self.validation_bits_ = None
         return self
 
     def _keep(self, reading: Reading, bits: float, fold: Fold) -> Self:
@@ -312,7 +314,9 @@ class Mixed(Reader):
         reading.round_weights()
         reading = Reading(self._heard(), reading.tree, reading.memory)
         self.bits_ = bits
-        self._reading, self._bounds, self._first = reading, fold.corpus.bounds, len(fold.corpus.x)
+        self._reading = reading
+        self._bounds = fold.corpus.bounds
+        self._first = len(fold.corpus.x)
         self.validation_bits_ = None
         if fold.validation is not None:
             self.validation_bits_ = reading.copy(len(fold.validation.x)).learn(fold.validation)
@@ -393,7 +397,8 @@ class Mixed(Reader):
         reading.learn(corpus, slots_alone=True)
         memory = reading.memory._replace(**stored.weights)
         mixed._reading = Reading(mixed._heard(), decisions, memory)
-        mixed._bounds, mixed._first = stored.bounds, stored.first
+        mixed._bounds = stored.bounds
+        mixed._first = stored.first
         mixed.bits_, mixed.validation_bits_ = stored.bits
         return mixed
 
@@ -402,12 +407,11 @@ def beside_contexts(contexts: Mixed, network: SequenceModel) -> Mixed:
     """Return contexts that have been read alone with a silent network of their alphabet, which is fitted by now."""
     mixed = Mixed(network, silent=True)
     mixed.alphabet_ = network.alphabet_
-    mixed._reading, mixed._bounds, mixed._first = (
-        contexts.reading_,
-        contexts._bounds,
-        contexts._first,
-    )
-    mixed.bits_, mixed.validation_bits_ = contexts.bits_, contexts.validation_bits_
+    mixed._reading = contexts.reading_
+    mixed._bounds = contexts._bounds
+    mixed._first = contexts._first
+    mixed.bits_ = contexts.bits_
+    mixed.validation_bits_ = contexts.validation_bits_
     return mixed
 
 

@@ -32,7 +32,10 @@ from .tokens import alphabet_from, described
 
 KEY = "pathspace.sequences.mixed"
 
-_SMALLEST, _WINDOW = 1 << 12, 1 << 23
+_NETWORK = "network."
+"""Before the names of the network's tensors."""
+_SMALLEST = 1 << 12
+_WINDOW = 1 << 23
 """Bytes that LZMA looks back, at least and at most."""
 _OVERHEAD = 1 << 18
 """Bytes that unpacking takes beside the window; liblzma 5.2 to 5.8 take a quarter of it."""
@@ -40,7 +43,7 @@ _OVERHEAD = 1 << 18
 
 @dataclass(frozen=True, eq=False)
 class StoredMixture:
-    """What the file of a mixed model holds.
+    """Content of the file of a mixed model.
 
     Args:
         network: the network, or None.
@@ -66,7 +69,10 @@ class StoredMixture:
 
 
 def _width(A: int) -> str:
-    return "<u1" if A <= 1 << 8 else "<u2" if A <= 1 << 16 else "<u4"
+    """Return the narrowest type that numbers the symbols."""
+    if A <= 1 << 8:
+        return "<u1"
+    return "<u2" if A <= 1 << 16 else "<u4"
 
 
 def _window(size: int) -> int:
@@ -102,10 +108,11 @@ def _narrow(weights: NDArray[np.float64]) -> np.ndarray:
 
 def dump(stored: StoredMixture) -> bytes:
     """Return the bytes of a model file."""
-    network, tensors = None, {}
+    network = None
+    tensors = {}
     if stored.network is not None:
         network, tensors = storage.parts(stored.network)
-    tensors = {f"network.{name}": array for name, array in tensors.items()}
+    tensors = {f"{_NETWORK}{name}": array for name, array in tensors.items()}
     tensors |= {
         "history": _pack(stored.history, len(stored.alphabet)),
         "bounds": stored.bounds,
@@ -161,46 +168,60 @@ def read(path: Any, metadata: dict[str, str], tensors: dict[str, np.ndarray]) ->
 
 
 def _build(description: dict[str, Any], tensors: dict[str, np.ndarray]) -> StoredMixture:
-    network = None
-    if description["network"] is not None:
-        named = {name: array for name, array in tensors.items() if name.startswith("network.")}
-        network = storage.build(
-            description["network"],
-            {name.removeprefix("network."): array for name, array in named.items()},
-        )
-    alphabet, T, bounds = (
-        alphabet_from(description["alphabet"], description.get("end")),
-        description["symbols"],
-        tensors["bounds"],
-    )
-    A = len(alphabet)
+    alphabet = alphabet_from(description["alphabet"], description.get("end"))
+    network = _network(description["network"], tensors)
     if network is not None and network.alphabet != alphabet:
         raise ValueError("the network has another alphabet")
+    A = len(alphabet)
+    T = description["symbols"]
     if type(T) is not int or T < 1:
         raise ValueError(f"the text has {T!r} symbols")
     history = _unpack(tensors["history"], T, np.dtype(_width(A)))
     if history.max() >= A:
         raise ValueError("a symbol of the text is not in the alphabet")
-    if bounds.dtype != np.int64 or bounds.ndim != 1 or len(bounds) < 2:
-        raise ValueError("there are no bounds of the texts")
-    if bounds[0] != 0 or bounds[-1] != T or (np.diff(bounds) < 1).any():
-        raise ValueError("the bounds of the texts do not fit")
+    bounds = tensors["bounds"]
+    _check_bounds(bounds, T)
     first = description.get("first", T)
     if type(first) is not int or not 1 <= first <= T:
         raise ValueError(f"the first text has {first!r} symbols")
     generation = description.get("generation", BEFORE)
     weights = _weights(tensors, generation, A)
-    bits, held = description["bits"]
-    if not (
-        isinstance(bits, float) and math.isfinite(bits) and (held is None or math.isfinite(held))
-    ):
-        raise ValueError("the code lengths are not finite")
+    bits = _bits(description["bits"])
     silent = description.get("silent", False)
     if not isinstance(silent, bool):
         raise ValueError(f"the network is silent: {silent!r}")
     return StoredMixture(
-        network, alphabet, history, bounds, weights, (bits, held), silent, generation, first
+        network, alphabet, history, bounds, weights, bits, silent, generation, first
     )
+
+
+def _network(description: Any, tensors: dict[str, np.ndarray]) -> Stored | None:
+    """Return the network of a mixture; None for contexts alone."""
+    if description is None:
+        return None
+    own = {
+        name.removeprefix(_NETWORK): array
+        for name, array in tensors.items()
+        if name.startswith(_NETWORK)
+    }
+    return storage.build(description, own)
+
+
+def _check_bounds(bounds: np.ndarray, T: int) -> None:
+    """Raise ValueError unless the bounds are those of texts of T symbols together."""
+    if bounds.dtype != np.int64 or bounds.ndim != 1 or len(bounds) < 2:
+        raise ValueError("there are no bounds of the texts")
+    if bounds[0] != 0 or bounds[-1] != T or (np.diff(bounds) < 1).any():
+        raise ValueError("the bounds of the texts do not fit")
+
+
+def _bits(told: Any) -> tuple[float, float | None]:
+    """Return the code lengths of training and validation text; raises ValueError if one is not finite."""
+    bits, held = told
+    is_finite = isinstance(bits, float) and math.isfinite(bits)
+    if not is_finite or not (held is None or math.isfinite(held)):
+        raise ValueError("the code lengths are not finite")
+    return bits, held
 
 
 def _weights(

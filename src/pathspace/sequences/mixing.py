@@ -32,7 +32,8 @@ _CELLS = 16
 _FEWEST, _MOST = 21, 25  # bits of their number: 8 to 128 MiB
 _FEWEST_LAST, _MOST_LAST = 16, 22  # bits of the number of last places: 0.5 to 32 MiB
 
-NOW, BEFORE = 2, 1
+NOW = 2
+BEFORE = 1
 """Generations of contexts: those of new models, and those of files of versions 1 to 3."""
 
 
@@ -45,7 +46,10 @@ def blank(decisions: Tree, T: int, cells: int | None = None) -> Memory:
         cells: size of the table, a power of 2; None: at least 16 for each symbol, but from 2^21 to
             2^25.
     """
-    K, J, M, (A, L) = mixing.CONTEXTS, mixing.INPUTS, mixing.MIXERS, decisions.node.shape
+    K = mixing.CONTEXTS
+    J = mixing.INPUTS
+    M = mixing.MIXERS
+    (A, L) = decisions.node.shape
     weights = mixing.shapes(A)
     return Memory(
         history=np.zeros(T, np.int32),
@@ -73,7 +77,9 @@ def blank(decisions: Tree, T: int, cells: int | None = None) -> Memory:
 def blank_before(decisions: Tree, T: int) -> mixing_3.Memory:
     """Return a memory of files of versions 1 to 3 that has read nothing, with room for a text of T symbols."""
     slots = _power_of_two(4 * T, 20, 24)
-    K, J, (A, L) = mixing_3.CONTEXTS, mixing_3.INPUTS, decisions.node.shape
+    K = mixing_3.CONTEXTS
+    J = mixing_3.INPUTS
+    (A, L) = decisions.node.shape
     weights = mixing_3.shapes(A)
     return mixing_3.Memory(
         history=np.zeros(T, np.int32),
@@ -251,7 +257,8 @@ class Reading(Place):
             progress: called with the symbols done and their number.
             since: how many of the symbols have been read already.
         """
-        mode, total = READ if slots_alone else SCORE, 0.0
+        mode = READ if slots_alone else SCORE
+        total = 0.0
         for start, end in zip(corpus.bounds[:-1], corpus.bounds[1:], strict=True):
             if end <= since:
                 continue
@@ -265,7 +272,8 @@ class Reading(Place):
     def predict(self) -> Array:
         """Return the probabilities (A,) of the next symbol."""
         A = len(self.tree.depth)
-        p, mass = np.zeros(A), np.zeros(max(A - 1, 1))
+        p = np.zeros(A)
+        mass = np.zeros(max(A - 1, 1))
         self._make_room(1)
         looking = self.memory._replace(place=self.memory.place.copy())
         self._kernel.distribution(looking, self.tree, self._net, mass, p)

@@ -57,7 +57,9 @@ class Parameters:
             raise ValueError(f"unknown squash {self.squash!r}, choose from {get_args(Squash)}")
         if self.w.ndim != 2:
             raise ValueError(f"w must be a matrix, got the shape {self.w.shape}")
-        N1, E, A = self.graph.units + 1, self.graph.edges, self.symbols
+        N1 = self.graph.units + 1
+        E = self.graph.edges
+        A = self.symbols
         contextual = self.kind != "rnn"
         wanted = {
             "w": (N1, A),
@@ -111,7 +113,9 @@ class Parameters:
             reach: shorten the step of each unit (and symbol) so far that it changes no V_j, given
                 the same activities before, by more than this; None: do not.
         """
-        tau, rho, V0 = rate * direction.tau, rate * direction.rho, rate * direction.V0
+        tau = rate * direction.tau
+        rho = rate * direction.rho
+        V0 = rate * direction.V0
         if reach is not None:
             tau, rho, V0 = _shortened(self.graph, tau, rho, V0, reach)
         return replace(
@@ -184,7 +188,8 @@ def start(
     """
     if squash not in get_args(Squash):
         raise ValueError(f"unknown squash {squash!r}, choose from {get_args(Squash)}")
-    N, A = graph.units, corpus.A
+    N = graph.units
+    A = corpus.A
     u = rng.random((N + 1, A)) if isinstance(rng, np.random.Generator) else rng
     nu = np.bincount(corpus.expected, minlength=A) / len(corpus.expected)
     centred = u - (u @ corpus.frequencies)[:, None]
@@ -195,10 +200,12 @@ def start(
     V0 = np.zeros(N + 1)
     rho = np.zeros((A if kind == "rnn" else 0, N + 1))
     tau = np.zeros((1 if kind == "rnn" else A, graph.edges))
-    bias, loops = graph.first[1:-1], graph.loops[1:]
+    bias = graph.first[1:-1]
+    loops = graph.loops[1:]
     has_loop = loops >= 0
     if kind == "pcnn":
-        alpha, mu = 0.5, 1 / (j + 1)
+        alpha = 0.5
+        mu = 1 / (j + 1)
         beta = -np.sqrt(alpha * (alpha - mu))
         # tau[j,j,y] = -alpha,  tau[0,j,y] = beta_j + (mu_j/4)(u_jy - sum_y' nu~_y' u_jy'),
         # V0_j = atanh(beta_j/alpha)

@@ -37,7 +37,7 @@ _DETAIL: dict[Metric, int] = {"rbp": 2, "rutsd": 2, "rbp-qd": 1, "rutsd-qd": 1, 
 
 @dataclass(frozen=True, eq=False)
 class Forward:
-    """What a forward pass leaves for the steps.
+    """Results of a forward pass that the steps need.
 
     Args:
         a: (R, N+1) activities.
@@ -59,7 +59,8 @@ def activities(model: Parameters, corpus: Corpus, buffers: Buffers | None = None
     """Return the activities (R, N+1) along a text."""
     tau = model.contextual_tau()
     a = (buffers or Buffers()).array("a", corpus.rows, model.units + 1)
-    persistent, logistic = model.kind == "pcnn", model.squash == "logistic"
+    persistent = model.kind == "pcnn"
+    logistic = model.squash == "logistic"
     if model.graph.is_dense:
         weights = layout.matrix(model, tau, backward=False)
         compiled.states_dense(corpus.x, corpus.bounds, weights, model.V0, persistent, logistic, a)
@@ -134,7 +135,8 @@ def writing_direction(
     h += extra
     if step == "dh":
         return Direction(w=W / h)
-    M00, M0i = h[:1], h0[1:]
+    M00 = h[:1]
+    M0i = h0[1:]
     # d_i = (G_i - G_0 M_0i / M_00) / (M_ii - M_0i^2 / M_00)
     rest = _divide(W[1:] - W[:1] * M0i / M00, h[1:] - M0i**2 / M00, h[1:])
     # d_0 = G_0 / M_00 - sum_i (M_0i / M_00) d_i
@@ -181,7 +183,10 @@ class _Backward:
         self, model: Parameters, corpus: Corpus, state: Forward, buffers: Buffers, *, modulus: bool
     ) -> None:
         tau = model.contextual_tau()
-        self._model, self._corpus, self._state, self._modulus = model, corpus, state, modulus
+        self._model = model
+        self._corpus = corpus
+        self._state = state
+        self._modulus = modulus
         self.B = buffers.array("B", *state.a.shape)
         self.m = buffers.array("m", *state.a.shape)
         self._now = np.zeros((2, model.units + 1))
@@ -195,18 +200,19 @@ class _Backward:
             squared = weights**2
             diagonal = np.arange(model.units)
             squared[:, diagonal, diagonal] = 0
-            self._kernel, self._weights = compiled.backpropagate_dense, (weights, squared, loop)
+            self._kernel = compiled.backpropagate_dense
+            self._weights = (weights, squared, loop)
             return
         slots = layout.slots(model, tau)
         squared = np.where(slots.target == np.arange(model.units + 1), 0.0, slots.weight**2)
-        self._kernel, self._weights = (
-            compiled.backpropagate_sparse,
-            (slots.weight, squared, slots.target, loop),
-        )
+        self._kernel = compiled.backpropagate_sparse
+        self._weights = (slots.weight, squared, slots.target, loop)
 
     def through(self, begin: int, end: int) -> None:
         """Go from time ``end``, where the call before ended, back to ``begin``."""
-        model, corpus, state = self._model, self._corpus, self._state
+        model = self._model
+        corpus = self._corpus
+        state = self._state
         for stop in range(end, begin, -self.block):
             first = max(begin, stop - self.block)
             p = slice(*np.searchsorted(corpus.positions, (first, stop)))
@@ -268,7 +274,8 @@ def moments(
         outer_product: whether the modulus is B^2 (RUTSD), not the RBP modulus.
         buffers: memory to use.
     """
-    graph, A = model.graph, model.symbols
+    graph = model.graph
+    A = model.symbols
     G = np.zeros((A, graph.edges))
     diagonal, cross = (np.zeros(G.shape if detail == 1 else (0, 0)) for _ in range(2))
     M = np.zeros((A, int(graph.triangle[-1])) if detail == 2 else (0, 0))
@@ -320,7 +327,8 @@ def transition_direction(
         raise ValueError(f"an RNN has no whole {metric} metric; use '{metric}-qd'")
     detail = _DETAIL[metric]
     sums = moments(model, corpus, state, detail, metric.startswith("rutsd"), buffers)
-    pull, extra = np.zeros_like(model.tau), np.full_like(model.tau, damping)
+    pull = np.zeros_like(model.tau)
+    extra = np.full_like(model.tau, damping)
     if prior is not None:
         pull = prior.tau * (prior.centre.tau - model.tau)
         extra += prior.tau
@@ -375,7 +383,8 @@ def _rnn_quasi_diagonal(
 ) -> tuple[Array, Array]:
     """Return the directions of tau (1, E) and rho (A, N+1), the bias tau[0,j] being the reference of both."""
     bias = model.graph.first[1:-1]
-    G, cross = sums.G.sum(axis=0, keepdims=True) + pull, sums.cross.sum(axis=0, keepdims=True)
+    G = sums.G.sum(axis=0, keepdims=True) + pull
+    cross = sums.cross.sum(axis=0, keepdims=True)
     diagonal = sums.diagonal.sum(axis=0, keepdims=True) + extra
     step = _quasi_diagonal(model, G, diagonal, cross)
     # for rho[j,y]: M_yy = M_0y = sum_t [x_t = y] m_j^{t+1}

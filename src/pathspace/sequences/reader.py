@@ -131,7 +131,8 @@ class Reader(ABC):
             ValueError: if the network of a mixture has been trained since the mixture read its
                 text.
         """
-        path, content = Path(path), self.content()
+        path = Path(path)
+        content = self.content()
 
         def read_back(written: Path) -> None:
             with _readable(path):

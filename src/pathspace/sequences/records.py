@@ -64,7 +64,8 @@ class Records:
             raise ValueError(
                 "the model does not know the newline, which ends a record: fit it to several lines"
             )
-        self._alphabet, self._newline = alphabet, int(newline[0])
+        self._alphabet = alphabet
+        self._newline = int(newline[0])
 
     @property
     def _is_text(self) -> bool:
@@ -151,7 +152,8 @@ def pack_lines(
     records = Records(model)
     ends = data.endswith(b"\n")
     lines = data.split(b"\n")[: -1 if ends or not data else None]
-    body, done = bytearray([ends]), 0
+    body = bytearray([ends])
+    done = 0
     for number, line in enumerate(lines):
         done += len(line) + 1
         packed = records.pack(line)
@@ -176,7 +178,10 @@ def unpack_lines(
         )
     if content[2:3] != fingerprint:
         raise CorruptedError("the file was compressed with another model")
-    records, reader, lines, size = Records(model), ByteReader(body, 1), [], 0
+    records = Records(model)
+    reader = ByteReader(body, 1)
+    lines = []
+    size = 0
     while not reader.is_at_end:
         lines.append(records.unpack(reader.take(reader.varint())))
         size += len(lines[-1]) + 1

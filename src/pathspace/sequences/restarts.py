@@ -27,7 +27,7 @@ from .training import Report, Settings, Training
 
 @dataclass(frozen=True)
 class Architecture:
-    """What a network is before it sees a text.
+    """Description of a network before it sees a text.
 
     Args:
         kind: "pcnn", "cnn" or "rnn".
@@ -103,7 +103,8 @@ def train_all(
                 train_kept(training, fold, each, report, file)
                 for training, fold, each, file in work
             ]
-    processes, done = Processes(min(jobs, len(work))), []
+    processes = Processes(min(jobs, len(work)))
+    done = []
     try:
         for future in [processes.submit(_run, each) for each in work]:
             done.append(future.result())
@@ -148,7 +149,8 @@ def race(
     entries = [
         (k % F, architecture.training(folds[k % F].corpus, seed)) for k, seed in enumerate(seeds)
     ]
-    began, spent = time.perf_counter(), 0.0
+    began = time.perf_counter()
+    spent = 0.0
     if heat and len(entries) > F and heat < settings.passes:
         half = None if settings.seconds is None else settings.seconds / 2
         short = replace(settings, passes=heat, seconds=half)

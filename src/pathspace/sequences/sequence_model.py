@@ -67,12 +67,12 @@ class _Learned:
         return cls(len(corpus.x), sha256(corpus.x.tobytes()).digest())
 
     def begins(self, corpus: Corpus) -> bool:
-        """Whether a text is this one, or begins with it."""
+        """Return whether a text is this one, or begins with it."""
         return len(corpus.x) >= self.T and _Learned.of(corpus.beginning(self.T)) == self
 
 
 class SequenceModel(Reader):
-    """What PCNN, CNN and RNN share; see :class:`~pathspace.sequences.PCNN`.
+    """Base of PCNN, CNN and RNN; see :class:`~pathspace.sequences.PCNN`.
 
     Attributes:
         told_: what a file of the model keeps beside it: options of the command that fitted it.
@@ -367,13 +367,15 @@ class SequenceModel(Reader):
         """
         folds = [fold]
         if self.folds > 1:
-            corpus, ends = fold.corpus, fold.corpus.bounds[1:-1]
-            parts, masks = np.split(corpus.x, ends), np.split(corpus.chi, ends)
+            corpus = fold.corpus
+            ends = fold.corpus.bounds[1:-1]
+            parts = np.split(corpus.x, ends)
+            masks = np.split(corpus.chi, ends)
             folds = deal(parts, masks, self.folds, corpus.A)
         return self._trained(folds, self._settings(passes, seconds)).result
 
     def has_learned(self, corpus: Corpus) -> bool:
-        """Whether the last fit was to this text, or to its beginning; a model from a file does not know."""
+        """Return whether the last fit was to this text, or to its beginning; a model from a file does not know."""
         return any(learned.begins(corpus) for learned in self._learned)
 
     def restore(self, alphabet: Alphabet, training: Training) -> None:

@@ -66,7 +66,7 @@ class ModelFileError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """What a model file holds."""
+    """Content of a model file."""
 
     training: Training
     alphabet: Alphabet
@@ -76,7 +76,8 @@ class Stored:
 
 def parts(stored: Stored) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Return the description of a model, without a checksum, and its tensors."""
-    training, graph = stored.training, stored.training.model.graph
+    training = stored.training
+    graph = stored.training.model.graph
     tensors = {"sources": graph.sources, "targets": graph.targets}
     tensors |= {f"last.{name}": getattr(training.model, name) for name in _ARRAYS}
     best_is_last = training.passes == 0 and training.best is training.model
@@ -228,20 +229,26 @@ def build(description: dict[str, Any], tensors: dict[str, np.ndarray]) -> Stored
     alphabet = alphabet_from(description["alphabet"], description.get("end"))
     if len(alphabet) != training.model.symbols:
         raise ValueError(f"{len(alphabet)} symbols for {training.model.symbols} rows of weights")
-    if not all(math.isfinite(rate) for rate in (training.rate_w, training.rate_tau)):
+    if not (math.isfinite(training.rate_w) and math.isfinite(training.rate_tau)):
         raise ValueError("the rates are not finite")
-    known = {field.name for field in fields(Settings)}
-    settings = Settings(**{name: v for name, v in description["settings"].items() if name in known})
     options = dict(description["options"])
     for name in WHOLE & options.keys():
         if type(options[name]) is not int or options[name] < 0:
             raise ValueError(f"the option {name} is {options[name]!r}")
-    return Stored(training, alphabet, settings, options)
+    return Stored(training, alphabet, _settings(description["settings"]), options)
+
+
+def _settings(said: dict[str, Any]) -> Settings:
+    """Return the settings of a description, without those that other versions have."""
+    known = {field.name for field in fields(Settings)}
+    return Settings(**{name: value for name, value in said.items() if name in known})
 
 
 def _graph(units: Any, tensors: dict[str, np.ndarray]) -> Graph:
     """Return the graph, whose size the tensors must bear out before it takes any memory."""
-    sources, targets, V0 = tensors["sources"], tensors["targets"], tensors["last.V0"]
+    sources = tensors["sources"]
+    targets = tensors["targets"]
+    V0 = tensors["last.V0"]
     if type(units) is not int or V0.shape != (units + 1,):
         raise ValueError(f"units={units!r} does not fit start values of shape {V0.shape}")
     if (
@@ -258,7 +265,8 @@ def _graph(units: Any, tensors: dict[str, np.ndarray]) -> Graph:
 
 
 def _number(counters: dict[str, Any], name: str) -> Any:
-    value, whole = counters[name], name in _WHOLE_COUNTERS
+    value = counters[name]
+    whole = name in _WHOLE_COUNTERS
     if type(value) not in ((int,) if whole else (int, float)) or (whole and value < 0):
         raise ValueError(f"the counter {name} is {value!r}")
     return value

@@ -32,7 +32,8 @@ class Stream:
     """
 
     def __init__(self, place: Place, alphabet: Alphabet) -> None:
-        self._place, self._alphabet = place, alphabet
+        self._place = place
+        self._alphabet = alphabet
         self._numbers: dict[Any, int] = {symbol: y for y, symbol in enumerate(alphabet.symbols)}
         if isinstance(alphabet.symbols, bytes):
             self._numbers |= {bytes([symbol]): y for y, symbol in enumerate(alphabet.symbols)}

@@ -45,7 +45,7 @@ def as_text(text: Any) -> Text:
 
 
 def is_text(text: Any) -> bool:
-    """Whether this is one text."""
+    """Return whether this is one text."""
     return isinstance(text, str | bytes | bytearray | memoryview)
 
 
@@ -125,17 +125,18 @@ class Alphabet:
         if len(kinds) > 1:
             found = ", ".join(sorted(kind.__name__ for kind in kinds))
             raise TypeError(f"texts must be all str or all bytes, got {found}")
-        if not any(texts):
+        values: set[int] = set()
+        characters: set[str] = set()
+        for text in texts:
+            if isinstance(text, bytes):
+                values.update(text)
+            else:
+                characters.update(text)
+        if not values and not characters:
             raise ValueError("the text is empty: there is no symbol to learn from")
-        if kinds == {bytes}:
-            return cls(
-                bytes(
-                    sorted({value for text in texts if isinstance(text, bytes) for value in text})
-                )
-            )
-        symbols = "".join(
-            sorted({value for text in texts if isinstance(text, str) for value in text})
-        )
+        if values:
+            return cls(bytes(sorted(values)))
+        symbols = "".join(sorted(characters))
         if symbols.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass") != symbols:
             raise ValueError(
                 "the text holds halves of surrogate pairs as characters of their own, which a model file would join: "
@@ -167,10 +168,13 @@ class Alphabet:
     def numbers(self, text: Text) -> tuple[IntArray, NDArray[np.bool_]]:
         """Return the number of each symbol, any of a foreign one, and whether the alphabet has it."""
         if type(text) is not type(self.symbols):
-            known, given = type(self.symbols).__name__, type(text).__name__
+            known = type(self.symbols).__name__
+            given = type(text).__name__
             raise TypeError(f"the model reads {known}, the text is {given}")
-        codes, order = codes_of(text), np.argsort(self.codes)
-        x, known = np.empty(len(codes), np.int64), np.empty(len(codes), bool)
+        codes = codes_of(text)
+        order = np.argsort(self.codes)
+        x = np.empty(len(codes), np.int64)
+        known = np.empty(len(codes), bool)
         # by blocks, as there may be memory for little more than the numbers of a text
         for begin in range(0, len(codes), _BLOCK):
             part = slice(begin, begin + _BLOCK)

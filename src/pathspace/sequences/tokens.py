@@ -42,10 +42,15 @@ def mode_of(text: Any, tokens: Mode | None) -> Mode:
         ValueError: if ``tokens`` is unknown, or a column of strings may be texts as well as tokens.
         TypeError: if the text has no order or can be read only once.
     """
-    if tokens is not None and not isinstance(tokens, bool) and tokens not in SPLITTERS:
+    if tokens is None:
+        return _looks_like_tokens(text)
+    if not isinstance(tokens, bool) and tokens not in SPLITTERS:
         raise ValueError(f"tokens must be True, False, 'words', 'lines' or None, got {tokens!r}")
-    if tokens is not None:
-        return tokens
+    return tokens
+
+
+def _looks_like_tokens(text: Any) -> bool:
+    """Return whether a text of which nothing was said has symbols that are no characters."""
     if is_text(text) or not isinstance(text, Iterable) or isinstance(text, Iterator):
         return False
     if isinstance(text, Tokens):
@@ -83,25 +88,32 @@ def sequences_of(text: Any, mode: Mode) -> Given:
         )
     if not isinstance(text, Iterable) or isinstance(text, Iterator):
         return given_texts(text)  # which says what is wrong with it
+    return _given_tokens(text)
+
+
+def _given_tokens(text: Iterable[Any]) -> Given:
+    """Return one sequence of tokens, or a sequence for each list of them."""
     _check_order(text)
     if isinstance(text, np.ndarray) and text.ndim > 2:
         raise TypeError(
             f"tokens are one row, or one row for each sequence, got an array of {text.ndim} axes"
         )
     items = list(text)
-    nested = [
-        isinstance(item, list) or (_is_column(item) and getattr(item, "ndim", 0) > 0)
-        for item in items
-    ]
-    if any(nested) and not all(nested):
+    nested = [_is_sequence(item) for item in items]
+    if not any(nested):
+        return Given([_tokens(text)], True)
+    if not all(nested):
         at = nested.index(True)
         raise TypeError(
             f"tokens and lists of tokens are mixed (a list at position {at}): give one list of tokens, or a list of "
             "such lists"
         )
-    if any(nested):
-        return Given([_tokens(item) for item in items], False)
-    return Given([_tokens(text)], True)
+    return Given([_tokens(item) for item in items], False)
+
+
+def _is_sequence(item: Any) -> bool:
+    """Return whether an item is a list or a column of tokens, not a token."""
+    return isinstance(item, list) or (_is_column(item) and getattr(item, "ndim", 0) > 0)
 
 
 def joined(tokens: Sequence[Any], mode: Mode) -> str:
@@ -115,7 +127,7 @@ def joined(tokens: Sequence[Any], mode: Mode) -> str:
 
 
 def _is_column(text: Any) -> bool:
-    """Whether this is an array, or a column of a table, of NumPy, pandas, or alike."""
+    """Return whether this is an array, or a column of a table, of NumPy, pandas, or alike."""
     return hasattr(text, "tolist") and hasattr(text, "dtype")
 
 

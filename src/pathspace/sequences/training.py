@@ -35,7 +35,8 @@ from .passes import (
 from .prior import Prior
 from .text import Corpus
 
-_RISE, _FALL = 1.1, 0.5
+_RISE = 1.1
+_FALL = 0.5
 _TRIES = 60
 # where `reach` bounds every step, a rate would rise for ever, beyond all numbers
 _HIGHEST = 2.0**_TRIES
@@ -51,7 +52,7 @@ def _number(value: Any) -> float:
 
 @dataclass(frozen=True)
 class Settings:
-    """How to train.
+    """Options of a training.
 
     Args:
         metric: "rbp", "rutsd", "rbp-qd", "rutsd-qd", "fb" or "bp" for the transition steps.
@@ -106,27 +107,49 @@ class Settings:
             raise ValueError(
                 f"reach must be above 0 and finite, or None for no bound, got {self.reach!r}"
             )
-        if self.seconds is not None and not _number(self.seconds) >= 0:
-            raise ValueError(
-                f"seconds must be at least 0, or None for no bound, got {self.seconds!r}"
-            )
-        if self.patience is not None and not _number(self.patience) >= 0:
-            raise ValueError(
-                f"patience must be at least 0, or None for no end of it, got {self.patience!r}"
-            )
-        if self.batch is not None and (type(self.batch) is not int or self.batch < 1):
+        self._check_end()
+        self._check_batch()
+
+    def _check_end(self) -> None:
+        """Refuse bounds of the training that are out of range."""
+        for name, none in (("seconds", "no bound"), ("patience", "no end of it")):
+            value = getattr(self, name)
+            if value is not None and not _number(value) >= 0:
+                raise ValueError(f"{name} must be at least 0, or None for {none}, got {value!r}")
+        if self.passes < 0 or self.validate_every < 1:
+            raise ValueError("passes must be at least 0 and validate_every at least 1")
+
+    def _check_batch(self) -> None:
+        """Refuse batches that are no number of texts, or of a text that grows."""
+        if self.batch is None:
+            return
+        if type(self.batch) is not int or self.batch < 1:
             raise ValueError(
                 f"batch must be a whole number of at least 1, or None for all texts, got {self.batch!r}"
             )
-        if self.batch is not None and self.grow:
+        if self.grow:
             raise ValueError("batches of texts do not grow: leave out batch or grow")
-        if self.passes < 0 or self.validate_every < 1:
-            raise ValueError("passes must be at least 0 and validate_every at least 1")
+
+    def is_over(self, training: Training, *, validated: bool) -> bool:
+        """Return whether the passes, the seconds or the patience of a training are spent.
+
+        Args:
+            training: where it stands.
+            validated: whether looks are taken at a validation text: without them there is nothing
+                to lose patience with.
+        """
+        if training.passes >= self.passes:
+            return True
+        if self.seconds is not None and training.seconds >= self.seconds:
+            return True
+        if not validated or self.patience is None:
+            return False
+        return training.passes - training.best_pass >= max(self.patience, self.validate_every)
 
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """Where a training stands: all that is needed to go on exactly as if it had never stopped.
+    """State of a training: all that is needed to go on exactly as if it had never stopped.
 
     Args:
         model: the parameters after the last pass.
@@ -204,9 +227,12 @@ class _Memory:
     """Two sets of states: those of the parameters in force, and those of the step on trial."""
 
     def __init__(self) -> None:
-        self.a, self.trial_a = Buffers(), Buffers()
-        self.pi, self.trial_pi = Buffers(), Buffers()
-        self.back, self.validation = Buffers(), Buffers()
+        self.a = Buffers()
+        self.trial_a = Buffers()
+        self.pi = Buffers()
+        self.trial_pi = Buffers()
+        self.back = Buffers()
+        self.validation = Buffers()
 
     def keep(self, new_activities: bool) -> None:
         if new_activities:
@@ -228,21 +254,23 @@ def advance(
         FloatingPointError: if the direction is not finite, as with a singular metric without
             damping.
     """
+    model = training.model
     writing = training.passes % 2 == 0
-    with np.errstate(all="ignore"):  # a direction that is not finite is told of below
+    # a direction that is not finite is told of below
+    with np.errstate(all="ignore"):
         if writing:
             direction = writing_direction(
-                training.model, corpus, state, settings.writing, settings.writing_damping, prior
+                model, corpus, state, settings.writing, settings.writing_damping, prior
             )
             rate = training.rate_w
         else:
             direction = transition_direction(
-                training.model, corpus, state, settings.metric, settings.damping, memory.back, prior
+                model, corpus, state, settings.metric, settings.damping, memory.back, prior
             )
             rate = training.rate_tau
     if not direction.is_finite:
         raise FloatingPointError(f"the direction of pass {training.passes} is not finite")
-    model, tries = training.model, 0
+    tries = 0
     before = state.log_likelihood - (prior.penalty(model) if prior else 0.0)
     while tries < _TRIES:
         tries += 1
@@ -253,23 +281,23 @@ def advance(
             after = trial_state.log_likelihood - (prior.penalty(trial) if prior else 0.0)
         # a NaN compares false
         if after >= before:
-            rate = max(rate, min(rate * _RISE, _HIGHEST)) if after > before else rate
-            model, state = trial, trial_state
+            if after > before:
+                rate = max(rate, min(rate * _RISE, _HIGHEST))
+            model = trial
+            state = trial_state
             memory.keep(new_activities=not writing)
             break
         rate *= _FALL
-    return (
-        replace(
-            training,
-            model=model,
-            rate_w=rate if writing else training.rate_w,
-            rate_tau=training.rate_tau if writing else rate,
-            passes=training.passes + 1,
-            tries=training.tries + tries,
-            log_likelihood=state.log_likelihood,
-        ),
-        state,
+    moved = replace(
+        training,
+        model=model,
+        passes=training.passes + 1,
+        tries=training.tries + tries,
+        log_likelihood=state.log_likelihood,
     )
+    if writing:
+        return replace(moved, rate_w=rate), state
+    return replace(moved, rate_tau=rate), state
 
 
 def _look(training: Training, validation: Corpus | None, memory: _Memory) -> Training:
@@ -283,13 +311,24 @@ def _look(training: Training, validation: Corpus | None, memory: _Memory) -> Tra
     return training
 
 
-def _last_look(training: Training, validation: Corpus | None, memory: _Memory) -> Training:
+def _last_look(
+    training: Training, validation: Corpus | None, memory: _Memory, every: int | None = None
+) -> Training:
     """Look at the validation text where a training ends, so that no pass is lost.
 
     What the scheduled looks have kept stays, with which the training goes on as if it had never
     stopped.
+
+    Args:
+        training: where it ends.
+        validation: the text, or None.
+        memory: for the states.
+        every: passes between two scheduled looks, of which the last pass may have had one; None if
+            it had none.
     """
     if validation is None:
+        return training
+    if every and training.passes % every == 0 and not math.isnan(training.validation_bits):
         return training
     return replace(
         training, validation_bits=code_length(training.model, validation, memory.validation)
@@ -349,12 +388,23 @@ def train(
         prior = Prior.around(centre, settings.prior_writing, settings.prior_transition)
     began = time.perf_counter() - training.seconds
     for part, end in growing_parts(corpus) if settings.grow else ():
-        if training.passes < min(end, settings.passes):
-            on_part = replace(settings, passes=min(end, settings.passes))
-            share = len(corpus.expected) / len(part.expected)
-            told = None if report is None else lambda now, share=share: report(_scaled(now, share))
-            training = _scaled(_train_on(part, training, on_part, None, told, prior, began), share)
+        if training.passes >= min(end, settings.passes):
+            continue
+        on_part = replace(settings, passes=min(end, settings.passes))
+        share = len(corpus.expected) / len(part.expected)
+        told = None if report is None else _report_of_part(report, share)
+        trained = _train_on(part, training, on_part, None, told, prior, began)
+        training = _scaled(trained, share)
     return _train_on(corpus, training, settings, validation, report, prior, began)
+
+
+def _report_of_part(report: Report, share: float) -> Report:
+    """Return a report for a training on a part of the text, as of the whole."""
+
+    def told(training: Training) -> None:
+        report(_scaled(training, share))
+
+    return told
 
 
 def _scaled(training: Training, share: float) -> Training:
@@ -371,47 +421,34 @@ def _train_on(
     began: float,
 ) -> Training:
     """Train on a text, or a part of one, until the passes, the time or the patience is spent."""
-    memory, training = _Memory(), replace(training, broke_off=False)
+    memory = _Memory()
+    training = replace(training, broke_off=False)
     if training.passes == 0:
         # a fit of no pass may have looked at another text, whose length is no record to beat
         begun = replace(training, best=None, best_bits=math.inf, validation_bits=math.nan)
         training = _look(begun, validation, memory)
-        # contexts may be asked for alone, of a text that is too long to train on
-        if settings.passes == 0:
-            return training
+    # contexts may be asked for alone, of a text that is too long to train on
+    if training.passes == settings.passes == 0:
+        return training
     state = forward(training.model, corpus, activities(training.model, corpus, memory.a), memory.pi)
     if not math.isfinite(state.log_likelihood):
         raise FloatingPointError(
             "the log-likelihood of the training text is not finite at the start"
         )
     if training.passes > 0:
-        # the look at the end of what goes on here is none of its schedule
-        training = replace(training, log_likelihood=state.log_likelihood, validation_bits=math.nan)
-        if validation is not None:
-            training = _again(training, validation, memory)
-        elif training.best is not None:  # by a validation text that is no longer given
-            training = replace(training, best=None, best_bits=math.inf, best_pass=training.passes)
-    batches, now, share = Batches(corpus, settings.batch), corpus, 1.0
-    while training.passes < settings.passes:
-        if settings.seconds is not None and training.seconds >= settings.seconds:
-            break
-        if (
-            validation is not None
-            and settings.patience is not None
-            # without a look there is nothing to lose patience with
-            and training.passes - training.best_pass
-            >= max(settings.patience, settings.validate_every)
-        ):
-            break
+        training = _resumed(training, state, validation, memory)
+    batches = Batches(corpus, settings.batch)
+    now = corpus
+    share = 1.0
+    while not settings.is_over(training, validated=validation is not None):
         if batches.at(training.passes) is not now:
             now = batches.at(training.passes)
             share = len(corpus.expected) / len(now.expected)
             a = activities(training.model, now, memory.a)
             state = forward(training.model, now, a, memory.pi)
+        own_prior = None if prior is None else prior.scaled(1 / share)
         try:
-            training, state = advance(
-                training, state, now, settings, memory, prior and prior.scaled(1 / share)
-            )
+            training, state = advance(training, state, now, settings, memory, own_prior)
             training = _scaled(training, share)
         except FloatingPointError:
             return replace(_look(training, validation, memory), broke_off=True)
@@ -420,8 +457,21 @@ def _train_on(
         training = replace(training, seconds=time.perf_counter() - began)
         if report is not None:
             report(training)
-    if training.passes % settings.validate_every or math.isnan(training.validation_bits):
-        training = _last_look(training, validation, memory)
+    training = _last_look(training, validation, memory, settings.validate_every)
     if now is not corpus:
         training = replace(training, log_likelihood=forward(training.model, corpus).log_likelihood)
     return training
+
+
+def _resumed(
+    training: Training, state: Forward, validation: Corpus | None, memory: _Memory
+) -> Training:
+    """Return a training that goes on, with the code lengths of the texts that it is given now."""
+    # the look at the end of what goes on here is none of its schedule
+    training = replace(training, log_likelihood=state.log_likelihood, validation_bits=math.nan)
+    if validation is not None:
+        return _again(training, validation, memory)
+    if training.best is None:
+        return training
+    # by a validation text that is no longer given
+    return replace(training, best=None, best_bits=math.inf, best_pass=training.passes)

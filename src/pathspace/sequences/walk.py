@@ -29,13 +29,16 @@ _BLOCK = 1 << 13
 
 def network(model: Parameters | None, A: int) -> Network:
     """Return the network before a text, or, of None, one without units, which says nothing."""
-    pi, mass = np.full(A, 1 / A), np.zeros(max(A - 1, 1))
+    pi = np.full(A, 1 / A)
+    mass = np.zeros(max(A - 1, 1))
     if model is None:
-        none, nobody = np.zeros((1, 1)), np.zeros(1, np.int64)
+        none = np.zeros((1, 1))
+        nobody = np.zeros(1, np.int64)
         return Network(
             none, none, nobody, nobody, np.zeros(2, bool), np.zeros(1), np.ones(1), pi, mass
         )
-    a, logistic = np.empty(model.units + 1), model.squash == "logistic"
+    a = np.empty(model.units + 1)
+    logistic = model.squash == "logistic"
     squash(model.V0, logistic, a)
     return Network(
         np.ascontiguousarray(model.contextual_tau()),
@@ -113,9 +116,14 @@ class Place(ABC):
         code = coder(room=8 * int(self.tree.depth[x].sum()))
         for part in blocks(len(x), progress):
             self._code(ENCODE, x[part].astype(np.int64), code)
-        low, high = (int(end) for end in code.interval[:2])
+        low = int(code.interval[0])
+        last = int(code.interval[1])
         # the number in the interval with the most zeros at its end, which need not be written
-        last = next(end for zeros in range(56, -1, -8) if (end := high >> zeros << zeros) >= low)
+        for zeros in range(8, 64, 8):
+            rounded = last >> zeros << zeros
+            if rounded < low:
+                break
+            last = rounded
         return (code.content[: code.at[0]].tobytes() + last.to_bytes(7, "big")).rstrip(b"\0")
 
     def decode_until(self, code: bytes, stop: int, most: int) -> IntArray:
@@ -124,7 +132,9 @@ class Place(ABC):
         Raises:
             ValueError: if it has not come after so many symbols.
         """
-        read, parts, length = coder(code), [], 0
+        read = coder(code)
+        parts = []
+        length = 0
         while length < most:
             block = np.zeros(min(256, most - length), np.int64)
             done = self._decode_until(stop, block, read)
@@ -159,7 +169,8 @@ class Walk(Place):
     """
 
     def __init__(self, model: Parameters, t: int = 0, *, frozen: bool = False) -> None:
-        self._model, self._t = model, t
+        self._model = model
+        self._t = t
         self._first = t if frozen else None
         self._net = network(model, model.symbols)
 

@@ -41,13 +41,48 @@ def _place(keys, key):
 @njit(cache=True)
 def _grow(keys, zeros, ones, beta):
     larger = np.zeros(2 * len(keys), np.int64)
-    zeros2, ones2, beta2 = np.zeros(len(larger)), np.zeros(len(larger)), np.zeros(len(larger))
+    zeros2 = np.zeros(len(larger))
+    ones2 = np.zeros(len(larger))
+    beta2 = np.zeros(len(larger))
     for k in range(len(keys)):
         if keys[k] != 0:
             place = _place(larger, keys[k])
             larger[place] = keys[k]
-            zeros2[place], ones2[place], beta2[place] = zeros[k], ones[k], beta[k]
+            zeros2[place] = zeros[k]
+            ones2[place] = ones[k]
+            beta2[place] = beta[k]
     return larger, zeros2, ones2, beta2
+
+
+@njit(cache=True)
+def _key(context, node, d):
+    """Return the key of a context of length d in the tree of a node; 0 is the mark of an empty place."""
+    key = (context ^ (node * 3202034522624059733)) * 2685821657736338717 + d
+    return key if key != 0 else 1
+
+
+@njit(cache=True)
+def _learn(digit, path, zeros, ones, beta):
+    """Return the probability P_w that a digit had, and count it along a path of the tree."""
+    depth = len(path) - 1
+    p_child = 0.0
+    for d in range(depth, -1, -1):
+        place = path[d]
+        total = zeros[place] + ones[place]
+        p = ((ones[place] if digit else zeros[place]) + 0.5) / (total + 1.0)
+        if d == depth:
+            p_child = p
+        else:
+            # P_w(digit) = (beta P_e(digit) + P_w,child(digit)) / (beta + 1)
+            share = 1.0 / (1.0 + math.exp(-beta[place]))
+            weighted = share * p + (1.0 - share) * p_child
+            beta[place] = min(max(beta[place] + math.log(p / p_child), -500.0), 500.0)
+            p_child = weighted
+        if digit:
+            ones[place] += 1.0
+        else:
+            zeros[place] += 1.0
+    return p_child
 
 
 @njit(cache=True)
@@ -55,8 +90,11 @@ def _run(x, digits, depth, first, A):
     """Return minus the log2-probability of x[first:], the tree growing along all of x."""
     keys = np.zeros(1 << 12, np.int64)
     # log of P_e over the product of the P_w of the children
-    zeros, ones, beta = np.zeros(len(keys)), np.zeros(len(keys)), np.zeros(len(keys))
-    used, bits = 0, 0.0
+    zeros = np.zeros(len(keys))
+    ones = np.zeros(len(keys))
+    beta = np.zeros(len(keys))
+    used = 0
+    bits = 0.0
     path = np.zeros(depth + 1, np.int64)
     contexts = np.zeros(depth + 1, np.int64)
     for t in range(len(x)):
@@ -69,41 +107,20 @@ def _run(x, digits, depth, first, A):
         for k in range(digits - 1, -1, -1):
             digit = (x[t] >> k) & 1
             for d in range(depth + 1):
-                key = (contexts[d] ^ (node * 3202034522624059733)) * 2685821657736338717 + d
-                if key == 0:
-                    key = 1
+                key = _key(contexts[d], node, d)
                 place = _place(keys, key)
                 if keys[place] == 0:
                     if 2 * (used + 1) > len(keys):
                         keys, zeros, ones, beta = _grow(keys, zeros, ones, beta)
                         for e in range(d):
-                            again = (
-                                contexts[e] ^ (node * 3202034522624059733)
-                            ) * 2685821657736338717 + e
-                            path[e] = _place(keys, again if again != 0 else 1)
+                            path[e] = _place(keys, _key(contexts[e], node, e))
                         place = _place(keys, key)
                     keys[place] = key
                     used += 1
                 path[d] = place
-            p_child = 0.0
-            for d in range(depth, -1, -1):
-                place = path[d]
-                total = zeros[place] + ones[place]
-                p = ((ones[place] if digit else zeros[place]) + 0.5) / (total + 1.0)
-                if d == depth:
-                    p_child = p
-                else:
-                    # P_w(digit) = (beta P_e(digit) + P_w,child(digit)) / (beta + 1)
-                    share = 1.0 / (1.0 + math.exp(-beta[place]))
-                    weighted = share * p + (1.0 - share) * p_child
-                    beta[place] = min(max(beta[place] + math.log(p / p_child), -500.0), 500.0)
-                    p_child = weighted
-                if digit:
-                    ones[place] += 1.0
-                else:
-                    zeros[place] += 1.0
+            p = _learn(digit, path, zeros, ones, beta)
             if t >= first:
-                bits -= math.log2(p_child)
+                bits -= math.log2(p)
             node = 2 * node + digit
     return bits
 

@@ -44,7 +44,9 @@ class HiddenMarkov:
     """
 
     def __init__(self, states: int, iterations: int = 100, seed: int = 0) -> None:
-        self.states, self.iterations, self.seed = states, iterations, seed
+        self.states = states
+        self.iterations = iterations
+        self.seed = seed
 
     def fit(self, x: IntArray, A: int) -> HiddenMarkov:
         """Learn a sequence of symbols 0..A-1 and return the model.

@@ -162,8 +162,12 @@ class SparseHiddenMarkov(HiddenMarkov):
         S, d = targets.shape
         order = np.argsort(targets, axis=None, kind="stable")
         first_in = np.concatenate([[0], np.cumsum(np.bincount(targets.ravel(), minlength=S))])
-        first_out, ends, sources = np.arange(0, S * d + 1, d), targets.ravel(), order // d
-        alpha, ahead, scale = np.empty((len(x), S)), np.empty((len(x), S)), np.empty(len(x))
+        first_out = np.arange(0, S * d + 1, d)
+        ends = targets.ravel()
+        sources = order // d
+        alpha = np.empty((len(x), S))
+        ahead = np.empty((len(x), S))
+        scale = np.empty(len(x))
         self.log_likelihoods_: list[float] = []
         while True:
             by_symbol = np.ascontiguousarray(emission.T)
@@ -176,7 +180,8 @@ class SparseHiddenMarkov(HiddenMarkov):
             # sum_t xi_t(i, j) = p_ij sum_t alpha_{t-1}(i) ahead_t(j)
             used = p * np.take_along_axis(alpha[:-1].T @ ahead[1:], targets, axis=1)
             start = alpha[0] * beta / (alpha[0] @ beta)
-            p, emission = _normalized(used, p), _normalized(seen.T, emission)
+            p = _normalized(used, p)
+            emission = _normalized(seen.T, emission)
 
     def _has_ended(self) -> bool:
         """Say whether the iterations are spent, or the last one has gained next to nothing."""

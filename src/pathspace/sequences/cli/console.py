@@ -34,7 +34,8 @@ def errors() -> Iterator[None]:
     except BrokenPipeError:  # nobody reads on, as behind `| head`: the command ends without a word
         raise
     except (ValueError, TypeError, FloatingPointError, OSError) as error:
-        said, full = str(error), (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        said = str(error)
+        full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         if isinstance(error, OSError) and error.errno in full and error.filename:
             said = f"{error.filename} cannot be written ({error.strerror}): make room there, or give another --output"
         console.print(f"[red]error:[/red] {escape(said)}", highlight=False, soft_wrap=True)

@@ -19,7 +19,8 @@ from pathspace.sequences.text import Text, marks_after
 from pathspace.sequences.tokens import SPLITTERS, Mode, TokenAlphabet, Tokens, sequences_of
 from pathspace.tools.files import check_writable, write_atomically
 
-STANDARD_INPUT, STANDARD_OUTPUT = Path("/dev/stdin"), Path("/dev/stdout")
+STANDARD_INPUT = Path("/dev/stdin")
+STANDARD_OUTPUT = Path("/dev/stdout")
 
 
 def standard_input(path: Path) -> Path:
@@ -105,7 +106,7 @@ def with_numbers_masked(content: bytes) -> bytes:
 
 
 def masks_numbers(model: SequenceModel | Mixed) -> bool:
-    """Whether a model was fitted to a text whose numbers are masked."""
+    """Return whether a model was fitted to a text whose numbers are masked."""
     network = model.model if isinstance(model, Mixed) else model
     return network is not None and bool(network.told_.get("mask_numbers"))
 

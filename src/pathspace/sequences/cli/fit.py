@@ -26,6 +26,7 @@ from .files import (
     AsJson,
     AsText,
     InputPath,
+    Kind,
     Quiet,
     kind_of,
     kind_read,
@@ -54,8 +55,11 @@ class _FitReport:
         symbols: int,
         held: int,
     ) -> None:
-        self._show, self._passes, self._seconds = show, passes, seconds
-        self._symbols, self._held = symbols, held
+        self._show = show
+        self._passes = passes
+        self._seconds = seconds
+        self._symbols = symbols
+        self._held = held
         self._number = 1
         self.last: Training | None = None
         self.gains: Gains | None = None
@@ -266,12 +270,7 @@ def fit(
     """  # noqa: D301 (click wants the character, not the letters)
     with errors():
         writable(output, file, validation, alphabet)
-        if resume and not output.exists():
-            raise ValueError(
-                f"there is no {output} to go on from: leave out --resume, or give its --output"
-            )
-        if not resume:
-            may_become_model(output)
+        _check_output(output, resume)
         _check_folds(restarts, ensemble, folds, validation, share)
         _check_names(model, metric, writing)
         kind = kind_of(tokens, text)
@@ -298,13 +297,9 @@ def fit(
         }
         choices = Choices(context, after, share, validation is not None, mask_numbers)
         if resume:
+            asked = _asked(command, {**options, "model": model})
             network = network_of(output)
-            check_resumed(
-                network,
-                output,
-                kind if text or tokens else None,
-                _asked(command, {**options, "model": model}),
-            )
+            check_resumed(network, output, _given_kind(tokens, text), asked)
             set_budget(network, passes, seconds)
             choices = choices.over(network.told_, output)
             kind = kind_read(network)
@@ -320,22 +315,57 @@ def fit(
             contexts = None
             if choices.context is not False:
                 contexts = look_at_contexts(network, texts, quiet, fitted=resume)
-            is_free = folds == 1 and not resume and not _asked(command, dict.fromkeys(_LENGTHS))
-            gains = Gains(contexts, texts) if contexts and texts.held_counted and is_free else None
+            gains = None if resume else _gains(command, network, contexts, texts)
             interrupted = _train(network, texts, place, choices.context, quiet, gains)
             result = _mix(network, texts, place, contexts, gains, quiet, interrupted)
-        others = {}
-        if folds == 1 and choices.after is None and texts.held_counted:
-            if not quiet:
-                console.print("setting it beside bzip2, xz and context trees", highlight=False)
-            try:
-                others = baseline_bits(*texts.parts())
-            except KeyboardInterrupt:  # the model is written: say what it has come to
-                replace(result, interrupted=True).say({}, as_json)
-                raise
+        is_comparable = folds == 1 and choices.after is None
+        others = _others(texts, result, quiet, as_json) if is_comparable else {}
     result.say(others, as_json)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
+
+
+def _check_output(output: Path, resume: bool) -> None:
+    """Refuse a file that holds anything but a model, or none to go on from."""
+    if not resume:
+        may_become_model(output)
+    elif not output.exists():
+        raise ValueError(
+            f"there is no {output} to go on from: leave out --resume, or give its --output"
+        )
+
+
+def _given_kind(tokens: str | None, text: bool) -> Kind | None:
+    """Return the kind of symbols that the options ask for; None if they do not."""
+    return kind_of(tokens, text) if text or tokens else None
+
+
+def _gains(
+    command: typer.Context, network: SequenceModel, contexts: Mixed | None, texts: Texts
+) -> Gains | None:
+    """Return what tells when to stop a fit whose length was not asked for; None if nothing can."""
+    if contexts is None or network.folds > 1 or not texts.held_counted:
+        return None
+    if _asked(command, dict.fromkeys(_LENGTHS)):
+        return None
+    return Gains(contexts, texts)
+
+
+def _others(texts: Texts, result: Result, quiet: bool, as_json: bool) -> dict[str, float]:
+    """Return the bits per symbol of the validation part by compressors; none without such a part.
+
+    Raises:
+        KeyboardInterrupt: after the result was said, since the model is written.
+    """
+    if not texts.held_counted:
+        return {}
+    if not quiet:
+        console.print("setting it beside bzip2, xz and context trees", highlight=False)
+    try:
+        return baseline_bits(*texts.parts())
+    except KeyboardInterrupt:
+        replace(result, interrupted=True).say({}, as_json)
+        raise
 
 
 def _check_folds(
@@ -369,18 +399,18 @@ def _check_names(model: str, metric: str | None, writing: str) -> None:
 
 
 def _asked(command: typer.Context, options: dict[str, Any]) -> dict[str, Any]:
-    """Return those of the options that were given."""
-    sources = {name: command.get_parameter_source(name) for name in options}
-    return {
-        name: value
-        for name, value in options.items()
-        if (source := sources[name]) and source.name != "DEFAULT"
-    }
+    """Return the options that were given."""
+    asked = {}
+    for name, value in options.items():
+        source = command.get_parameter_source(name)
+        if source and source.name != "DEFAULT":
+            asked[name] = value
+    return asked
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a fit writes, and how it goes on.
+    """Files of a fit, and how it goes on.
 
     Args:
         output: the model file.
@@ -412,6 +442,14 @@ class _Place:
             return "--resume"
         return "the same command without --fresh" if self.fresh else "the same command"
 
+    @property
+    def after_interruption(self) -> str:
+        """What a message says of a fit that ends with nothing to save."""
+        told = "nothing is saved"
+        if self.begun:
+            told = f"{self.again} goes on from its checkpoints"
+        return f"{self.output} stays as it was, {told}" if self.replaces else told
+
 
 def _train(
     network: SequenceModel,
@@ -430,53 +468,59 @@ def _train(
     """
     if place.begun and not quiet:
         _say(f"going on from {place.checkpoint} (--fresh starts over)")
-    begun, interrupted = network.training_.passes if place.resume else 0, False
+    begun = network.training_.passes if place.resume else 0
     with shown("fit", console, quiet=quiet, bound="at most") as show:
         report = _FitReport(
             show, network.passes, network.seconds, max(texts.counted, 1), texts.held_counted
         )
         report.gains = gains
-        try:
-            network.fit(
-                texts.text,
-                texts.held,
-                alphabet=texts.known,
-                tokens=texts.mode,
-                resume=place.resume,
-                report=report,
-                checkpoint=place.checkpoint,
-                **texts.masks,
-            )
-        except Enough as enough:
-            assert report.last is not None
-            network.training_ = looked(report.last, texts.fold(network.alphabet_).validation)
-            if not quiet:
-                _say(str(enough))
-        except KeyboardInterrupt:
-            if report.last is None or network.restarts > 1 or place.replaces:
-                told = (
-                    f"{place.again} goes on from its checkpoints"
-                    if place.begun
-                    else "nothing is saved"
-                )
-                stays = f"{place.output} stays as it was, " if place.replaces else ""
-                _say(f"interrupted: {stays}{told}")
-                raise
-            fold = texts.fold(network.alphabet_)
-            network.training_, interrupted = looked(report.last, fold.validation), True
-            _say("interrupted: what has been learned is saved, go on with --resume")
-        training = network.training_
-        if place.resume and training.passes == begun and not training.broke_off:
-            mixes = "" if context is False or not begun else ", and the network is mixed as it was"
-            warnings.warn(
-                f"no pass was made{mixes}: {what_ended(network)}", RuntimeWarning, stacklevel=1
-            )
+        interrupted = _fit_network(network, texts, place, quiet, report)
+        if place.resume and network.training_.passes == begun:
+            _warn_of_no_pass(network, is_mixed=context is not False and begun > 0)
         if place.saves_first and place.checkpoint is not None:
             network.save(place.output)
             if place.resume or interrupted:
                 # --resume goes on from the output, and takes these for another fit's
                 clear(place.checkpoint)
     return interrupted
+
+
+def _warn_of_no_pass(network: SequenceModel, *, is_mixed: bool) -> None:
+    if network.training_.broke_off:
+        return
+    mixes = ", and the network is mixed as it was" if is_mixed else ""
+    warnings.warn(f"no pass was made{mixes}: {what_ended(network)}", RuntimeWarning, stacklevel=2)
+
+
+def _fit_network(
+    network: SequenceModel, texts: Texts, place: _Place, quiet: bool, report: _FitReport
+) -> bool:
+    """Train the network, and return whether that was interrupted with something to save."""
+    try:
+        network.fit(
+            texts.text,
+            texts.held,
+            alphabet=texts.known,
+            tokens=texts.mode,
+            resume=place.resume,
+            report=report,
+            checkpoint=place.checkpoint,
+            **texts.masks,
+        )
+    except Enough as enough:
+        assert report.last is not None
+        network.training_ = looked(report.last, texts.fold(network.alphabet_).validation)
+        if not quiet:
+            _say(str(enough))
+    except KeyboardInterrupt:
+        if report.last is None or network.restarts > 1 or place.replaces:
+            _say(f"interrupted: {place.after_interruption}")
+            raise
+        fold = texts.fold(network.alphabet_)
+        network.training_ = looked(report.last, fold.validation)
+        _say("interrupted: what has been learned is saved, go on with --resume")
+        return True
+    return False
 
 
 def _mix(

@@ -42,22 +42,7 @@ class Choices:
         Raises:
             ValueError: they would hold out what has been learned, or mask numbers that have been.
         """
-        if told.get("validation") and not self.validation and self.share is None:
-            # the last tenth of the file, in its place, has been learned
-            raise ValueError(
-                f"the model in {output} was begun with a --validation file: give it again, or --share 0 for none"
-            )
-        first = 0.0 if told.get("validation") else told.get("share")
-        if (
-            not self.validation
-            and self.share is not None
-            and first is not None
-            and self.share > first
-        ):
-            raise ValueError(
-                f"--share {self.share:g} holds back text that the model in {output} has learned: give at most "
-                f"{first:g}, which it has not seen, or a --validation file"
-            )
+        self._check_share(told, output)
         if self.mask_numbers and not told.get("mask_numbers"):
             raise ValueError(
                 f"the model in {output} was begun without --mask-numbers: leave it out, or begin anew without --resume"
@@ -69,6 +54,24 @@ class Choices:
             share=told.get("share") if self.share is None else self.share,
             mask_numbers=bool(told.get("mask_numbers")),
         )
+
+    def _check_share(self, told: Mapping[str, Any], output: Path) -> None:
+        """Refuse to hold out text that the model has learned."""
+        if self.validation:
+            return
+        first = told.get("share")
+        if told.get("validation"):
+            # the last tenth of the file, in its place, has been learned
+            if self.share is None:
+                raise ValueError(
+                    f"the model in {output} was begun with a --validation file: give it again, or --share 0 for none"
+                )
+            first = 0.0
+        if self.share is not None and first is not None and self.share > first:
+            raise ValueError(
+                f"--share {self.share:g} holds back text that the model in {output} has learned: give at most "
+                f"{first:g}, which it has not seen, or a --validation file"
+            )
 
     def settled(self) -> Choices:
         """Return the choices with the default of the share."""
@@ -110,7 +113,9 @@ class Texts:
         folds: int,
     ) -> Texts:
         """Read the files; raises ValueError where one has no symbol to predict."""
-        masked, after, mode = choices.mask_numbers, choices.after, mode_from(kind)
+        masked = choices.mask_numbers
+        after = choices.after
+        mode = mode_from(kind)
         text = read(file, kind, masked)
         known = None if alphabet is None else read(alphabet, kind, masked)
         mask = mask_after(text, after, file)
@@ -147,10 +152,12 @@ class Texts:
 
     def parts(self) -> tuple[Text, Text, int]:
         """Return the held-out text, what comes before it, and the number of symbols held out."""
-        held, before = self.held, self.text
+        held = self.held
+        before = self.text
         if held is None or isinstance(held, float):
             cut = len(self.text) - int(len(self.text) * (held or 0.0))
-            held, before = self.text[cut:], self.text[:cut]
+            held = self.text[cut:]
+            before = self.text[:cut]
         if self.mode is False:
             return held, before, len(held)
         return joined(held, self.mode), joined(before, self.mode), len(held)

@@ -18,7 +18,7 @@ class Enough(Exception):  # noqa: N818 - no error: it ends a training
 
 
 class Gains:
-    """What the validation part gains by a network beside contexts, from look to look.
+    """Gains of the validation part by a network beside contexts, from look to look.
 
     For a look contexts read the validation part with the network as it is; they have learned the
     training text without it, so that they do not trust it too far.
@@ -29,7 +29,8 @@ class Gains:
     """
 
     def __init__(self, contexts: Mixed, texts: Texts) -> None:
-        self._contexts, self._texts = contexts, texts
+        self._contexts = contexts
+        self._texts = texts
         self._next = FIRST
         self._bits = contexts.validation_bits_ or 0.0
         self._validation = texts.fold(contexts.alphabet_).validation
@@ -45,7 +46,8 @@ class Gains:
         self._next *= 2
         bits = bits_beside(self._contexts, training.result, self._validation)
         if bits <= (1 - LEAST) * self._bits:
-            self._bits, self.has_any = bits, True
+            self._bits = bits
+            self.has_any = True
             return
         gain = 1 - bits / self._bits if self._bits else 0.0
         since = "since the last look" if self.has_any else "of what contexts alone need"

@@ -97,7 +97,8 @@ def _scored(
     estimator: SequenceModel | Mixed, file: Path, frozen: bool, each_symbol: bool
 ) -> Iterator[_Line]:
     place = estimator.frozen() if frozen else estimator.begin(0)
-    alphabet, masked = estimator.alphabet_, masks_numbers(estimator)
+    alphabet = estimator.alphabet_
+    masked = masks_numbers(estimator)
     with file.open("rb") as opened:
         # readline returns a line of a pipe as soon as it is there
         for number, content in enumerate(iter(opened.readline, b""), 1):

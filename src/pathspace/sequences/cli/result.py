@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -111,79 +112,72 @@ class Result:
         held = {name: each for name, each in bits.items() if each is not None}
         if held:
             held = {"network": self.training.result_bits, **held}
-        # on the text that a network was fitted to, neither it nor what it is mixed into is
-        # measured; of folds it has the bits of what they held back
-        unseen = self.training.result_bits if self.held_counted else math.inf
-        by = held or {
-            **trained,
-            "network": unseen,
-            **dict.fromkeys(mixtures.keys() & {"mixed"}, math.inf),
-        }
-        allowed: tuple[Kept, ...] = (
-            ("mixed", "contexts") if context else ("network", "mixed", "contexts")
-        )
+        by = held or self._unseen(trained)
+        # whoever asks for contexts has the mixture, where there is one
+        allowed: tuple[Kept, ...] = ("mixed", "contexts")
+        if not context:
+            allowed = ("network", *allowed)
         there = [name for name in allowed if name in by]
         kept = there[0] if context else min(there, key=by.__getitem__)
         return replace(self, training_bits=trained, held_bits=held, kept=kept)
 
+    def _unseen(self, trained: Mapping[str, float]) -> dict[str, float]:
+        """Return the bits by which models are compared without a validation part.
+
+        On the text that a network was fitted to, neither it nor what it is mixed into is measured;
+        of folds it has the bits of what they held back.
+        """
+        by = dict(trained)
+        by["network"] = self.training.result_bits if self.held_counted else math.inf
+        if "mixed" in by:
+            by["mixed"] = math.inf
+        return by
+
     def say(self, others: dict[str, float], as_json: bool) -> None:
         """Print it, beside the bits per symbol of the baselines."""
-        training, each = (
-            self.training,
-            per_symbol(-self.training.log_likelihood / math.log(2), self.counted),
-        )
-        lines = [
-            f"{self.output}: {training.passes} passes in {training.seconds:.1f} s, {training.result.units} units",
-        ]
-        if training.passes:  # before the first one there is no figure
-            at = (
-                ""
-                if training.passes == training.result_pass or not self.held_counted
-                else " at the last pass"
-            )
-            lines.append(f"training {each:.4f} bits/symbol{at}")
+        training = self.training
         figures: dict[str, Any] = {
             "model": str(self.output),
             "passes": training.passes,
             "seconds": training.seconds,
             "units": training.result.units,
-            "training_bits_per_symbol": each,
+            "training_bits_per_symbol": self._trained,
             "interrupted": self.interrupted,
             "kept": self.kept,
         }
+        lines = [
+            f"{self.output}: {training.passes} passes in {training.seconds:.1f} s, {training.result.units} units",
+        ]
+        # before the first pass there is no figure
+        if training.passes:
+            is_best = training.passes == training.result_pass or not self.held_counted
+            at = "" if is_best else " at the last pass"
+            lines.append(f"training {self._trained:.4f} bits/symbol{at}")
         held = per_symbol(training.result_bits, self.held_counted)
         if self.held_counted:
             figures |= {"validation_bits_per_symbol": held, "best_pass": training.result_pass}
             figures["fitted_to_validation"] = self.ensemble
-            told = (
-                ", to which the weights of the merged networks are fitted" if self.ensemble else ""
-            )
+            fitted = ""
+            if self.ensemble:
+                fitted = ", to which the weights of the merged networks are fitted"
             lines.append(
-                f"validation {held:.4f} bits/symbol{told}, best at pass {training.result_pass}"
+                f"validation {held:.4f} bits/symbol{fitted}, best at pass {training.result_pass}"
             )
-        if self.training_bits is not None:
-            bits, counted, part = self.training_bits, self.counted, "training"
-            if self.held_bits:
-                bits, counted, part = self.held_bits, self.held_counted, "validation"
-            rows = {name: per_symbol(total, counted) for name, total in bits.items()}
-            figures[f"{part}_bits_per_symbol_by_model"] = rows
-            if self.held_bits:
-                figures["validation_bits_per_symbol"] = held = rows[self.kept]
-            elif self.held_counted:  # by folds, which hold nothing back from contexts
+        if self.held_bits:
+            rows = _rows(self.held_bits, self.held_counted)
+            held = rows[self.kept]
+            figures["validation_bits_per_symbol_by_model"] = rows
+            figures["validation_bits_per_symbol"] = held
+            lines.append(f"validation by {_listed(rows)} bits/symbol: kept is {_NAMED[self.kept]}")
+        elif self.training_bits is not None:
+            rows = _rows(self.training_bits, self.counted)
+            figures["training_bits_per_symbol_by_model"] = rows
+            # by folds, which hold nothing back from contexts
+            if self.held_counted:
                 figures["validation_bits_per_symbol_by_model"] = {"network": held}
                 figures["validation_bits_per_symbol"] = held if self.kept == "network" else math.nan
-            named = {
-                "network": "the network alone",
-                "mixed": "the mixture, with the training text in its file",
-                "contexts": "contexts alone, with the training text in their file, and the network to go on with",
-            }
-            fitted = "" if self.held_bits else " (fitted to it)"
-            told = ", ".join(
-                f"{name} {each:.4f}{fitted if name == 'network' else ''}"
-                for name, each in rows.items()
-                if not math.isnan(each)
-            )
-            lines.append(f"{part} by {told} bits/symbol: kept is {named[self.kept]}")
+            told = _listed(rows, network=" (fitted to it)")
+            lines.append(f"training by {told} bits/symbol: kept is {_NAMED[self.kept]}")
         if others:
             figures["baseline_bits_per_symbol"] = others
             # where no pass was looked at, none is known to have been worse
@@ -191,3 +185,29 @@ class Result:
             overfitted = worse and 2 * training.result_pass < training.passes
             lines += verdict(held, others, self.training_bits is not None, overfitted)
         say(as_json, figures, *lines, output=self.output)
+
+    @property
+    def _trained(self) -> float:
+        """Bits per symbol of the training text."""
+        return per_symbol(-self.training.log_likelihood / math.log(2), self.counted)
+
+
+_NAMED = {
+    "network": "the network alone",
+    "mixed": "the mixture, with the training text in its file",
+    "contexts": "contexts alone, with the training text in their file, and the network to go on with",
+}
+
+
+def _rows(bits: Mapping[str, float], counted: int) -> dict[str, float]:
+    """Return bits per symbol by model."""
+    return {name: per_symbol(total, counted) for name, total in bits.items()}
+
+
+def _listed(rows: Mapping[str, float], network: str = "") -> str:
+    """Return what each model needs, in words; ``network`` is said of the network."""
+    parts = []
+    for name, bits in rows.items():
+        if not math.isnan(bits):
+            parts.append(f"{name} {bits:.4f}{network if name == 'network' else ''}")
+    return ", ".join(parts)

@@ -87,12 +87,14 @@ def baseline(
       pathspace sequence baseline log.txt other.txt --depth 4 --states 8
     """  # noqa: D301 (click wants the character, not the letters)
     with errors():
-        seen, text = read(training, "bytes"), read(file, "bytes")
+        seen = read(training, "bytes")
+        text = read(file, "bytes")
         assert isinstance(seen, bytes)
         assert isinstance(text, bytes)
         true = 0.0 if task is None else _true_bits(task, file, text)  # baselines may take minutes
         alphabet = Alphabet.of([seen, text])
-        x, before = alphabet.encode(text), alphabet.encode(seen)
+        x = alphabet.encode(text)
+        before = alphabet.encode(seen)
         rows: dict[str, float] = {}
         for name in baselines.COMPRESSORS:
             rows[name] = baselines.compressed_bits(name, text)

@@ -239,7 +239,8 @@ def compress(
             )
         writable(output, model, file)
         may_overwrite(output, force)
-        estimator, data = None if model is None else load(model), file.read_bytes()
+        estimator = None if model is None else load(model)
+        data = file.read_bytes()
         with symbols_shown("compress", quiet, not isinstance(estimator, SequenceModel)) as progress:
             packed = compress_bytes(estimator, data, progress, by_record=records)
         write(output, packed)
@@ -298,7 +299,8 @@ def decompress(
         output = output or file.with_suffix("")
         writable(output, model, file)
         may_overwrite(output, force)
-        estimator, packed = None if model is None else load(model), file.read_bytes()
+        estimator = None if model is None else load(model)
+        packed = file.read_bytes()
         with symbols_shown(
             "decompress", quiet, not isinstance(estimator, SequenceModel)
         ) as progress:

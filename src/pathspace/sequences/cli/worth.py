@@ -31,7 +31,8 @@ def baseline_bits(held: Text, before: Text, symbols: int | None = None) -> dict[
     if counted == len(held) <= LONGEST:
         recent = before[max(0, len(before) - (LONGEST - len(held))) :]
         alphabet = Alphabet.of([recent, held])
-        coded, history = alphabet.encode(held), alphabet.encode(recent)
+        coded = alphabet.encode(held)
+        history = alphabet.encode(recent)
         rows["context trees"] = baselines.context_tree_bits(coded, len(alphabet), DEPTH, history)
     return {name: per_symbol(bits, counted) for name, bits in rows.items() if bits > 0}
 

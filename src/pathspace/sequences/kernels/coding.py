@@ -34,7 +34,8 @@ LEAST = 1 << 8
 """Of SCALE: a digit costs 22 bits at most."""
 FARTHEST = 12.0
 """Log-odds lie between this and its negative."""
-_BYTE, _INTERVAL = 48, (1 << 56) - 1
+_BYTE = 48
+_INTERVAL = (1 << 56) - 1
 
 
 class Network(NamedTuple):
@@ -80,7 +81,8 @@ class Coder(NamedTuple):
 @njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
 def chances(child, v, net):
     """Return the probability that the network gives to each of the two sides of node v."""
-    left, right = child[v, 0], child[v, 1]
+    left = child[v, 0]
+    right = child[v, 1]
     zero = net.pi[~left] if left < 0 else net.mass[left]
     return zero, net.pi[~right] if right < 0 else net.mass[right]
 
@@ -103,7 +105,8 @@ def masses(child, net):
 @njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
 def encode(coder, digit, p):
     """Narrow the interval to the side of the digit, and put out the bytes that are settled."""
-    low, high = coder.interval[0], coder.interval[1]
+    low = coder.interval[0]
+    high = coder.interval[1]
     middle = low + ((high - low) >> 30) * p + (((high - low) & (SCALE - 1)) * p >> 30)
     if digit:
         high = middle
@@ -112,14 +115,18 @@ def encode(coder, digit, p):
     while low >> _BYTE == high >> _BYTE:
         coder.content[coder.at[0]] = low >> _BYTE
         coder.at[0] += 1
-        low, high = low << 8 & _INTERVAL, high << 8 & _INTERVAL | 255
-    coder.interval[0], coder.interval[1] = low, high
+        low = low << 8 & _INTERVAL
+        high = high << 8 & _INTERVAL | 255
+    coder.interval[0] = low
+    coder.interval[1] = high
 
 
 @njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
 def decode(coder, p):
     """Return the digit in whose side the code lies, and narrow the interval as the encoder did."""
-    low, high, code = coder.interval[0], coder.interval[1], coder.interval[2]
+    low = coder.interval[0]
+    high = coder.interval[1]
+    code = coder.interval[2]
     middle = low + ((high - low) >> 30) * p + (((high - low) & (SCALE - 1)) * p >> 30)
     digit = 1 if code <= middle else 0
     if digit:
@@ -129,12 +136,12 @@ def decode(coder, p):
     while low >> _BYTE == high >> _BYTE:
         more = int(coder.content[coder.at[0]]) if coder.at[0] < len(coder.content) else 0
         coder.at[0] += 1
-        low, high, code = (
-            low << 8 & _INTERVAL,
-            high << 8 & _INTERVAL | 255,
-            code << 8 & _INTERVAL | more,
-        )
-    coder.interval[0], coder.interval[1], coder.interval[2] = low, high, code
+        low = low << 8 & _INTERVAL
+        high = high << 8 & _INTERVAL | 255
+        code = code << 8 & _INTERVAL | more
+    coder.interval[0] = low
+    coder.interval[1] = high
+    coder.interval[2] = code
     return digit
 
 
@@ -159,7 +166,8 @@ def run(mode, x, t, tree, net, coder, stop):
         for y in range(A):
             net.pi[y] = (1.0 - share) * net.pi[y] + share / A
         masses(tree.child, net)
-        v, k = len(tree.child) - 1, 0
+        v = len(tree.child) - 1
+        k = 0
         while v >= 0:
             zero, one = chances(tree.child, v, net)
             p = min(max(int(one / (zero + one) * SCALE), LEAST), SCALE - LEAST)

@@ -30,8 +30,14 @@ _BLOCK = 256
 def _add_product(v, rows, M, out):
     """Add sum_i v[i] M[i, :] to out, eight columns at a time in registers."""
     for j in range(0, len(out), 8):
-        s0, s1, s2, s3 = out[j], out[j + 1], out[j + 2], out[j + 3]
-        s4, s5, s6, s7 = out[j + 4], out[j + 5], out[j + 6], out[j + 7]
+        s0 = out[j]
+        s1 = out[j + 1]
+        s2 = out[j + 2]
+        s3 = out[j + 3]
+        s4 = out[j + 4]
+        s5 = out[j + 5]
+        s6 = out[j + 6]
+        s7 = out[j + 7]
         for i in range(rows):
             vi = v[i]
             s0 += vi * M[i, j]
@@ -42,8 +48,14 @@ def _add_product(v, rows, M, out):
             s5 += vi * M[i, j + 5]
             s6 += vi * M[i, j + 6]
             s7 += vi * M[i, j + 7]
-        out[j], out[j + 1], out[j + 2], out[j + 3] = s0, s1, s2, s3
-        out[j + 4], out[j + 5], out[j + 6], out[j + 7] = s4, s5, s6, s7
+        out[j] = s0
+        out[j + 1] = s1
+        out[j + 2] = s2
+        out[j + 3] = s3
+        out[j + 4] = s4
+        out[j + 5] = s5
+        out[j + 6] = s6
+        out[j + 7] = s7
 
 
 @njit(error_model="numpy", fastmath=_SUMS, cache=True)
@@ -96,7 +108,8 @@ def states_sparse(x, bounds, bias, weight, target, V0, persistent, logistic, a):
         V[:] = V0
         squash(V, logistic, a[r])
         for t in range(bounds[s], bounds[s + 1]):
-            y, now = x[t], a[r]
+            y = x[t]
+            now = a[r]
             kept = 1.0 if persistent else 0.0
             # V_j^{t+1} = [PCNN] V_j^t + sum_i tau[i,j,x_t] a_i^t
             for j in range(N + 1):
@@ -190,7 +203,8 @@ def backpropagate_dense(
         m: (R, N+1), written if ``modulus``.
     """
     N = a.shape[1] - 1
-    sum_B, sum_m = np.zeros(tau.shape[2]), np.zeros(tau.shape[2])
+    sum_B = np.zeros(tau.shape[2])
+    sum_m = np.zeros(tau.shape[2])
     s = np.searchsorted(bounds, end, side="left") - 1
     p = len(u)
     for t in range(end - 1, begin - 1, -1):
@@ -217,7 +231,8 @@ def backpropagate_sparse(
 ):  # fmt: skip
     """Fill B and m as `backpropagate_dense` does; weight, squared (A, D, N+1) and target (D, N+1) are slots."""
     N = a.shape[1] - 1
-    sum_B, sum_m = np.zeros(N + 1), np.zeros(N + 1)
+    sum_B = np.zeros(N + 1)
+    sum_m = np.zeros(N + 1)
     s = np.searchsorted(bounds, end, side="left") - 1
     p = len(u)
     for t in range(end - 1, begin - 1, -1):
@@ -230,7 +245,9 @@ def backpropagate_sparse(
             m[r + 1] = 0.0
         p -= chi[t]
         _begin(u, variance, p, chi[t], 0, modulus, sum_B, sum_m)
-        now_B, now_m, y = now[0], now[1], x[t]
+        now_B = now[0]
+        now_m = now[1]
+        y = x[t]
         if modulus:
             for k in range(weight.shape[1]):
                 for i in range(N + 1):
@@ -261,8 +278,14 @@ def _add_dots(weighted, n, block, rows, out):
     """Add sum_k weighted[k] block[rows[f], k] to out[f], four at a time."""
     f = 0
     while f + 4 <= len(rows):
-        b0, b1, b2, b3 = block[rows[f]], block[rows[f + 1]], block[rows[f + 2]], block[rows[f + 3]]
-        s0, s1, s2, s3 = 0.0, 0.0, 0.0, 0.0
+        b0 = block[rows[f]]
+        b1 = block[rows[f + 1]]
+        b2 = block[rows[f + 2]]
+        b3 = block[rows[f + 3]]
+        s0 = 0.0
+        s1 = 0.0
+        s2 = 0.0
+        s3 = 0.0
         for k in range(n):
             s0 += weighted[k] * b0[k]
             s1 += weighted[k] * b1[k]
@@ -307,7 +330,8 @@ def moments(detail, order, offsets, a, B, m, first, sources, triangle, G, diagon
     N = a.shape[1] - 1
     # a stride that is no multiple of a page, else all rows compete for the same lines of the cache
     block_a = np.zeros((N + 1, _BLOCK + 8))
-    block_B, block_m = np.zeros_like(block_a), np.zeros_like(block_a)
+    block_B = np.zeros_like(block_a)
+    block_m = np.zeros_like(block_a)
     weighted = np.zeros(_BLOCK)
     for y in range(len(offsets) - 1):
         for begin in range(offsets[y], offsets[y + 1], _BLOCK):
@@ -318,7 +342,8 @@ def moments(detail, order, offsets, a, B, m, first, sources, triangle, G, diagon
             if detail > 0:
                 _gather(rows, 1, m, block_m, n)
             for j in range(1, N + 1):
-                gradient, modulus = block_B[j], block_m[j]
+                gradient = block_B[j]
+                modulus = block_m[j]
                 into = sources[first[j] : first[j + 1]]
                 _add_dots(gradient, n, block_a, into, G[y, first[j] : first[j + 1]])
                 if detail == 0:

@@ -33,7 +33,8 @@ T, BEGIN, POINTER, LENGTH, MISSES, WORD, WORD_BEFORE, STATE, HERE = range(9)
 # the hash of the word before that; where this line began; the number of the field; 1 + where the
 # symbol above is, 0 for none; which of the two rows of fields is that of this line
 WORD_BEFORE_THAT, LINE, FIELD, ABOVE, ROW = range(9, 14)
-_ROWS, _FIELDS = 14, 32
+_ROWS = 14
+_FIELDS = 32
 """From _ROWS on: where the fields of this line and of the one before began, for so many fields each; 0 for nowhere."""
 PLACES = _ROWS + 2 * _FIELDS
 
@@ -67,7 +68,8 @@ def basic_contexts(m, role):
         m.place[WORD] = combine(m.place[WORD], before)
     elif m.place[WORD] != 0:
         m.place[WORD_BEFORE_THAT] = m.place[WORD_BEFORE]
-        m.place[WORD_BEFORE], m.place[WORD] = m.place[WORD], 0
+        m.place[WORD_BEFORE] = m.place[WORD]
+        m.place[WORD] = 0
     m.keys[ORDERS] = combine(combine(m.place[WORD], before), ORDERS)
     words = combine(combine(m.place[WORD], m.place[WORD_BEFORE]), before)
     m.keys[ORDERS + 1] = combine(words, ORDERS + 1)
@@ -81,7 +83,9 @@ def _begin_line(m, row):
     for f in range(_FIELDS):
         m.place[begin + f] = 0
     m.place[begin] = t
-    m.place[ROW], m.place[LINE], m.place[FIELD] = row, t, 0
+    m.place[ROW] = row
+    m.place[LINE] = t
+    m.place[FIELD] = 0
 
 
 @njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
@@ -125,9 +129,12 @@ def _symbol_above(m, further):
 @njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
 def line_contexts(m):
     """Write the hashes of the place in the line; of a text without lines, those of further symbols and words."""
-    before, word, k = back(m, 1), m.place[WORD], BASIC
+    before = back(m, 1)
+    word = m.place[WORD]
+    k = BASIC
     if m.place[LINE] > m.place[BEGIN]:
-        field, above = min(m.place[FIELD], 255) + 1, _symbol_above(m, 0)
+        field = min(m.place[FIELD], 255) + 1
+        above = _symbol_above(m, 0)
         m.keys[k] = combine(combine(combine(field, above), before), k)
         m.keys[k + 1] = combine(combine(combine(field, word), before), k + 1)
         pair = combine(above, _symbol_above(m, 1))
@@ -141,7 +148,8 @@ def line_contexts(m):
 @njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
 def match(m):
     """Go on with the match, or find a longer one; return the symbol it lets expect, or -1."""
-    t, begin = m.place[T], m.place[BEGIN]
+    t = m.place[T]
+    begin = m.place[BEGIN]
     if t == begin:
         m.place[POINTER] = m.place[LENGTH] = m.place[MISSES] = 0
     m.place[HERE] = -1
@@ -158,7 +166,8 @@ def match(m):
         h = combine(h, m.history[t - d])
     m.place[HERE] = (h >> 7) & (len(m.last) - 1)
     if m.place[LENGTH] < 16:
-        q, length = m.last[m.place[HERE]], 0
+        q = m.last[m.place[HERE]]
+        length = 0
         while (
             length < 32
             and length < q
@@ -167,7 +176,9 @@ def match(m):
         ):
             length += 1
         if length >= SHORTEST and length > m.place[LENGTH]:
-            m.place[POINTER], m.place[LENGTH], m.place[MISSES] = q, length, 0
+            m.place[POINTER] = q
+            m.place[LENGTH] = length
+            m.place[MISSES] = 0
     return m.history[m.place[POINTER]] if m.place[POINTER] > 0 else -1
 
 

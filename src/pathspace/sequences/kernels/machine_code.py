@@ -43,7 +43,7 @@ def njit(*, owns_arrays: bool = True, **options: Any) -> Callable[[Callable[...,
 
 
 def is_compiled(function: Any) -> bool:
-    """Whether the code of a function is there, in this process or on disk."""
+    """Return whether the code of a function is there, in this process or on disk."""
     if function.signatures:
         return True
     try:

@@ -82,7 +82,9 @@ _ROWS = 1 << 8
 """Last symbols that have weights of their own."""
 _CORRECTED = 1 << 10
 """Nodes that have corrections of their own."""
-_STEPS, _NEAREST, _PER_UNIT = 33, 16, 2.0
+_STEPS = 33
+_NEAREST = 16
+_PER_UNIT = 2.0
 """Steps of f: their number, the one for 0, and how many there are from one whole number to the next."""
 
 LINE = 8
@@ -92,8 +94,12 @@ GROUP = 3
 _HALF, _ONES = 1 << 17, (1 << 18) - 1  # p_k has 18 bits, above 6 of n_k and 8 of h_k
 _EMPTY = _HALF << 14 | 1
 _LIMIT = 63
-_RATE, _MORE_RATE, _UNTIL = 0.002, 0.02, 20000.0
-_MAP_RATE, _MATCH_RATE, _CORRECTION_RATE = 0.01, 0.005, 0.02
+_RATE = 0.002
+_MORE_RATE = 0.02
+_UNTIL = 20000.0
+_MAP_RATE = 0.01
+_MATCH_RATE = 0.005
+_CORRECTION_RATE = 0.02
 _BIAS = 0.3
 _CELLS = 4096
 
@@ -180,8 +186,10 @@ def _check(key):
 @njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
 def _find(cells, key):
     """Return where the line of a key begins, or, if there is none, the place of four that it should take."""
-    begin, check = ((key >> 8) & (len(cells) // LINE - 1)) * LINE, _check(key)
-    free, fewest = begin, 1 << 20
+    begin = ((key >> 8) & (len(cells) // LINE - 1)) * LINE
+    check = _check(key)
+    free = begin
+    fewest = 1 << 20
     for j in range(4):
         line = begin ^ (j * LINE)
         found = np.int64(cells[line])
@@ -190,7 +198,8 @@ def _find(cells, key):
         # visits of its first decision, which are the most
         n = (np.int64(cells[line + 1]) >> 8) & _LIMIT if found else -1
         if n < fewest:
-            free, fewest = line, n
+            free = line
+            fewest = n
     return free
 
 
@@ -246,7 +255,8 @@ def _step_of(f):
 @njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
 def _inputs(m, cell, k, expected):
     """Write the inputs of the contexts and of the match, and return how many contexts have been seen."""
-    seen, x = 0, m.x
+    seen = 0
+    x = m.x
     for c in range(CONTEXTS):
         content = np.int64(m.cells[m.lines[c] + cell]) if m.lines[c] >= 0 else 0
         if content == 0:
@@ -282,7 +292,9 @@ def _decide(m, tree, v, k, expected, net):
         f += m.final[seen, j] * s[k, j]
     f = min(max(f, -FARTHEST), FARTHEST)
     q = logistic(f)
-    m.f[k], m.p[k], m.seen[k] = f, q, seen
+    m.f[k] = f
+    m.p[k] = q
+    m.seen[k] = seen
     step, way = _step_of(f)
     row = v % len(m.corrections)
     r = (1.0 - way) * m.corrections[row, step] + way * m.corrections[row, step + 1]
@@ -316,7 +328,9 @@ def _learn_cells(m, cell, expected, digit):
         content = np.int64(m.cells[at])
         if content == 0:
             content = _EMPTY
-        p, n, h = content >> 14, (content >> 8) & _LIMIT, content & 255
+        p = content >> 14
+        n = (content >> 8) & _LIMIT
+        h = content & 255
         m.maps[c, h] += _MAP_RATE * (digit - m.maps[c, h])
         p += ((_ONES if digit else 0) - p) * _SHARE[n] >> 16
         n = min(n + 1, _LIMIT)
@@ -364,8 +378,10 @@ def run(mode, x, chi, m, tree, net, coder, bits, stop):
     mode = mode % FROZEN
     for t in range(len(x)):
         guess = _before(m, tree, net)
-        mixing, cost = mode != READ and chi[t], 0.0
-        v, k = len(tree.child) - 1, 0
+        mixing = mode != READ and chi[t]
+        cost = 0.0
+        v = len(tree.child) - 1
+        k = 0
         while v >= 0 and mixing:
             if k % GROUP == 0:
                 _look_up(m, v)
@@ -382,7 +398,8 @@ def run(mode, x, chi, m, tree, net, coder, bits, stop):
         # probabilities
         y = x[t]
         for k in range(tree.depth[y] if learning else 0):
-            v, digit = tree.node[y, k], tree.digit[y, k]
+            v = tree.node[y, k]
+            digit = tree.digit[y, k]
             expected = expected_digit(tree, guess, v, k)
             if k % GROUP == 0:
                 _claim(m, v)
@@ -417,7 +434,8 @@ def distribution(m, tree, net, mass, p):
         _look_up(m, tree.root[v])
         one = _decide(m, tree, v, 0, expected, net) / SCALE
         for digit in range(2):
-            behind, q = tree.child[v, digit], mass[v] * (one if digit else 1.0 - one)
+            behind = tree.child[v, digit]
+            q = mass[v] * (one if digit else 1.0 - one)
             if behind < 0:
                 p[~behind] = q
             else:

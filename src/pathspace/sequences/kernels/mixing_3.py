@@ -75,8 +75,11 @@ INPUTS = 2 * CONTEXTS + 3
 _HALF, _ONES = 1 << 21, (1 << 22) - 1  # p_k has 22 bits
 _EMPTY = (1 << 30) | _HALF
 _LIMIT = 255
-_RATE, _MORE_RATE, _UNTIL = 0.002, 0.02, 20000.0
-_MAP_RATE, _MATCH_RATE = 0.01, 0.005
+_RATE = 0.002
+_MORE_RATE = 0.02
+_UNTIL = 20000.0
+_MAP_RATE = 0.01
+_MATCH_RATE = 0.005
 _BIAS = 0.3
 _CELLS = 4096
 
@@ -143,15 +146,18 @@ def shapes(A: int) -> dict[str, tuple[int, int]]:
 @njit(error_model="numpy", fastmath=False, cache=True)
 def _find(slots, key):
     """Return where the slot of a key is, or, if there is none, the place of four that it should take."""
-    at, check = (key >> 5) & (len(slots) - 1), _check(key)
-    free, fewest = at, 1 << 20
+    at = (key >> 5) & (len(slots) - 1)
+    check = _check(key)
+    free = at
+    fewest = 1 << 20
     for j in range(4):
         slot = slots[at ^ j]
         if slot >> 38 == check:
             return at ^ j
         n = (slot >> 22) & 255 if slot else -1
         if n < fewest:
-            free, fewest = at ^ j, n
+            free = at ^ j
+            fewest = n
     return free
 
 
@@ -181,7 +187,8 @@ def _decide(m, child, v, k, expected, net):
 
     The digit that the match lets expect may be -1, for none.
     """
-    seen, x = 0, m.x[k]
+    seen = 0
+    x = m.x[k]
     for c in range(CONTEXTS):
         slot = _slot(m.slots, combine(m.keys[c], v + 1))
         is_new = (slot >> 22) & 255 == 0
@@ -196,9 +203,12 @@ def _decide(m, child, v, k, expected, net):
     x[2 * CONTEXTS + 1] = network_log_odds(child, v, net) if len(net.V) > 1 else 0.0
     x[2 * CONTEXTS + 2] = _BIAS
     s = m.s[k]
-    s[0], s[1], s[2] = _dot(m.by_match[state], x), _dot(m.by_node[v], x), _dot(m.by_seen[seen], x)
+    s[0] = _dot(m.by_match[state], x)
+    s[1] = _dot(m.by_node[v], x)
+    s[2] = _dot(m.by_seen[seen], x)
     p = min(max(int(logistic(_dot(m.final[seen], s)) * SCALE), LEAST), SCALE - LEAST)
-    m.p[k], m.seen[k] = p, seen
+    m.p[k] = p
+    m.seen[k] = seen
     return p
 
 
@@ -206,7 +216,8 @@ def _decide(m, child, v, k, expected, net):
 def _learn_weights(m, v, k, expected, digit):
     """Move the weights that have decided at node v, as row k tells."""
     rate = _RATE + _MORE_RATE / (1.0 + m.place[T] / _UNTIL)
-    state, seen = 0 if expected < 0 else m.place[STATE], m.seen[k]
+    state = 0 if expected < 0 else m.place[STATE]
+    seen = m.seen[k]
     for j in range(3):
         w = m.by_match[state] if j == 0 else m.by_node[v] if j == 1 else m.by_seen[seen]
         step = rate * (digit - logistic(m.s[k, j]))
@@ -226,7 +237,9 @@ def _learn_slots(m, v, expected, digit):
         slot = m.slots[i]
         if slot >> 38 != _check(key):
             slot = _EMPTY
-        p, n, h = slot & _ONES, (slot >> 22) & 255, (slot >> 30) & 255
+        p = slot & _ONES
+        n = (slot >> 22) & 255
+        h = (slot >> 30) & 255
         m.maps[c, h] += _MAP_RATE * (digit - m.maps[c, h])
         p += ((_ONES if digit else 0) - p) * _SHARE[n] >> 16
         n = min(n + 1, _LIMIT)
@@ -272,8 +285,10 @@ def run(mode, x, chi, m, tree, net, coder, bits, stop):
     mode = mode % FROZEN
     for t in range(len(x)):
         guess = _before(m, tree, net)
-        mixing, cost = mode != READ and chi[t], 0.0
-        v, k = len(tree.child) - 1, 0
+        mixing = mode != READ and chi[t]
+        cost = 0.0
+        v = len(tree.child) - 1
+        k = 0
         while v >= 0 and mixing:
             p = _decide(m, tree.child, v, k, expected_digit(tree, guess, v, k), net)
             digit = decode(coder, p) if mode == DECODE else tree.digit[x[t], k]
@@ -288,7 +303,8 @@ def run(mode, x, chi, m, tree, net, coder, bits, stop):
         # probabilities
         y = x[t]
         for k in range(tree.depth[y] if learning else 0):
-            v, digit = tree.node[y, k], tree.digit[y, k]
+            v = tree.node[y, k]
+            digit = tree.digit[y, k]
             expected = expected_digit(tree, guess, v, k)
             if mixing:
                 _learn_weights(m, v, k, expected, digit)
@@ -320,7 +336,8 @@ def distribution(m, tree, net, mass, p):
                     expected = tree.digit[guess, k]
         one = _decide(m, tree.child, v, 0, expected, net) / SCALE
         for digit in range(2):
-            behind, q = tree.child[v, digit], mass[v] * (one if digit else 1.0 - one)
+            behind = tree.child[v, digit]
+            q = mass[v] * (one if digit else 1.0 - one)
             if behind < 0:
                 p[~behind] = q
             else:

@@ -17,8 +17,12 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-K, BIAS, FARTHEST = 12, 0.3, 12.0
-LETTER, BLANK, NEWLINE = 1, 2, 3
+K = 12
+BIAS = 0.3
+FARTHEST = 12.0
+LETTER = 1
+BLANK = 2
+NEWLINE = 3
 
 
 def stretch(p: float) -> float:
@@ -44,10 +48,12 @@ def step_of(f: float) -> tuple[int, float]:
 
 
 class Slot:
-    """What is known of the digits at a node in a context: share of ones (18 bits), visits, last digits."""
+    """Counts of the digits at a node in a context: share of ones (18 bits), visits, last digits."""
 
     def __init__(self) -> None:
-        self.p, self.n, self.h = 1 << 17, 0, 1
+        self.p = 1 << 17
+        self.n = 0
+        self.h = 1
 
     def count(self, digit: int) -> None:
         """Count a digit."""
@@ -61,7 +67,7 @@ class Slot:
 
 @dataclass(eq=False)
 class Decided:
-    """How a decision is taken.
+    """Probability of a decision, and the numbers that it was made of.
 
     Args:
         x: the inputs.
@@ -93,7 +99,8 @@ class Mixture:
     """
 
     def __init__(self, ways: Sequence[Sequence[tuple[int, int]]], role: Sequence[int]) -> None:
-        self.ways, self.role = ways, role
+        self.ways = ways
+        self.role = role
         self.slots: dict[Any, Slot] = defaultdict(Slot)
         self.maps = np.full((K, 256), 0.5)
         self.match_map = np.full(65, 0.75)
@@ -151,7 +158,8 @@ class Mixture:
         if len(lines) == 1:
             return None
         before, now = lines[-2:]
-        begins, mine = self.fields(before), self.fields(now)
+        begins = self.fields(before)
+        mine = self.fields(now)
         field = len(mine) - 1
         if field >= 32 or field >= len(begins):
             return min(field, 255), None, None
@@ -182,15 +190,19 @@ class Mixture:
             ):
                 length += 1
             if length > self.length:
-                self.pointer, self.length, self.misses = q, length, []
+                self.pointer = q
+                self.length = length
+                self.misses = []
         self.last[tuple(self.text[-6:])] = t
         return self.read[self.pointer] if self.pointer else None
 
     def state(self) -> int:
         """Return the state of the match: 16 steps of its length, four of its misses."""
-        length, step = self.length, 0
+        length = self.length
+        step = 0
         while length > 8:
-            length, step = length // 2, step + 1
+            length = length // 2
+            step = step + 1
         return 1 + 4 * min(length + step, 15) + min(sum(self.misses), 3)
 
     def symbol(self, y: int, pi: Array | None, chi: bool = True) -> list[float]:
@@ -201,34 +213,40 @@ class Mixture:
             pi: (A,) what the network predicts, or None without one.
             chi: whether it is to be predicted; if not, there are no probabilities.
         """
-        contexts, guess, state = self.contexts(), self.match(), self.state()
-        decisions = []
-        for k, (v, digit) in enumerate(self.ways[y]):
-            way = [] if guess is None else self.ways[guess]
-            expected = (
-                way[k][1] if list(way[:k]) == list(self.ways[y][:k]) and len(way) > k else None
-            )
-            decisions.append((v, digit, expected))
+        contexts = self.contexts()
+        expected = self.expected(y, self.match())
+        state = self.state()
         probabilities = []
         if chi:
             mixed = []
-            for k, (v, _, expected) in enumerate(decisions):
+            for k, (v, _) in enumerate(self.ways[y]):
+                guess = expected[k]
                 network = self.network(pi, list(self.ways[y][:k]), v)
-                x = np.array([*self.inputs(contexts, v, expected, state), network, BIAS])
-                mixed.append(self.mix(x, contexts, v, 0 if expected is None else state))
-            for (_, digit, _), decided in zip(decisions, mixed, strict=True):
+                x = np.array([*self.inputs(contexts, v, guess, state), network, BIAS])
+                mixed.append(self.mix(x, contexts, v, 0 if guess is None else state))
+            for (_, digit), decided in zip(self.ways[y], mixed, strict=True):
                 self.learn(digit, decided)
                 probabilities.append(decided.p if digit else 1 - decided.p)
-        for v, digit, expected in decisions:
+        for (v, digit), guess in zip(self.ways[y], expected, strict=True):
             for k, context in enumerate(contexts):
                 slot = self.slots[context, v]
                 self.maps[k, slot.h] += 0.01 * (digit - self.maps[k, slot.h])
                 slot.count(digit)
-            if expected is not None:
-                self.match_map[state] += 0.005 * ((expected == digit) - self.match_map[state])
+            if guess is not None:
+                self.match_map[state] += 0.005 * ((guess == digit) - self.match_map[state])
         self.read.append(y)
         self.text.append(y)
         return probabilities
+
+    def expected(self, y: int, guess: int | None) -> list[int | None]:
+        """Return the digits that a guess gives symbol ``y``; None from where their ways part."""
+        own = list(self.ways[y])
+        way = [] if guess is None else list(self.ways[guess])
+        digits: list[int | None] = []
+        for k in range(len(own)):
+            agrees = len(way) > k and way[:k] == own[:k]
+            digits.append(way[k][1] if agrees else None)
+        return digits
 
     def inputs(self, contexts: list[Any], v: int, expected: int | None, state: int) -> list[float]:
         """Return the inputs of the mixers that come from the contexts and the match."""
@@ -236,8 +254,10 @@ class Mixture:
         for k, context in enumerate(contexts):
             slot = self.slots[context, v]
             found += [stretch(slot.p / 2**18) if slot.n else 0.0, stretch(self.maps[k, slot.h])]
+        if expected is None:
+            return [*found, 0.0]
         sure = stretch(self.match_map[state])
-        return [*found, 0.0 if expected is None else sure if expected else -sure]
+        return [*found, sure if expected else -sure]
 
     def network(self, pi: Array | None, done: list[tuple[int, int]], v: int) -> float:
         """Return log of the odds of digit 1 at node v, by the network's probabilities of the symbols behind it."""

@@ -81,14 +81,16 @@ def predictions(a: Array, w: Array, x: Integers, pi: Array) -> Array:
 def _add_seen(a, x, W):
     """Add a[p] to the row x[p] of W, (A, N+1)."""
     for p in range(len(x)):
-        row, active = W[x[p]], a[p]
+        row = W[x[p]]
+        active = a[p]
         for i in range(len(active)):
             row[i] += active[i]
 
 
 def log_seen(a: Array, w: Array, x: Integers) -> Array:
     """Return log pi_t(x_t) (P,) as `predictions` does, with one block of pi at a time in memory."""
-    size, found = _block(w.shape[1]), np.empty(len(a))
+    size = _block(w.shape[1])
+    found = np.empty(len(a))
     pi = np.empty((size, w.shape[1]))
     for begin in range(0, len(a), size):
         part = slice(begin, begin + size)
@@ -114,7 +116,8 @@ def writing_metric(a: Array, pi: Array) -> tuple[Array, Array]:
     size = _block(pi.shape[1])
     buffer = np.empty((size, pi.shape[1]))
     for begin in range(0, len(a), size):
-        active, p = a[begin : begin + size], pi[begin : begin + size]
+        active = a[begin : begin + size]
+        p = pi[begin : begin + size]
         spread = np.subtract(1, p, out=buffer[: len(p)])
         spread *= p
         # h_ii^y = sum_t (a_i^t)^2 pi_t(y) (1 - pi_t(y)),  h_0i^y = sum_t a_i^t pi_t(y) (1 - pi_t(y))
@@ -125,11 +128,14 @@ def writing_metric(a: Array, pi: Array) -> tuple[Array, Array]:
 
 def writing_fisher(a: Array, pi: Array) -> Array:
     """Return the Fisher matrix of all writing weights without damping, ((N+1) A, (N+1) A), rows as in w.ravel()."""
-    units, A = a.shape[1], pi.shape[1]
-    matrix, own = np.zeros((units * A, units * A)), np.zeros((A, units, units))
+    units = a.shape[1]
+    A = pi.shape[1]
+    matrix = np.zeros((units * A, units * A))
+    own = np.zeros((A, units, units))
     size = _block(A)
     for begin in range(0, len(a), size):
-        active, p = a[begin : begin + size], pi[begin : begin + size]
+        active = a[begin : begin + size]
+        p = pi[begin : begin + size]
         # I[i,y; k,z] = sum_t chi_t a_i^t a_k^t pi_t(y) ([y = z] - pi_t(z))    (63)
         expected = (active[:, :, None] * p[:, None, :]).reshape(len(p), -1)
         matrix -= expected.T @ expected

@@ -128,7 +128,8 @@ def quasi_diagonal_solve(G: Array, diagonal: Array, cross: Array) -> Array:
         diagonal: M_ii, same shape.
         cross: M_0i, same shape; entry 0 is not read.
     """
-    M00, M0i = diagonal[:1], cross[1:]
+    M00 = diagonal[:1]
+    M0i = cross[1:]
     some = np.where(M00 == 0, 1.0, M00)  # where it is zero all M_0i are
     # d_i = (G_i - G_0 M_0i / M_00) / (M_ii - M_0i^2 / M_00)
     rest = divide(G[1:] - G[:1] * M0i / some, diagonal[1:] - M0i**2 / some, diagonal[1:])
@@ -228,8 +229,10 @@ def quasi_diagonal_step(G: Array, M: Array, edges: Mask, damping: float) -> Arra
 
 def rnn_quasi_diagonal_step(G: Array, M: Array, edges: Mask, damping: float) -> tuple[Array, Array]:
     """Return the quasi-diagonal steps of tau[i, j] and rho[j, y] of an RNN, with tau[0, j] for reference."""
-    N1, A = G.shape[1], G.shape[2]
-    tau_step, rho_step = np.zeros((N1, N1)), np.zeros((N1, A))
+    N1 = G.shape[1]
+    A = G.shape[2]
+    tau_step = np.zeros((N1, N1))
+    rho_step = np.zeros((N1, A))
     for j in range(1, N1):
         parents = np.flatnonzero(edges[:, j])
         # the parameters of unit j are tau[parents, j] then rho[j, :]; M_yy = M_0y = sum_t [x_t = y]

@@ -27,10 +27,12 @@ def solve_packed(G, M, first, triangle, damping, step):
     widest = 0
     for j in range(1, len(first) - 1):
         widest = max(widest, first[j + 1] - first[j])
-    L, z = np.zeros((widest, widest)), np.zeros(widest)
+    L = np.zeros((widest, widest))
+    z = np.zeros(widest)
     for y in range(G.shape[0]):
         for j in range(1, len(first) - 1):
-            size, edge = first[j + 1] - first[j], first[j]
+            size = first[j + 1] - first[j]
+            edge = first[j]
             entry = triangle[j]
             for p in range(size):
                 total_z = G[y, edge + p]

@@ -18,7 +18,9 @@ import numpy as np
 
 from .text_error import ImpossibleTextError
 
-_BLOCK, _CAPITALS, _LENGTH = 1 / 26, 1 / 5, 9
+_BLOCK = 1 / 26
+_CAPITALS = 1 / 5
+_LENGTH = 9
 _LAST = digits[-1]
 
 
@@ -67,7 +69,8 @@ def true_bits(text: str, *, after_last: bool = True) -> float:
     Raises:
         ImpossibleTextError: if the generator cannot make the text.
     """
-    bits, place = 0.0, 0
+    bits = 0.0
+    place = 0
     while place < len(text):
         line = _LINE.match(text, place)
         if line is None:

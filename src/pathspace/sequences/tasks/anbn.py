@@ -9,7 +9,8 @@ import numpy as np
 
 from .text_error import ImpossibleTextError
 
-_LOW, _HIGH = 1024, 2048
+_LOW = 1024
+_HIGH = 2048
 
 
 def generate(rng: np.random.Generator, blocks: int = 10) -> str:
@@ -28,14 +29,16 @@ def true_bits(text: str) -> float:
     Raises:
         ImpossibleTextError: if the generator cannot make the text.
     """
-    bits, place = 0.0, 0
+    bits = 0.0
+    place = 0
     while place < len(text):
         block = _BLOCK.match(text, place)
         if block is None:
             raise ImpossibleTextError(
                 f"not a block of the anbn task: {text[place : place + 40]!r}..."
             )
-        a, b = len(block[1]), len(block[2])
+        a = len(block[1])
+        b = len(block[2])
         if a != b or not _LOW <= a <= _HIGH:
             raise ImpossibleTextError(f"a block of {a} a and {b} b")
         bits += math.log2(_HIGH - _LOW + 1)

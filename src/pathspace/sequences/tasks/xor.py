@@ -55,9 +55,11 @@ def true_bits(text: str) -> float:
             raise ImpossibleTextError(
                 f"not a line of the xor task: {text[place : place + 40]!r}..."
             )
-        marks, bits = line[1][::2], line[1][1::2]
+        marks = line[1][::2]
+        bits = line[1][1::2]
         marked = [k for k, mark in enumerate(marks) if mark == "X"]
-        half, tenth = len(marks) / 2, len(marks) / 10
+        half = len(marks) / 2
+        tenth = len(marks) / 10
         if len(marked) != 2 or not (marked[0] < tenth <= marked[1] < half):
             raise ImpossibleTextError(f"the marks stand at {marked} of {len(marks)} bits")
         if int(bits[marked[0]]) ^ int(bits[marked[1]]) != int(line[2]):
