@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import signal
 import zlib
 from collections import defaultdict
 
@@ -11,6 +12,11 @@ import typer.main
 from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
+
+# A shell script ignores Ctrl-C in what it starts in the background, so a test there could not be
+# interrupted by its own signal.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What is imported and collected stays to the end. Looking for garbage in it took a third of the
 # time of collection.
