@@ -6,12 +6,14 @@ of neighbouring turns. With ``--clock cpu`` the time is the process's own, which
 machine do not count in. Memory is what all tensors of a step together take at its peak, above
 SGD's, in units of the parameters. Prints one JSON line per figure.
 
-    python benchmarks/step_cost.py python benchmarks/step_cost.py --cases mlp rnn-100x28 --turns 40
-    --refresh-every 1 10 python benchmarks/step_cost.py --cases mlp rnn-100x28 --optimizers
-    Invariant-NAdam Invariant-Adafactor python benchmarks/step_cost.py --cases rnn-100x28 rnn-64x100
-    --optimizers PathSGD --fast-rnn python benchmarks/step_cost.py --optimizers PathSGD PathAdam
-    --device cuda --variants eager compile graphs \
-        --refresh-every 1 10 --output benchmarks/results/step_cost-cuda.json
+    python benchmarks/step_cost.py
+    python benchmarks/step_cost.py --cases mlp rnn-100x28 --turns 40 --refresh-every 1 10
+    python benchmarks/step_cost.py --cases mlp rnn-100x28 \
+        --optimizers Invariant-NAdam Invariant-Adafactor
+    python benchmarks/step_cost.py --cases rnn-100x28 rnn-64x100 --optimizers PathSGD --fast-rnn
+    python benchmarks/step_cost.py --optimizers PathSGD PathAdam --device cuda \
+        --variants eager compile graphs --refresh-every 1 10 \
+        --output benchmarks/results/step_cost-cuda.json
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     byte 0-1   magic and version              byte 2-5   CRC-32 of the original
     byte 6-7   CRC-16 of all else in the file
     then       the number of bytes as a varint
-               which of the 256 bytes occur, as varints: how many in a row do not, how many do, and
-               so on the code of the arithmetic coder, without trailing zeros; of one byte alone
+               which of the 256 bytes occur, as varints: how many in a row do not, how many do, ...
+               the code of the arithmetic coder, without trailing zeros; of one byte alone
                there is none
 
 The magic of version 2 stands for nine contexts and for all 256 bytes, which it does not list.

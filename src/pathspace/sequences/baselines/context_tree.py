@@ -8,8 +8,8 @@ over all context lengths:
 
     P_w(s) = P_e(s)                                   if the context s has length D
            = 1/2 P_e(s) + 1/2 prod_y P_w(y s)         otherwise
-    P_e(a zeros, b ones) = Krichevsky-Trofimov: the next digit is 1 with probability (b + 1/2) / (a
-    + b + 1)
+    P_e(a zeros, b ones) = Krichevsky-Trofimov: the next digit is 1 with probability
+                           (b + 1/2) / (a + b + 1)
 
 Source: Willems, Shtarkov, Tjalkens, *The context-tree weighting method: basic properties*, 1995. A
 sequence begins in a context of a symbol that is not in the alphabet.
