@@ -64,6 +64,31 @@ def test_a_pipe_is_written_to_from_a_thread(monkeypatch: pytest.MonkeyPatch) -> 
     assert stream.getvalue() == "Compiling: 0 %, 0:00 so far"
 
 
+def test_steps_of_unknown_length_are_named_one_after_the_other() -> None:
+    now, stream = [0.0], io.StringIO()
+    with Progress(Console(file=stream, width=200), clock=lambda: now[0]) as work:
+        for title in ("Loading", "Tracing", "Measuring"):
+            work.step(title)
+            for _ in range(8):
+                now[0] += 1.0
+                work.line()
+    assert stream.getvalue().splitlines() == [
+        "Loading: 0:01 so far",
+        "Tracing: 0:03 so far",
+        "Measuring: 0:05 so far",
+    ]
+
+
+def test_a_terminal_shows_finished_steps_as_done() -> None:
+    stream = io.StringIO()
+    with Progress(Console(file=stream, width=80, force_terminal=True)) as work:
+        work.step("Loading")
+        work.step("Tracing")
+    assert [task.finished for task in work._bars.tasks] == [True, False]
+    assert "Tracing" in stream.getvalue()
+    assert "left" not in stream.getvalue()
+
+
 @pytest.mark.parametrize(
     ("seconds", "shown"), [(0.4, "0:00"), (59.6, "1:00"), (3599.6, "1:00:00"), (86400, "24:00:00")]
 )

@@ -104,7 +104,7 @@ def test_what_was_not_computed_says_why(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.filterwarnings("always:the network has no unit class")
 def test_a_warning_is_one_line_without_a_place_in_the_code(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text("import torch\ndef build(): return torch.nn.Linear(2, 1)\n")
-    result = call(f"{tmp_path / 'model.py'}:build", "--input", "2")
+    result = call(f"{tmp_path / 'model.py'}:build", "--input", "2", "--quiet")
     assert result.exit_code == 0, result.output
     (line,) = result.stderr.splitlines()
     assert line.startswith("Warning: the network has no unit class")

@@ -96,6 +96,7 @@ def paths(
         Path | None, typer.Option("--picture", help="Draw the reduction graph into this PNG file.")
     ] = None,
     as_json: JsonOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Count paths, basis paths, degrees of freedom and dead units of a model, and draw its skeleton.
 
@@ -120,6 +121,7 @@ def paths(
             seed=seed,
             picture=picture,
             as_json=as_json,
+            quiet=quiet,
         )
 
 
@@ -135,6 +137,7 @@ def check_scale(
         Path | None, typer.Option("--picture", help="Draw the scales into this PNG file.")
     ] = None,
     as_json: JsonOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Tell how far the units of a model are from balance, layer by layer.
 
@@ -152,7 +155,13 @@ def check_scale(
         from pathspace.experiments.scale_check import run_check_scale
 
         run_check_scale(
-            model, _sizes(shape), weights=weights, seed=seed, picture=picture, as_json=as_json
+            model,
+            _sizes(shape),
+            weights=weights,
+            seed=seed,
+            picture=picture,
+            as_json=as_json,
+            quiet=quiet,
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,6 +33,7 @@ from pathspace.network.program import told
 from pathspace.paths.listing.listing import count_in_words
 from pathspace.paths.space.condensation import cover
 from pathspace.paths.space.skeleton import Rule, Skeleton
+from pathspace.tools.progress import steps_shown
 
 NONE = "–"  # noqa: RUF001 (an en dash marks an empty cell)
 LARGEST_JACOBIAN = 20_000_000  # numbers in a matrix whose rank is computed
@@ -89,8 +90,18 @@ class PathSummary:
     no_rank: str | None = None
 
 
+def _unshown(_: str) -> None:
+    """Show nothing of a step."""
+
+
 def summarize(
-    model: nn.Module, examples: Any, *, rule: Rule = "largest", limit: int = 10_000, seed: int = 0
+    model: nn.Module,
+    examples: Any,
+    *,
+    rule: Rule = "largest",
+    limit: int = 10_000,
+    seed: int = 0,
+    begin: Callable[[str], None] = _unshown,
 ) -> tuple[PathSummary, Network, Skeleton]:
     """Trace a model and count.
 
@@ -100,6 +111,7 @@ def summarize(
         rule: How skeleton edges are chosen.
         limit: How many paths may be listed for the rank.
         seed: For the rule `"random"`.
+        begin: Is called with the name of each step as it begins.
 
     Returns:
         The numbers, the traced network and its skeleton.
@@ -107,15 +119,19 @@ def summarize(
     Raises:
         ConfigurationError: The model cannot be traced, or does not take the examples.
     """
+    begin("Tracing the model")
     network, outputs = _traced(model, examples)
     derivatives, count = sum(t.numel() for t in outputs), _count(network, examples)
     if not count or not all(t.isfinite().all() for t in outputs):
         raise ConfigurationError(
             "The model's outputs are not finite, or there are none: check its weights, and give one example at least."
         )
+    begin("Choosing the skeleton")
     skeleton = paths.skeleton(network, rule, generator=torch.Generator().manual_seed(seed))
     graph = paths.reduction_graph(network)
+    begin("Writing out the paths")
     written = _written_out(network, graph.num_edges, limit)
+    begin("Counting degrees of freedom")
     on_a_path = paths.used_edges(network, graph)
     without_basis = graph.signed or bool(network.tape.product)
     multipliers = None if without_basis else _multipliers(network, skeleton, on_a_path)
@@ -323,21 +339,24 @@ def run_paths(
     seed: int,
     picture: Path | None,
     as_json: bool,
+    quiet: bool = False,
 ) -> None:
     """Do what `pathspace paths` was asked for; see there."""
     if rule not in RULES:
         raise unknown_name("rule", rule, RULES, "--rule")
     file = picture_file(picture)
     with (
+        steps_shown(Console(stderr=True), quiet=quiet) as begin,
         redirect_stdout(sys.stderr if as_json else sys.stdout),  # what the model prints is no JSON
         warnings.catch_warnings(),
     ):
         warnings.showwarning = (
             _shown_as_a_line  # a place in the library's code tells nobody anything
         )
+        begin("Loading the model")
         model, examples = load_model(source, shape, seed)
         summary, network, skeleton = summarize(
-            model, examples, rule=cast("Rule", rule), limit=limit, seed=seed
+            model, examples, rule=cast("Rule", rule), limit=limit, seed=seed, begin=begin
         )
     if file is not None:
         from pathspace.experiments.report.reduction_figure import draw_reduction

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from rich.console import Console
 from torch import nn
 
 from pathspace.experiments.errors import ConfigurationError
@@ -20,6 +21,7 @@ from pathspace.experiments.storage import make_folder, picture_file, write_bytes
 from pathspace.experiments.terminal import print_json
 from pathspace.network import UntraceableError
 from pathspace.rescaling.imbalance import Imbalance, imbalance
+from pathspace.tools.progress import steps_shown
 
 
 def run_check_scale(
@@ -30,16 +32,25 @@ def run_check_scale(
     seed: int,
     picture: Path | None,
     as_json: bool,
+    quiet: bool = False,
 ) -> None:
     """Do what `pathspace check-scale` was asked for; see there."""
     file = picture_file(picture)
-    with redirect_stdout(sys.stderr if as_json else sys.stdout), warnings.catch_warnings():
+    with (
+        steps_shown(Console(stderr=True), quiet=quiet) as begin,
+        redirect_stdout(sys.stderr if as_json else sys.stdout),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")
+        begin("Loading the model")
         model, examples = load_model(source, shape, seed)
         if weights is not None:
             _load(model, weights)
         try:
-            found = imbalance(trace_model(model, examples))
+            begin("Tracing the model")
+            network = trace_model(model, examples)
+            begin("Measuring the scales")
+            found = imbalance(network)
         except (
             UntraceableError,
             ValueError,

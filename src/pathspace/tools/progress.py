@@ -58,7 +58,7 @@ class Progress:
             rich_progress.TextColumn("{task.description}", markup=False),
             rich_progress.BarColumn(bar_width=24),
             rich_progress.TimeElapsedColumn(),
-            rich_progress.TextColumn(f"{bound} {{task.fields[left]}} left", markup=False),
+            rich_progress.TextColumn("{task.fields[left]}", markup=False),
             rich_progress.TextColumn("{task.fields[note]}", markup=False),
             console=console,
             get_time=clock,
@@ -86,10 +86,23 @@ class Progress:
 
     def stage(self, title: str, total: float, done: float = 0, note: str = "") -> None:
         """Begin some work, of which a part is done already and took no time."""
-        number = self._bars.add_task(title, total=total, note=note, left="?")
+        self._end_step()
+        number = self._bars.add_task(title, total=total, note=note, left=f"{self._bound} ? left")
         self._bars.reset(number, total=total, completed=int(done))
         self._task = self._bars.tasks[-1]
         self._due = self._clock() + FIRST
+
+    def step(self, title: str) -> None:
+        """Begin some work that cannot say how much of it is done; it ends when other work begins."""
+        self._end_step()
+        self._bars.add_task(title, total=None, note="", left="")
+        self._task = self._bars.tasks[-1]
+        if len(self._bars.tasks) == 1:
+            self._due = self._clock() + FIRST
+
+    def _end_step(self) -> None:
+        if self._task is not None and self._task.total is None:
+            self._bars.update(self._task.id, total=1.0, completed=1.0)
 
     def update(self, completed: float, note: str = "", *, last: bool = False) -> None:
         """Say how much is done, and a few words about it.
@@ -102,7 +115,8 @@ class Progress:
             return
         self._bars.update(task.id, completed=completed, note=note)
         left = task.time_remaining
-        self._bars.update(task.id, left="?" if left is None else clock_time(left))
+        time_left = "?" if left is None else clock_time(left)
+        self._bars.update(task.id, left=f"{self._bound} {time_left} left")
         self.line(last=last)
 
     def line(self, *, last: bool = False) -> None:
@@ -116,9 +130,9 @@ class Progress:
                 return
             self._due = now + SECONDS
         left = task.fields["left"]
-        rest = "" if left == "?" else f", {self._bound} {left} left"
-        spent = clock_time(task.elapsed or 0.0)
-        words = [task.fields["note"], f"{task.percentage:.0f} %", f"{spent} so far{rest}"]
+        share = "" if task.total is None else f"{task.percentage:.0f} %"
+        spent = f"{clock_time(task.elapsed or 0.0)} so far"
+        words = [task.fields["note"], share, spent, "" if "?" in left else left]
         self.say(f"{task.description}: {', '.join(filter(None, words))}")
 
     def _lines(self) -> None:
@@ -148,6 +162,21 @@ def shown(
     with Progress(console, quiet=quiet, bound=bound) as progress:
         progress.stage(name, 1.0)
         yield progress.update
+
+
+@contextmanager
+def steps_shown(console: Console, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """Show which step of some work is being done while the block runs; steps last as long as they need.
+
+    Args:
+        console: Where to show it.
+        quiet: Show nothing.
+
+    Yields:
+        What to call with the name of each step as it begins.
+    """
+    with Progress(console, quiet=quiet) as progress:
+        yield progress.step
 
 
 def clock_time(seconds: float) -> str:
