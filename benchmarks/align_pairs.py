@@ -1,30 +1,43 @@
 """The midpoint of two independently trained networks, with their units matched in several ways.
 
-MLPs 64-128-128-10 on the digits of scikit-learn, 1200 for training and 597 to test. Kinds of pairs:
-trained with BatchNorm, which is folded afterwards, or which stays and gets its statistics anew from
-the training images; trained with Adam alone; and the latter with one end rescaled by random factors
-between 1/8 and 8. And transformers of two blocks, which read the eight rows of an image. The figure
-is the barrier: the test loss at the mean of the weights minus the mean of both ends.
+The images are the digits of scikit-learn, 1200 for training and 597 to test. Networks:
 
-``raw weights`` is weight matching as it is usual: on the weights as they are, without scales.
+    MLP           64-128-128-10
+    VGG           three convolutions of 16, 32 and 32 channels, two maxima, two linear layers
+    ResNet        a convolution and three residual blocks of 16, 32 and 32 channels, one linear layer
+    Transformer   two blocks, which read the eight rows of an image
 
-    python benchmarks/align_pairs.py --pairs 10 --out benchmarks/results/align-pairs.json
+MLPs, VGGs and ResNets are trained with BatchNorm, which is folded afterwards, or which stays and
+gets its statistics anew from the training images; MLPs also with Adam alone. With "one end
+rescaled" that end is rescaled by random factors between 1/8 and 8 after folding. The figure is the
+barrier: the test loss at the mean of the weights minus the mean of both ends.
+
+``raw weights`` is weight matching as it is usual: on the weights as they are, without scales. With
+``REPAIR`` (Jordan et al., 2022) every channel of a mean that enters a hidden unit gets the mean of
+the two ends' means and standard deviations on 300 training images; networks with BatchNorm and
+transformers go without.
+
+    python benchmarks/align_pairs.py --pairs 6 --out benchmarks/results/align-pairs.json   # resumes
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import json
 import statistics
 import warnings
 from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
+from scipy.stats import t
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
-from torch.nn.utils.fusion import fuse_linear_bn_eval
+from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 import pathspace as ps
 from pathspace.rescaling.align import likeness
@@ -33,6 +46,8 @@ from pathspace.rescaling.equal_norms import equal_norm_factors
 from pathspace.rescaling.permutation import groups_of
 
 HIDDEN = 128
+LAYERS = (nn.Linear, nn.Conv2d)
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 
 
 def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -59,22 +74,90 @@ def plain(seed: int, x: Tensor, y: Tensor) -> nn.Module:
     return train(nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last), x, y, 25)
 
 
-def folded(seed: int, x: Tensor, y: Tensor) -> nn.Module:
-    torch.manual_seed(seed)
-    first, second, last = nn.Linear(64, HIDDEN), nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, 10)
-    norms = nn.BatchNorm1d(HIDDEN), nn.BatchNorm1d(HIDDEN)
-    train(nn.Sequential(first, norms[0], nn.ReLU(), second, norms[1], nn.ReLU(), last), x, y, 12)
-    first, second = fuse_linear_bn_eval(first, norms[0]), fuse_linear_bn_eval(second, norms[1])
-    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last)
+def normalized_layer(enters: int, leaves: int) -> list[nn.Module]:
+    return [nn.Linear(enters, leaves), nn.BatchNorm1d(leaves), nn.ReLU()]
 
 
-def normalized(seed: int, x: Tensor, y: Tensor) -> nn.Module:
+def normalized_convolution(
+    enters: int, leaves: int, kernel: int = 3, stride: int = 1
+) -> list[nn.Module]:
+    convolution = nn.Conv2d(enters, leaves, kernel, stride, kernel // 2)
+    return [convolution, nn.BatchNorm2d(leaves)]
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(
+        *normalized_layer(64, HIDDEN), *normalized_layer(HIDDEN, HIDDEN), nn.Linear(HIDDEN, 10)
+    )
+
+
+def vgg() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)),
+        *normalized_convolution(1, 16),
+        nn.ReLU(),
+        *normalized_convolution(16, 32),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        *normalized_convolution(32, 32),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        *normalized_layer(128, 64),
+        nn.Linear(64, 10),
+    )
+
+
+class Block(nn.Module):
+    """A residual block; where it changes the form, its skip is a convolution of kernel 1."""
+
+    def __init__(self, enters: int, leaves: int, stride: int) -> None:
+        super().__init__()
+        first = normalized_convolution(enters, leaves, 3, stride)
+        self.inner = nn.Sequential(*first, nn.ReLU(), *normalized_convolution(leaves, leaves))
+        same = enters == leaves and stride == 1
+        self.skip = nn.Sequential(
+            *([] if same else normalized_convolution(enters, leaves, 1, stride))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.inner(x) + self.skip(x)).relu()
+
+
+def resnet() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)),
+        *normalized_convolution(1, 16),
+        nn.ReLU(),
+        Block(16, 16, 1),
+        Block(16, 32, 2),
+        Block(32, 32, 1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(32, 10),
+    )
+
+
+@cache
+def normalized(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """A network trained with BatchNorm, for all kinds of pairs that begin with it."""
     torch.manual_seed(seed)
-    sizes = (64, HIDDEN), (HIDDEN, HIDDEN)
-    layers = [
-        layer for size in sizes for layer in (nn.Linear(*size), nn.BatchNorm1d(HIDDEN), nn.ReLU())
-    ]
-    return train(nn.Sequential(*layers, nn.Linear(HIDDEN, 10)), x, y, 12)
+    return train(make(), *digits()[:2], 12)
+
+
+def fold_(module: nn.Module) -> nn.Module:
+    """Put every BatchNorm into the layer before it."""
+    names = list(module._modules)
+    for first, second in itertools.pairwise(names):
+        layer, norm = module._modules[first], module._modules[second]
+        if isinstance(norm, NORMS):
+            fuse = fuse_conv_bn_eval if isinstance(layer, nn.Conv2d) else fuse_linear_bn_eval
+            module._modules[first] = fuse(layer, norm)  # type: ignore[type-var]
+            module._modules[second] = nn.Identity()
+    for child in module.children():
+        fold_(child)
+    # what fuses them freezes the biases
+    return module.requires_grad_(True)
 
 
 class Transformer(nn.Module):
@@ -104,7 +187,7 @@ def transformer(seed: int, x: Tensor, y: Tensor) -> nn.Module:
 @torch.no_grad()
 def measured_anew(model: nn.Module, x: Tensor) -> nn.Module:
     """The model with statistics of BatchNorm from some images."""
-    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm1d)]
+    norms = [module for module in model.modules() if isinstance(module, NORMS)]
     for norm in norms:
         norm.reset_running_stats()
         norm.momentum = None  # a plain mean
@@ -127,8 +210,66 @@ def midpoint(a: nn.Module, b: nn.Module) -> nn.Module:
     return result
 
 
-def by_raw_weights(a: ps.Network, b: ps.Network) -> nn.Module:
-    """The midpoint after matching the weights as they are."""
+@torch.no_grad()
+def repaired(a: nn.Module, b: nn.Module, x: Tensor) -> nn.Module:
+    """Return the midpoint after REPAIR: statistics of what enters hidden units halfway between both ends."""
+    ends = [statistics_of(model, x) for model in (a, b)]
+    result = midpoint(a, b)
+
+    def reset(layer: Any, _: Any, out: Tensor) -> Tensor:
+        (mean_a, deviation_a), (mean_b, deviation_b) = (end[names[layer]] for end in ends)
+        mean, deviation = by_channel(out)
+        gain = (deviation_a + deviation_b) / 2 / deviation.clamp_min(1e-6)
+        shift = (mean_a + mean_b) / 2 - gain * mean
+        layer.weight.mul_(gain.view(-1, *[1] * (layer.weight.dim() - 1)))
+        layer.bias.mul_(gain).add_(shift)
+        form = (-1, *[1] * (out.dim() - 2))
+        return out * gain.view(form) + shift.view(form)
+
+    names = {layer: name for name, layer in hidden_layers(result).items()}
+    with_hooks(result, reset, x)
+    return result
+
+
+def statistics_of(model: nn.Module, x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return mean and standard deviation of each channel of each hidden layer, by name of the layer."""
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+    names = {layer: name for name, layer in hidden_layers(model).items()}
+
+    def note(layer: nn.Module, _: Any, out: Tensor) -> None:
+        found[names[layer]] = by_channel(out)
+
+    with_hooks(model, note, x)
+    return found
+
+
+def hidden_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Return all layers but the last."""
+    layers: dict[str, nn.Module] = {
+        name: one for name, one in model.named_modules() if isinstance(one, LAYERS)
+    }
+    layers.popitem()
+    return layers
+
+
+def with_hooks(model: nn.Module, hook: Callable[..., Any], x: Tensor) -> None:
+    """Call a model once, with a hook behind its hidden layers."""
+    handles = [layer.register_forward_hook(hook) for layer in hidden_layers(model).values()]
+    model(x)
+    for handle in handles:
+        handle.remove()
+
+
+def by_channel(out: Tensor) -> tuple[Tensor, Tensor]:
+    rows = out.transpose(0, 1).flatten(1)
+    return rows.mean(1), rows.std(1)
+
+
+Pair = tuple[nn.Module, nn.Module]
+
+
+def by_raw_weights(a: ps.Network, b: ps.Network) -> Pair:
+    """Both after matching the weights as they are."""
     groups = groups_of(a)
     ours = {name: p.detach().double() for name, p in a.model.named_parameters()}
     theirs = {name: p.detach().double() for name, p in b.model.named_parameters()}
@@ -140,36 +281,73 @@ def by_raw_weights(a: ps.Network, b: ps.Network) -> nn.Module:
     with torch.no_grad():
         for name, p in other.named_parameters():
             p.copy_(theirs[name])
-    return midpoint(a.model, other)
+    return a.model, other
 
 
-def balanced_alone(a: ps.Network, b: ps.Network) -> nn.Module:
-    """The midpoint of the members with equal norms, in the order that the units have."""
-    pair = [copy.deepcopy(network) for network in (a, b)]
-    for network in pair:
+def balanced_alone(a: ps.Network, b: ps.Network) -> Pair:
+    """The members with equal norms, in the order that the units have."""
+    first, second = (copy.deepcopy(network) for network in (a, b))
+    for network in (first, second):
         ps.rescaling.rescale_(network, equal_norm_factors(network))
-    return midpoint(pair[0].model, pair[1].model)
+    return first.model, second.model
+
+
+def aligned(a: ps.Network, b: ps.Network, **options: Any) -> Pair:
+    """The first at equal norms and the second aligned to it, whose mean is what ``merge`` returns."""
+    first, second = (copy.deepcopy(network) for network in (a, b))
+    ps.rescaling.rescale_(first, equal_norm_factors(first))
+    ps.rescaling.align_(second, first, **options)
+    return first.model, second.model
 
 
 def barriers(a: nn.Module, b: nn.Module, data: tuple[Tensor, ...]) -> dict[str, float]:
     x, _, test_x, test_y = data
+    some = x[:300]
 
     def loss(model: nn.Module) -> float:
         model = measured_anew(model, x)
         with torch.no_grad():
             return float(nn.functional.cross_entropy(model(test_x), test_y))
 
-    networks = [ps.trace(model, x[:2]) for model in (a, b)]
-    ways: dict[str, Callable[[], nn.Module]] = {
-        "none": lambda: midpoint(a, b),
-        "equal norms, no matching": lambda: balanced_alone(*networks),
-        "raw weights": lambda: by_raw_weights(*networks),
-        "weights": lambda: ps.rescaling.merge(networks, by="weights"),
-        "paths": lambda: ps.rescaling.merge(networks, by="paths"),
-        "activations": lambda: ps.rescaling.merge(networks, by="activations", examples=x[:300]),
+    one, other = (ps.trace(model, x[:2]) for model in (a, b))
+    ways: dict[str, Callable[[], Pair]] = {
+        "none": lambda: (a, b),
+        "equal norms, no matching": lambda: balanced_alone(one, other),
+        "raw weights": lambda: by_raw_weights(one, other),
+        "weights": lambda: aligned(one, other, by="weights"),
+        "paths": lambda: aligned(one, other, by="paths"),
+        "activations": lambda: aligned(one, other, by="activations", examples=some),
     }
     ends = (loss(a) + loss(b)) / 2
-    return {"ends": ends, **{name: loss(merged()) - ends for name, merged in ways.items()}}
+    found = {"ends": ends}
+    repairs = not any(isinstance(m, (*NORMS, nn.LayerNorm)) for m in a.modules())
+    for name, way in ways.items():
+        first, second = way()
+        found[name] = loss(midpoint(first, second)) - ends
+        if repairs:
+            found[f"{name}, REPAIR"] = loss(repaired(first, second, some)) - ends
+    return found
+
+
+def made(make: Callable[[], nn.Module], folds: bool, seed: int) -> nn.Module:
+    model = copy.deepcopy(normalized(make, seed))
+    return fold_(model) if folds else model
+
+
+def made_and_rescaled(make: Callable[[], nn.Module], x: Tensor, seed: int) -> nn.Module:
+    return rescaled_if_second(made(make, True, seed), seed, x)
+
+
+def rescaled_if_second(model: nn.Module, seed: int, x: Tensor) -> nn.Module:
+    """The model, rescaled if its seed is that of the second end."""
+    return rescaled(model, seed, x) if seed >= 200 else model
+
+
+def half_width(values: list[float]) -> float:
+    """Return half the width of the 95 % interval of the mean, by Student's t."""
+    if len(values) < 2:
+        return float("nan")
+    return t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
 
 
 def main() -> None:
@@ -184,32 +362,31 @@ def main() -> None:
     warnings.simplefilter("ignore")
     data = digits()
     x, y = data[:2]
+    makes: dict[str, Callable[[], nn.Module]] = {"MLP": mlp, "VGG": vgg, "ResNet": resnet}
     kinds: dict[str, Callable[[int], nn.Module]] = {
-        "BatchNorm, folded": lambda seed: folded(seed, x, y),
-        "BatchNorm, measured anew": lambda seed: normalized(seed, x, y),
         "Transformer": lambda seed: transformer(seed, x, y),
         "Adam": lambda seed: plain(seed, x, y),
-        "Adam, one end rescaled": lambda seed: (
-            plain(seed, x, y) if seed < 200 else rescaled(plain(seed, x, y), seed, x)
-        ),
+        "Adam, one end rescaled": lambda seed: rescaled_if_second(plain(seed, x, y), seed, x),
     }
+    for name, make in makes.items():
+        kinds[f"{name}, folded"] = partial(made, make, True)
+        kinds[f"{name}, measured anew"] = partial(made, make, False)
+        kinds[f"{name}, folded, one end rescaled"] = partial(made_and_rescaled, make, x)
     results: dict[str, dict[str, list[float]]] = {}
+    if options.out and options.out.exists():
+        results = json.loads(options.out.read_text())["barriers"]
     for kind in options.kinds or kinds:
-        make = kinds[kind]
-        found: dict[str, list[float]] = {}
-        for pair in range(options.pairs):
-            for name, value in barriers(make(100 + pair), make(200 + pair), data).items():
+        found = results.setdefault(kind, {})
+        for pair in range(len(found.get("ends", [])), options.pairs):
+            ends = kinds[kind](100 + pair), kinds[kind](200 + pair)
+            for name, value in barriers(*ends, data).items():
                 found.setdefault(name, []).append(round(value, 4))
-        results[kind] = found
+            if options.out:
+                text = json.dumps({"pairs": options.pairs, "barriers": results}, indent=1)
+                options.out.write_text(text + "\n")
         print(kind)
         for name, values in found.items():
-            spread = statistics.stdev(values) if len(values) > 1 else 0.0
-            half = 1.96 * spread / len(values) ** 0.5
-            print(f"  {name:26s} {statistics.mean(values):7.3f} +- {half:.3f}", flush=True)
-        if options.out:
-            options.out.write_text(
-                json.dumps({"pairs": options.pairs, "barriers": results}, indent=1) + "\n"
-            )
+            print(f"  {name:34s} {statistics.mean(values):7.3f} +- {half_width(values):.3f}")
 
 
 if __name__ == "__main__":

@@ -153,8 +153,8 @@ def test_two_processes_to_one_and_back(tmp_path, names):
 
 
 # --- before the first step
-# --------------------------------------------------------------------------------------- the tools
-# take a step of rate 0 along gradients of 0 then, to see what a state will hold
+#
+# The tools take a step of rate 0 along gradients of 0 then, to see what a state will hold.
 
 FULL = [entry for entry in REGISTRY if entry.is_plain or entry.name.endswith("everything")]
 ENTRIES = pytest.mark.parametrize(
