@@ -117,6 +117,7 @@ def test_where_there_is_one_rate_nothing_is_tuned(
         assert content["tuning_seeds"] == sorted({run.config.seed for run in comparison.tuning})
 
 
+@pytest.mark.slow
 def test_two_processes_give_what_one_gives(
     tiny_settings: Make, quick_processes: Runner, tmp_path: Path
 ) -> None:

@@ -295,6 +295,7 @@ class StopsAfter(Monitor):
             raise KeyboardInterrupt
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("sampler", ["grid", "random", "tpe"])
 def test_a_stopped_sweep_goes_on_with_the_point_that_it_was_at(
     sampler: str, tiny_settings: Make, tmp_path: Path
@@ -504,6 +505,7 @@ def test_a_journal_that_finds_no_room_is_named(
     assert resumed.exit_code == 0, resumed.output
 
 
+@pytest.mark.sample(1)
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("line", ["not JSON", "[]", "{}", '{"op_code": 99, "worker_id": "a"}'])
 def test_a_damaged_journal_is_named_and_can_be_done_without(line: str, tmp_path: Path) -> None:

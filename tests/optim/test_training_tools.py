@@ -497,6 +497,7 @@ def test_training_with_inductor():
 # --- data parallelism -----------------------------------------------------------------------------
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["PathSGD", "PathAdam", "GSGD"])
 def test_replicas_of_data_parallel_training(name, tmp_path):
     """One process stands for many: the wrapper is the same, and kappa depends on the weights alone."""

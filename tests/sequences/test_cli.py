@@ -1013,25 +1013,22 @@ def test_a_rounded_zero_has_no_sign(run, tmp_path):
     assert "-0" not in output
 
 
-def test_a_dash_is_standard_input_and_output(book, begun, tmp_path):
+def test_a_dash_is_standard_input_and_output(book, begun, tmp_path, monkeypatch, capfdbinary):
     (tmp_path / "m").write_bytes(begun)
 
-    def piped(*arguments, status=0):
+    def piped(*arguments):
         command = [sys.executable, "-m", "pathspace", "sequence", *arguments]
-        done = subprocess.run(
-            command,
-            cwd=tmp_path,
-            input=book.read_bytes(),
-            capture_output=True,
-            timeout=300,
-            check=False,
-        )
-        assert done.returncode == status, done.stderr
-        return done
+        done = subprocess.run(command, input=book.read_bytes(), capture_output=True, check=True)
+        return done.stdout
 
-    assert piped("bits", "m", "-").stdout == piped("bits", "m", "book.txt").stdout
-    packed = piped("compress", "m", "-", "-o", "-").stdout
-    (tmp_path / "packed").write_bytes(packed)
-    assert piped("decompress", "m", "packed", "-o", "-").stdout == book.read_bytes()
-    assert b"give --output" in piped("compress", "m", "-", status=2).stderr
+    monkeypatch.chdir(tmp_path)
+    inside = CliRunner().invoke(app, ["sequence", "bits", "m", "book.txt"])
+    assert piped("bits", "m", "-") == inside.stdout_bytes
+    (tmp_path / "packed").write_bytes(piped("compress", "m", "-", "-o", "-"))
+    capfdbinary.readouterr()
+    CliRunner().invoke(app, ["sequence", "decompress", "m", "packed", "-o", "-"])
+    assert capfdbinary.readouterr().out == book.read_bytes()
+    refused = CliRunner().invoke(app, ["sequence", "compress", "m", "-"])
+    assert refused.exit_code == 2
+    assert "give --output" in refused.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["book.txt", "m", "packed"]

@@ -149,6 +149,7 @@ def test_restarts_keep_the_best_and_do_not_depend_on_processes():
     assert np.array_equal(serial.parameters_.w, best.parameters_.w)
 
 
+@pytest.mark.slow
 def test_restarts_in_two_processes_give_the_same():
     arguments = {"units": 5, "connectivity": 2, "passes": 24, "restarts": 4, "heat": 8, "seed": 5}
     arguments |= {"folds": 2, "ensemble": 2}
