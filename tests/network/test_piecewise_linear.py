@@ -131,6 +131,13 @@ CASES = {
     "einsum of three": (lambda: Model(
         lambda m, h, z: torch.einsum("io,st,bsi->bto", m.w, m.b, h), w=parameter(4, 4), b=signed(3, 2)), STEPS, (), 8),
     "inner": (lambda: Model(lambda m, h, z: torch.inner(h, m.w), w=parameter(4, 4)), STEPS, (), 8),
+    "product of three": (lambda: Model(
+        lambda m, h, z: torch.linalg.multi_dot([h, m.w, m.v]), w=parameter(4, 4), v=parameter(4, 4)), ROW, (), 12),
+    "products summed": (lambda: Model(
+        lambda m, h, z: torch.linalg.vecdot(h[:, None], m.w).relu(), w=parameter(4, 4)), ROW, (), 8),
+    "larger and smaller without nan": (lambda: Model(
+        lambda m, h, z: torch.fmax(h, m.l(h)) - torch.fmin(z, h), l=linear()), ROW, (), 4),
+    "sum without nan": (lambda: Model(lambda m, h, z: z - h.nansum(1, keepdim=True)), STEPS, (), 4),
     "lerp": (lambda: Model(lambda m, h, z: torch.lerp(h, m.l(h), 0.3), l=linear()), ROW, (), 4),
     "steps subtracted": (lambda: Model(lambda m, h, z: (h[:, 1:] - h[:, :-1]).abs()), STEPS, (), 4),
     "diff": (lambda: Model(lambda m, h, z: h.diff(dim=1).relu()), STEPS, (), 4),
@@ -257,6 +264,19 @@ def test_a_sign_that_is_lost_is_caught(name, monkeypatch):
     object.__setattr__(paths, "factor", paths.factor.abs())
     ours = paths.output(network.parameters, flow)
     assert not torch.allclose(ours, enumerated.call(model, inputs).reshape(ours.shape))
+
+
+@pytest.mark.parametrize("fill", [torch.inf, -torch.inf])
+def test_numbers_in_the_place_of_infinities_have_no_scale(fill):
+    """A model may write infinities into activations and make numbers of them, which rescaling leaves as they are."""
+
+    def function(m, h, z, mask):
+        return h.masked_fill(mask[..., None] < 1, fill).nan_to_num(posinf=1.0, neginf=-1.0).sum(1)
+
+    mask = torch.tensor([[1, 1, 0], [0, 0, 0]])
+    network = ps.trace(Model(function), (torch.randn(STEPS, **DOUBLE), mask))
+    assert network.num_classes == 0
+    assert [cut.operation for cut in network.cuts] == ["nan_to_num"]
 
 
 @pytest.mark.parametrize("kind", ["amax", "amin"])

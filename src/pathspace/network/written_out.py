@@ -5,6 +5,7 @@ Letters: B batch, L queries, S keys, E features, h heads, d features of a head.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -217,6 +218,11 @@ WRITTEN_OUT: dict[str, Callable[..., Any]] = {
     "vsplit": split_along(0),
     "dsplit": split_along(2),
     "broadcast_tensors": broadcast_tensors,
+    "fmax": torch.maximum,
+    "fmin": torch.minimum,
+    "vecdot": lambda x, y, *, dim=-1: (x * y).sum(dim),
+    "multi_dot": lambda tensors: functools.reduce(torch.matmul, tensors),
+    "nansum": torch.sum,
 }
 
 

@@ -75,7 +75,7 @@ def _is_of_all(step: Step) -> bool:
 class LargerOfTwo(GatedFamily):
     """The larger or smaller of two tensors."""
 
-    names = frozenset(["maximum", "minimum", "max", "min"])
+    names = frozenset(["maximum", "minimum", "fmax", "fmin", "max", "min"])
 
     def has_gates(self, step: Step, listing: Listing) -> bool:
         """Return whether two tensors are compared."""
@@ -90,7 +90,7 @@ class LargerOfTwo(GatedFamily):
         place = torch.arange(shape.numel())
         first = _spread(x, shape)
         second = _spread(y, shape) + x.numel()
-        above = x < y if step.name.startswith("min") else x > y
+        above = x < y if "min" in step.name else x > y
         share = above.double() + 0.5 * (x == y).double()
         share = share.detach().expand(shape).flatten()
         gates = Gates(

@@ -497,7 +497,8 @@ _ELEMENTWISE = (
     *("hardswish", "hardsigmoid", "softplus", "sigmoid", "tanh", "log_sigmoid_forward", "abs", "neg", "exp"),
     *("expm1", "log", "log1p"),
     *("sqrt", "rsqrt", "square", "pow", "reciprocal", "erf", "sin", "cos", "sign", "floor", "ceil", "round"),
-    *("add", "sub", "rsub", "mul", "div", "maximum", "minimum", "clamp", "clamp_min", "clamp_max", "threshold"),
+    *("add", "sub", "rsub", "mul", "div", "clamp", "clamp_min", "clamp_max", "threshold"),
+    *("maximum", "minimum", "fmax", "fmin"),
     *("where", "masked_fill", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not"),
     *("bitwise_and", "bitwise_or", "bitwise_not", "isnan", "isinf", "addcmul", "addcdiv", "lerp", "_to_copy", "clone"),
     *("detach", "alias", "copy", "lift_fresh", "lift_fresh_copy", "_softmax", "_log_softmax"),
@@ -505,19 +506,9 @@ _ELEMENTWISE = (
 )  # fmt: skip
 FACTORIES = frozenset(
     [
-        *(
-            "zeros",
-            "ones",
-            "full",
-            "empty",
-            "arange",
-            "eye",
-            "scalar_tensor",
-            "zeros_like",
-            "ones_like",
-            "full_like",
-        ),
-        *("empty_like", "new_zeros", "new_ones", "new_full", "new_empty"),
+        *("zeros", "ones", "full", "empty", "arange", "eye", "scalar_tensor"),
+        *("zeros_like", "ones_like", "full_like", "empty_like"),
+        *("new_zeros", "new_ones", "new_full", "new_empty"),
     ]
 )
 """What makes a tensor whose values nothing but its form decides."""
