@@ -1,10 +1,12 @@
 """`pathspace compare FILE.py`: a model and data of the user's own."""
 
 import json
+import random
 import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner, Result
@@ -123,6 +125,33 @@ def test_an_endless_loader_is_read_in_part(tmp_path, monkeypatch):
     assert (len(inputs), len(targets)) == (30, 30)
 
 
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        "torch.randn(8, 4)",
+        "torch.from_numpy(np.random.randn(8, 4)).float()",
+        "torch.tensor([[random.random() for _ in range(4)] for _ in range(8)])",
+        "next(iter(DataLoader(torch.arange(32.0).view(8, 4), 8, shuffle=True)))",
+    ],
+    ids=["torch", "numpy", "python", "a loader that shuffles"],
+)
+def test_every_run_reads_the_same_examples(tmp_path, inputs):
+    file = tmp_path / "mine.py"
+    imports = "import random, numpy as np\nfrom torch.utils.data import DataLoader\n"
+    imports += "import torch\nDRAWN = torch.randn(3), np.random.randn(3), random.random()\n"
+    file.write_text(imports + data("torch.randint(0, 2, (8,))", inputs))
+    states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002
+    first = examples_of(**options_of_file(file))
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert (np.random.get_state()[1] == states[1]).all()  # noqa: NPY002
+    assert random.getstate() == states[2]
+    torch.manual_seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    random.seed(1)
+    again = examples_of(**options_of_file(file))
+    assert all(map(torch.equal, first, again))
+
+
 def test_a_changed_file_is_not_taken_for_the_one_of_the_runs(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(data("torch.randn(8, 2)"))
@@ -138,6 +167,28 @@ def test_a_changed_file_is_not_taken_for_the_one_of_the_runs(tmp_path):
     [
         ("def batches(): return []", [], "has 0 examples: give 20 at least"),
         (MODEL, [], "has no function batches"),
+        (
+            "import numpy\nG = numpy.random.default_rng()\n"
+            + data("torch.zeros(8, 2)", "torch.from_numpy(G.normal(size=(8, 4))).float()"),
+            [],
+            "yields other examples when it is called again",
+        ),
+        (
+            data("torch.zeros(8, 2)", "torch.full((8, 4), float('nan'))"),
+            [],
+            "yields inputs with NaN or infinity in 40 of 40 examples, the first of which is number 0",
+        ),
+        (
+            data("torch.tensor([0.0] * 7 + [float('inf')])")
+            + "def loss(outputs, targets): return (outputs.sum(1) - targets).mean()\n",
+            [],
+            "yields targets with NaN or infinity in 5 of 40 examples, the first of which is number 7",
+        ),
+        (
+            data("torch.arange(8)"),
+            [],
+            "has 2 outputs, and the targets of batches() have 8 classes, 0 to 7",
+        ),
         (data("torch.randn(8, 2)").replace("model()", "other()"), [], "has no function model"),
         ("def model(): return 3\n" + data("torch.randn(8, 2)").replace(MODEL, "import torch"), [], "returned a int"),
         (data("torch.randn(8, 2)", "torch.randn(8, 5)"), [], "the model' failed"),

@@ -106,7 +106,12 @@ def test_the_command_says_what_is_wrong_with_weights(tmp_path):
     torch.save(nn.Linear(1, 1).state_dict(), other)
     text.write_text("no weights")
     torch.save(torch.zeros(1), number)
+    word, nested = tmp_path / "word.pt", tmp_path / "nested.pt"
+    word.write_text("hello")
+    torch.save({"model": 3}, nested)
     cases = {
+        word: "no state dict",
+        nested: "no state dict",
         tmp_path / "none.pt": "no such file",
         other: "do not fit the model",
         text: "no state dict",
@@ -117,3 +122,18 @@ def test_the_command_says_what_is_wrong_with_weights(tmp_path):
         assert result.exit_code == 2
         assert said in " ".join(result.output.split())
         assert "weights_only" not in result.output
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
+def test_the_command_reads_weights_of_a_wrapped_model(tmp_path, prefix):
+    from pathspace.cli import app
+
+    file, plain, wrapped = (tmp_path / name for name in ("model.py", "plain.pt", "wrapped.pt"))
+    file.write_text(MODEL)
+    state = nn.Sequential(nn.Linear(4, 20), nn.ReLU(), nn.Linear(20, 2)).state_dict()
+    torch.save(state, plain)
+    torch.save({prefix + name: value for name, value in state.items()}, wrapped)
+    words = ["check-scale", f"{file}:build", "--weights"]
+    results = [CliRunner().invoke(app, [*words, str(weights)]) for weights in (plain, wrapped)]
+    assert results[0].exit_code == 0
+    assert results[1].output == results[0].output

@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -86,9 +89,24 @@ def make_model(file: str, digest: str) -> nn.Module:
 def examples_of(file: str, digest: str) -> tuple[Tensor, Tensor]:
     """Return all inputs and all targets of the file, at most `MOST_EXAMPLES`.
 
+    Every process and every run reads the same examples: the global random states are seeded, for
+    a `DataLoader` that shuffles or data that are drawn.
+
     Raises:
-        ConfigurationError: As of `make_model`, of `batches()`.
+        ConfigurationError: As of `make_model`, of `batches()`; or its examples are too few, not
+            finite, or others at a second call.
     """
+    with _seeded():
+        inputs, targets = _all_examples(file, digest)
+    _check_finite(file, "inputs", inputs)
+    _check_finite(file, "targets", targets)
+    with _seeded():
+        _check_repeatable(file, digest, inputs, targets)
+    return inputs, targets
+
+
+def _all_examples(file: str, digest: str) -> tuple[Tensor, Tensor]:
+    """Return what `batches()` yields, joined, at most `MOST_EXAMPLES`."""
     batches = _call(file, digest, "batches")
     inputs: list[Tensor] = []
     targets: list[Tensor] = []
@@ -106,6 +124,46 @@ def examples_of(file: str, digest: str) -> tuple[Tensor, Tensor]:
             "choose learning rates and 15 % test."
         )
     return _joined(file, inputs)[:MOST_EXAMPLES], _joined(file, targets)[:MOST_EXAMPLES]
+
+
+@contextmanager
+def _seeded() -> Iterator[None]:
+    """Seed the global random states of torch, NumPy and Python, and bring the old ones back."""
+    of_python = random.getstate()
+    of_numpy = np.random.get_state()  # noqa: NPY002 -- the state that the user's code draws from
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        np.random.seed(0)  # noqa: NPY002
+        random.seed(0)
+        try:
+            yield
+        finally:
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)  # noqa: NPY002
+
+
+def _check_finite(file: str, name: str, values: Tensor) -> None:
+    if not values.is_floating_point():
+        return
+    wrong = values.flatten(1) if values.dim() > 1 else values.unsqueeze(1)
+    examples = wrong.isfinite().logical_not().any(1).nonzero().flatten()
+    if len(examples):
+        raise ConfigurationError(
+            f"batches() in {file!r} yields {name} with NaN or infinity in {len(examples)} of {len(values)} examples, "
+            f"the first of which is number {int(examples[0])} (from 0): leave these examples out, or fill the values."
+        )
+
+
+def _check_repeatable(file: str, digest: str, inputs: Tensor, targets: Tensor) -> None:
+    """Refuse data of which a second call yields other examples: runs could not be compared."""
+    batch = next(iter(_iterated(file, _call(file, digest, "batches"))))
+    for first, again in zip((inputs, targets), _pair(file, batch), strict=True):
+        again = again[: len(first)].cpu()
+        if not torch.equal(first[: len(again)], again):
+            raise ConfigurationError(
+                f"batches() in {file!r} yields other examples when it is called again, so runs cannot be compared: "
+                "give its random generator a fixed seed inside the function."
+            )
 
 
 def loss_of(file: str, digest: str) -> Callable[[Tensor, Tensor], Tensor] | None:
@@ -128,11 +186,25 @@ def check(
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         model = make_model(file, digest)
         outputs = run_users(f"{file}: the model", lambda: model(inputs[:2]))
+        if loss_of(file, digest) is None and not targets.is_floating_point():
+            _check_classes(file, outputs, targets)
         value = run_users(f"{file}: the loss", lambda: loss(outputs, targets[:2]))
     if not isinstance(value, Tensor) or value.numel() != 1:
         shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise ConfigurationError(
             f"The loss in {file!r} of outputs and targets is {shape}: return the mean over the batch, one number."
+        )
+
+
+def _check_classes(file: str, outputs: Any, targets: Tensor) -> None:
+    """Refuse a model with fewer outputs than the file has classes."""
+    if not isinstance(outputs, Tensor) or outputs.dim() != 2:
+        return
+    classes = int(targets.max()) + 1
+    if outputs.shape[1] < classes:
+        raise ConfigurationError(
+            f"The model in {file!r} has {outputs.shape[1]} outputs, and the targets of batches() have {classes} "
+            f"classes, 0 to {classes - 1}: give the model an output for each class."
         )
 
 
@@ -150,7 +222,9 @@ def _module(file: str, digest: str) -> Any:
         raise ConfigurationError(
             f"{file!r} has changed since these runs began: start over with --fresh, or bring the old file back."
         )
-    return module_of_file(path)
+    # data that the module itself draws are the same in every process
+    with _seeded():
+        return module_of_file(path)
 
 
 def _digest(path: Path) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import pickle
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from torch import nn
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.model_source import load_model, trace_model
@@ -22,6 +22,9 @@ from pathspace.experiments.terminal import print_json
 from pathspace.network import UntraceableError
 from pathspace.rescaling.imbalance import Imbalance, imbalance
 from pathspace.tools.progress import steps_shown
+
+WRAPPERS = ("module.", "_orig_mod.")
+"""What data parallelism and `torch.compile` put before the names in a state dict."""
 
 
 def run_check_scale(
@@ -80,11 +83,16 @@ def _load(model: nn.Module, file: Path) -> None:
     )
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
+    except Exception as error:  # of many kinds: bytes that are no pickle may mean anything
         raise unreadable from error
     if not isinstance(content, Mapping):
         raise unreadable
     state = content.get("model", content.get("state_dict", content))
+    if not isinstance(state, Mapping):
+        raise unreadable
+    state = dict(state)
+    for prefix in WRAPPERS:
+        consume_prefix_in_state_dict_if_present(state, prefix)
     try:
         model.load_state_dict(state)
     except (RuntimeError, TypeError) as error:
