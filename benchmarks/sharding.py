@@ -59,6 +59,8 @@ class Memory(TorchDispatchMode):
                 self._see(t.untyped_storage())
         if "all_gather" in str(func):
             self.gathered += sum(t.nbytes for t in pytree.tree_leaves(result) if type(t) is Tensor)
+        if "alltoall" in str(func):
+            self.gathered += args[0].nbytes  # what arrives
         return result
 
     def _see(self, storage: Any) -> None:

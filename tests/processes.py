@@ -3,14 +3,19 @@
 That one has never computed anything, so that there are no threads of PyTorch to be lost in a copy.
 """
 
+import contextlib
 import functools
 import multiprocessing
 import os
 import signal
+from unittest import mock
 
 import pytest
 import torch
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from pathspace.optim.rules import newton_schulz
+from pathspace.optim.rules.newton_schulz import orthogonalized
 
 TIMEOUT = 300  # seconds, of processes that take a few
 CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)
@@ -54,6 +59,19 @@ def in_processes(count, function, folder, *args):
         codes = _group_codes(count, function, folder, args)
     assert codes == [0] * count
     return [torch.load(folder / f"result-{rank}.pt", weights_only=False) for rank in range(count)]
+
+
+@contextlib.contextmanager
+def orthogonalizations():
+    """How many matrices each call of Newton-Schulz orthogonalizes, a list that grows."""
+    counts = []
+
+    def counted(matrices, count):
+        counts.append(len(matrices) if matrices.dim() == 3 else 1)
+        return orthogonalized(matrices, count)
+
+    with mock.patch.object(newton_schulz, "orthogonalized", counted):
+        yield counts
 
 
 def _group_codes(count, function, folder, args):

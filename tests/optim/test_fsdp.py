@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 import pathspace as ps
 from cases import mlp
-from processes import in_processes
+from processes import in_processes, orthogonalizations
 
 STEPS, FEW = 50, 12
 METRICS = {"half": lambda: ps.metrics.Path(0.5, damping=0.0), "balanced": ps.metrics.Balanced}
@@ -53,6 +53,7 @@ RULES = {
     "Adagrad": invariant("Adagrad"),
     # these are gathered
     "PathMuon": named("PathMuon", lr=0.01, weight_decay=0.1, clip_norm=0.5),
+    "PathMuon original": named("PathMuon", lr=0.01, adjust_lr="original", nesterov=False),
     "PathSOAP": named("PathSOAP", lr=0.01, weight_decay=0.1, precondition_frequency=5),
     "Adafactor": invariant("Adafactor", "half", weight_decay=0.1),
     "Muon": invariant("Muon", weight_decay=0.1),
@@ -80,6 +81,7 @@ MODELS = {
     "conv": (Conv, {"outside": ["outside"]}),
     "rnn": (lambda: Recurrent(), {}),
     "attention": (lambda: Attention(), {}),
+    "gated": (lambda: Gated(), {}),
     "matrices": (
         lambda: nn.Sequential(nn.Linear(6, 5, bias=False), nn.ReLU(), nn.Linear(5, 3, bias=False)),
         {},
@@ -108,7 +110,20 @@ class Attention(nn.Module):
         return self.out(torch.nn.functional.scaled_dot_product_attention(q, k, v).mean(1))
 
 
-SIZES = {"mlp": 6, "conv": 32, "rnn": 24, "matrices": 6, "attention": 12}
+class Gated(nn.Module):
+    """A fused projection of blocks of several sizes, whose steps have several rates."""
+
+    def __init__(self):
+        super().__init__()
+        self.read, self.fused = nn.Linear(4, 5), nn.Linear(5, 13)
+        self.last, self.out = nn.Linear(3, 5), nn.Linear(5, 2)
+
+    def forward(self, x):
+        a, b, c = self.fused(torch.relu(self.read(x))).split((5, 5, 3), -1)
+        return self.out(a.relu() * b + self.last(c.relu()))
+
+
+SIZES = {"mlp": 6, "conv": 32, "rnn": 24, "matrices": 6, "attention": 12, "gated": 4}
 
 
 def batches(model, dtype):
@@ -154,6 +169,7 @@ PAIRS = [
         ("matrices" if rule == "Muon" else "mlp", rule) for rule in RULES
     ),  # which takes nothing else
     *(("attention", rule) for rule in ("PathMuon", "all of PathSGD")),
+    ("gated", "PathMuon original"),
     *(
         (m, r)
         for m in ("rnn", "conv")
@@ -170,26 +186,39 @@ QUICK = [
     ("rnn", "PathAdam"),
     ("conv", "all of PathSGD"),
     ("attention", "PathMuon"),
+    ("gated", "PathMuon original"),
 ]
+# matrices with the blocks of fused layers apart
+MATRICES = {"mlp": 3, "conv": 6, "rnn": 3, "attention": 5, "gated": 6}
 
 
 def trains(rank, folder, steps, pairs):
     size = torch.distributed.get_world_size()
-    half, ends = slice(8 * rank // size, 8 * (rank + 1) // size), {}
+    half = slice(8 * rank // size, 8 * (rank + 1) // size)
+    ends = {}
+    matrices = {}
     for name, rule in pairs:
         model, network = build(name)
         # SOAP's basis turns with the rounding of a mean of parts, by 1e-9: all look at the whole
         # batch
         part = slice(None) if rule == "PathSOAP" else half
-        ends[name, rule] = trained(split(model), network, name, rule, part, steps)[0]
+        with orthogonalizations() as counts:
+            ends[name, rule] = trained(split(model), network, name, rule, part, steps)[0]
+        matrices[name, rule] = sum(counts)
     model, network = build("mlp")
     ends["mlp", "all data"] = trained(split(model), network, "mlp", "PathAdam", slice(None), steps)[
         0
     ]
-    return ends
+    return ends, matrices
 
 
-def check(ends, steps):
+def check(results, steps):
+    ends = [end for end, _ in results]
+    for name, rule in results[0][1]:
+        if rule.startswith("PathMuon"):
+            shares = [matrices[name, rule] for _, matrices in results]
+            assert sum(shares) == steps * MATRICES[name], (name, rule, shares)
+            assert max(shares) < sum(shares), (name, rule, shares)
     for name, rule in ends[0]:
         model, network = build(name)
         alone, _ = trained(

@@ -11,7 +11,9 @@ from torch.testing import assert_close
 
 import pathspace as ps
 from cases import BY_NAME, call, in_turn, mlp, traced
-from pathspace.optim.rules.muon import step_in_batches
+from pathspace.optim.rules import newton_schulz
+from pathspace.optim.rules.muon import MuonAdamW
+from pathspace.optim.rules.newton_schulz import orthogonalized, orthogonalized_all
 
 
 class Plain:
@@ -210,25 +212,52 @@ def test_a_group_says_by_true_or_false_who_steps_its_matrices():
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"nesterov": False}, {"weight_decay": 0.1, "adjust_lr_fn": "original"}]
+    "options", [{}, {"nesterov": False}, {"weight_decay": 0.1, "adjust_lr": "original"}]
 )
-def test_steps_in_batches_are_those_of_torch(options):
+def test_matrices_of_one_shape_take_the_steps_of_torch(options):
     generator = torch.Generator().manual_seed(0)
     shapes = [(3, 5), (6, 4), (3, 5), (3, 5), (4, 4)]
     weights = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
     others = [nn.Parameter(weight.detach().clone()) for weight in weights]
-    plain = torch.optim.Muon(
-        others, lr=0.02, **{"adjust_lr_fn": "match_rms_adamw", "weight_decay": 0.0, **options}
-    )
-    states: dict = {weight: {} for weight in weights}
+    options = {"adjust_lr": "match_rms_adamw", "weight_decay": 0.0, **options}
+    batched = MuonAdamW(weights, lr=0.02, **options)
+    options["adjust_lr_fn"] = options.pop("adjust_lr")
+    plain = torch.optim.Muon(others, lr=0.02, **options)
     for _ in range(3):
         for weight, other in zip(weights, others, strict=True):
             weight.grad = torch.randn(weight.shape, generator=generator)
             other.grad = weight.grad.clone()
-        with torch.no_grad():
-            step_in_batches(weights, states, plain.param_groups[0])
+        batched.step()
         plain.step()
     for weight, other in zip(weights, others, strict=True):
-        # bfloat16 has eight digits, and products of a batch are summed in another order
+        # bfloat16 has eight digits, and products of a batch may be summed in another order
         assert_close(weight, other, rtol=0, atol=0.02 * 0.05)
-        assert_close(states[weight]["momentum_buffer"], plain.state[other]["momentum_buffer"])
+        momentum = batched.state[weight]["momentum_buffer"]
+        assert_close(momentum, plain.state[other]["momentum_buffer"], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("shape", [(4, 7), (7, 4), (5, 5), (1, 6), (300, 260)])
+def test_a_matrix_alone_is_orthogonalized_as_by_torch(shape):
+    weight = nn.Parameter(torch.zeros(shape, dtype=torch.float64))
+    gradient = torch.randn(shape, dtype=torch.float64)
+    weight.grad = gradient
+    options = {"momentum": 0.0, "weight_decay": 0.0, "ns_steps": 4}
+    torch.optim.Muon([weight], lr=1.0, **options).step()
+    (alone,) = orthogonalized_all([gradient], [4])
+    size = math.sqrt(max(1, shape[0] / shape[1]))
+    assert_close(-weight, alone * size, rtol=1e-12, atol=1e-12)
+
+
+def test_one_call_orthogonalizes_all_matrices_of_a_shape(monkeypatch):
+    calls = []
+
+    def counted(matrices, count):
+        calls.append(tuple(matrices.shape))
+        return orthogonalized(matrices, count)
+
+    monkeypatch.setattr(newton_schulz, "orthogonalized", counted)
+    matrices = [torch.randn(shape) for shape in [(3, 5), (6, 4), (3, 5), (300, 280), (300, 280)]]
+    results = orthogonalized_all(matrices, [5, 5, 5, 1, 1])
+    # on a CPU large matrices gain nothing by it
+    assert sorted(calls) == [(2, 3, 5), (6, 4), (300, 280), (300, 280)]
+    assert [result.shape for result in results] == [matrix.shape for matrix in matrices]

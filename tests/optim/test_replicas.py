@@ -1,13 +1,19 @@
 """Data parallelism: two processes with half of every batch each end where one process does, bitwise alike."""
 
+import copy
+from unittest import mock
+
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.testing import assert_close
 
 import pathspace as ps
 from cases import OPTIMIZERS, mlp
-from processes import in_processes
+from pathspace.optim.base import coordinates
+from pathspace.optim.rules.division import shared_out
+from processes import in_processes, orthogonalizations
 
 STEPS = 24  # two refreshes at their usual distance, and a few steps more
 DATA = {"lr": 0.02, "estimator": "signs"}
@@ -122,6 +128,84 @@ def refused(rank):
     return "nothing"
 
 
+class Fused(nn.Module):
+    """Matrices of several shapes, two of one, and three in the rows of one parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.read, self.fused, self.again = nn.Linear(3, 8), nn.Linear(8, 24), nn.Linear(8, 8)
+        self.out = nn.Linear(8, 2)
+
+    def forward(self, x):
+        q, k, v = self.fused(self.read(x).relu()).chunk(3, -1)
+        h = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.out(self.again(h.relu()).relu())
+
+
+MATRICES = 6  # that Muon orthogonalizes in Fused
+
+
+def with_gradients(name, rank, *, apart=False, **options):
+    """A model, its optimizer, and gradients that are the same in all processes, unless they are apart."""
+    torch.manual_seed(0)
+    model = Fused()
+    network = ps.trace(model, torch.zeros(2, 4, 3))
+    optimizer = getattr(ps.optim, name)(model.parameters(), network, lr=0.01, **options)
+    torch.manual_seed(1 + rank if apart else 1)
+    gradients = [[torch.randn_like(p) for p in model.parameters()] for _ in range(5)]
+    return model, optimizer, gradients
+
+
+def steps(model, optimizer, gradients):
+    """Weights after steps along these gradients."""
+    for of_step in gradients:
+        for p, g in zip(model.parameters(), of_step, strict=True):
+            p.grad = g.clone()
+        optimizer.step()
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def divided(rank):
+    """What becomes of PathMuon whose processes divide the matrices."""
+    # chunks as small as this are those of large models
+    with mock.patch.object(coordinates, "_TOGETHER", 80):
+        return divided_in_chunks(rank)
+
+
+def divided_in_chunks(rank):
+    found = {}
+    for group in ("default", torch.distributed.group.WORLD):
+        made = with_gradients("PathMuon", rank, process_group=group)
+        with orthogonalizations() as counts:
+            found[str(group == "default")] = steps(*made)
+        found["matrices"] = sum(counts)
+    with orthogonalizations() as counts:
+        found["undivided"] = steps(*with_gradients("PathMuon", rank))
+    found["undivided matrices"] = sum(counts)
+    world = torch.distributed.group.WORLD
+    model, optimizer, gradients = with_gradients("PathMuon", rank, process_group=world)
+    if rank == 0:
+        # of one process alone: it must not wait for others
+        get_optimizer_state_dict(model, optimizer)
+    steps(model, optimizer, gradients[:2])
+    other, resumed, _ = with_gradients("PathMuon", rank, process_group="default")
+    other.load_state_dict(model.state_dict())
+    resumed.load_state_dict(optimizer.state_dict())
+    copied = copy.deepcopy((model, optimizer))
+    found["resumed"] = steps(other, resumed, gradients[2:])
+    found["copied"] = steps(*copied, gradients[2:])
+    model, optimizer, gradients = with_gradients(
+        "PathMuon", rank, apart=True, process_group="default"
+    )
+    start = [p.detach().clone() for p in model.parameters()]
+    try:
+        steps(model, optimizer, gradients)
+    except RuntimeError as error:
+        found["apart"] = str(error)
+    found["unmoved"] = alike(start, model.parameters())
+    return found
+
+
 def train_replicas(rank, folder, pairs):
     return {
         (rule, kind): trained(rule, kind, (rank, 2), nn.parallel.DistributedDataParallel)
@@ -140,6 +224,7 @@ def replica(rank, folder):
             rule, "two types", (rank, 2), nn.parallel.DistributedDataParallel
         )
     results["not finite"] = refused(rank)
+    results["divided"] = divided(rank)
     return results
 
 
@@ -177,6 +262,53 @@ def test_unequal_parts_and_several_types_keep_replicas_alike(replicas, rule):
 def test_a_batch_that_is_not_finite_stops_all_processes(replicas):
     for each in replicas:
         assert "not finite" in each["not finite"]
+
+
+def test_replicas_that_divide_matrices_stay_alike_and_step_as_one(replicas):
+    first, second = (each["divided"] for each in replicas)
+    for name in ("True", "False", "resumed", "copied"):
+        assert alike(first[name], second[name]), name
+        # bfloat16 has eight digits, and products of a batch may be summed in another order
+        assert_close(first[name], first["undivided"], rtol=0, atol=5 * 0.01 * 0.05)
+    assert alike(first["resumed"], first["True"])
+    assert alike(first["copied"], first["True"])
+
+
+def test_each_of_two_processes_orthogonalizes_its_share(replicas):
+    first, second = (each["divided"] for each in replicas)
+    assert first["undivided matrices"] == second["undivided matrices"] == 5 * MATRICES
+    assert first["matrices"] + second["matrices"] == 5 * MATRICES
+    assert min(first["matrices"], second["matrices"]) >= 10
+
+
+def test_processes_with_other_gradients_divide_nothing(replicas):
+    for each in replicas:
+        assert "process_group" in each["divided"]["apart"]
+        assert "DistributedDataParallel" in each["divided"]["apart"]
+        assert each["divided"]["unmoved"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_shares_are_balanced(size):
+    costs = [5, 1, 1, 9, 3, 3, 2, 8, 1, 1]
+    owners = shared_out(costs, size)
+    loads = [sum(c for c, o in zip(costs, owners, strict=True) if o == n) for n in range(size)]
+    assert sum(loads) == sum(costs)
+    assert max(loads) <= max(max(costs), 4 / 3 * sum(costs) / size)
+
+
+def test_the_costliest_job_comes_first():
+    assert shared_out([1, 4, 2, 3], 2) == [0, 0, 1, 1]
+    assert shared_out([2, 2, 2], 2) == [0, 1, 0]
+    assert shared_out([], 3) == []
+
+
+@pytest.mark.parametrize("kind", ["PathMuon"])
+def test_process_group_is_a_group(kind):
+    model = mlp(3, 6, 2)
+    network = ps.trace(model, torch.zeros(1, 3))
+    with pytest.raises(ValueError, match="process_group must be None"):
+        getattr(ps.optim, kind)(model.parameters(), network, process_group=2)
 
 
 def check_end(end, rule, kind):

@@ -39,6 +39,7 @@ from pathspace.optim.base.coordinates import (
     rollback_on_error,
     split_by_momentum,
     step_gathered,
+    step_shards,
     type_of_shadow,
     views_of,
 )
@@ -61,6 +62,7 @@ from pathspace.optim.base.points import expect_unread, frozen_because, move_poin
 from pathspace.optim.base.saved_states import locked
 from pathspace.optim.base.steepest import ParamStep
 from pathspace.optim.rules.clipping import clip_factor
+from pathspace.optim.rules.division import divides, group_of, undivided
 from pathspace.optim.rules.traits import RULES, traits_of
 from pathspace.squared.parts import dealt, local, totals
 from pathspace.squared.precision import full_precision
@@ -153,6 +155,8 @@ class Invariant(MetricOptimizer):
         self._shadows: dict[Tensor, nn.Parameter] = {}
         # with memory that is kept from step to step
         self._kept_views: dict[Tensor, CoordinateView] = {}
+        # whether the views share memory that the rule steps one after the other
+        self._steps_one_by_one = False
         self._has_stepped = False  # with the groups and the state that it has
         # parameters whose loaded state is the plain rule's, until their next step
         self._plain: set[Tensor] = set()
@@ -397,14 +401,16 @@ class Invariant(MetricOptimizer):
             decoupled_decay_only(rule) as decay,
         ):
             masked = traits_of(type(rule)).by_sign
-            chunks = chunks_of(rule, views)
+            chunks = chunks_of(views, one_by_one=self._steps_one_by_one)
             factor = self._clipping(views, masked=masked)
             with rollback_on_error(rule, chunks[:-1], keep=not self._has_stepped):
                 self._has_stepped = False
                 for chunk in chunks:
                     read_gradients(chunk, masked=masked, factor=factor)
                     put_coordinates(chunk, decay)
-                    if self._gathers:
+                    if self._gathers and traits_of(type(rule)).shares_work:
+                        step_shards(rule, chunk)
+                    elif self._gathers:
                         step_gathered(rule, chunk, sees=decay is None)
                     else:
                         _step_chunk(rule, chunk)
@@ -450,7 +456,12 @@ class Invariant(MetricOptimizer):
     def _rehearse(self, active: Active) -> None:
         options = [{k: v for k, v in group.items() if k != "params"} for group in self.param_groups]
         options = copy.deepcopy(options)  # some rules count steps there
-        super()._rehearse(active)
+        assert self.rule is not None
+        # tools may ask one process alone for what a state holds
+        with undivided(self.rule):
+            super()._rehearse(active)
+        # those of a rule that divides its work may lie elsewhere
+        self._kept_views = {}
         for group, kept in zip(self.param_groups, options, strict=True):
             group.update(kept)
 
@@ -472,9 +483,16 @@ class Invariant(MetricOptimizer):
                     if isinstance(value, Tensor) and value.dim() and value.dtype == shadow.dtype:
                         state[key] = value.to(dtype)
                 shadow.grad, shadow.data = None, shadow.data.to(dtype)
-        return views_of(self.rule, self._shadows)
+        traits = traits_of(type(self.rule))
+        # a rule that divides its work over processes must see all of it
+        divided = traits.shares_work and (self._in_parts or divides(group_of(self.rule)))
+        self._steps_one_by_one = traits.one_by_one and not divided
+        return views_of(self._shadows, one_by_one=self._steps_one_by_one)
 
     def _copied(self, name: str, value: Any, memo: dict[int, Any]) -> Any:
+        if name == "rule":
+            group = group_of(value)
+            memo[id(group)] = group  # which cannot be copied
         copied = {} if name == "_kept_views" else super()._copied(name, value, memo)
         if name == "rule":  # torch copies groups and state of an optimizer, and nothing else
             rest = {k: v for k, v in vars(value).items() if k not in vars(copied)}

@@ -55,6 +55,11 @@ class PathMuon(Invariant):
         ns_steps: Newton-Schulz iterations.
         use_muon: False gives matrices to AdamW, too; set it in the param group of embeddings and of
             the last layer.
+        process_group: processes that have the same weights and gradients, as
+            ``DistributedDataParallel`` gives them. Each orthogonalizes a share of the matrices and
+            sends the results to the others. ``"default"``: all processes of torch.distributed,
+            where it is initialised; None: each process orthogonalizes all matrices. Sharded models
+            (FSDP) divide this work in any case.
         options: other options as :class:`Invariant` (``metric``, ``clip_norm``, ``maximize``), and
             those of :class:`pathspace.metrics.Path` in place of a ``metric``.
 
@@ -87,6 +92,7 @@ class PathMuon(Invariant):
         adjust_lr: AdjustLr = "match_rms_adamw",
         ns_steps: int = 5,
         use_muon: bool = True,
+        process_group: Any = None,
         **options: Unpack[SharedOptions],
     ) -> None:
         _check(momentum, use_muon)
@@ -109,6 +115,7 @@ class PathMuon(Invariant):
                 ns_steps=ns_steps,
                 use_muon=use_muon,
             ),
+            process_group=process_group,
             **with_metric(self, options, Path),
         )
 

@@ -64,6 +64,24 @@ def joined(values: Tensor, like: Any) -> Any:
     )
 
 
+def joined_rows(values: Any, like: Any) -> Any:
+    """Return the tensor whose rows in this process these are, split as ``like`` is; a number as it is.
+
+    It has as many rows as ``like``, of any shape.
+    """
+    if not is_split(like) or not isinstance(values, Tensor) or not values.dim():
+        return values
+    shape = torch.Size([like.shape[0], *values.shape[1:]])
+    return type_of_split().from_local(
+        values,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=shape,
+        stride=torch.empty(shape, device="meta").stride(),
+    )
+
+
 def whole(tensor: Any) -> Any:
     """Return the whole of a tensor, gathered from all processes, each of which must ask; of anything else itself."""
     return tensor.full_tensor() if is_split(tensor) else tensor

@@ -25,8 +25,9 @@ from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
 from pathspace.optim.rules.clipping import changes
+from pathspace.optim.rules.muon import SHARD_OF
 from pathspace.optim.rules.traits import traits_of
-from pathspace.squared.parts import cut, dealt, joined, local, whole
+from pathspace.squared.parts import cut, dealt, is_split, joined, joined_rows, local, whole
 
 # torch's own optimizers are made of these
 _copy_ = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
@@ -352,16 +353,15 @@ def map_back(views: Sequence[CoordinateView], decay: Callable[[Tensor], float] |
 
 
 def views_of(
-    rule: Optimizer, shadows: Mapping[Tensor, nn.Parameter]
+    shadows: Mapping[Tensor, nn.Parameter], *, one_by_one: bool
 ) -> dict[Tensor, CoordinateView]:
     """Return a view of every parameter.
 
     Args:
-        rule: what trains the shadows; if it treats each by itself, it steps one chunk after the
-            other.
         shadows: of each parameter, in its type.
+        one_by_one: whether the rule steps one chunk after the other.
     """
-    largest = _TOGETHER if traits_of(type(rule)).one_by_one else sys.maxsize
+    largest = _TOGETHER if one_by_one else sys.maxsize
     by_type: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for p, shadow in shadows.items():
         by_type.setdefault((p.device, shadow.dtype), []).append(p)
@@ -393,9 +393,9 @@ def _packed(parameters: Sequence[Tensor], largest: int) -> list[list[Tensor]]:
     return chunks
 
 
-def chunks_of(rule: Optimizer, views: Sequence[CoordinateView]) -> list[list[CoordinateView]]:
-    """Split the views into chunks that the rule steps one at a time."""
-    if not traits_of(type(rule)).one_by_one:
+def chunks_of(views: Sequence[CoordinateView], *, one_by_one: bool) -> list[list[CoordinateView]]:
+    """Split the views into chunks that the rule steps one at a time; see :func:`views_of`."""
+    if not one_by_one:
         return [list(views)]
     chunks: dict[Chunk, list[CoordinateView]] = {}
     for view in views:
@@ -448,6 +448,27 @@ def step_gathered(rule: Optimizer, views: Sequence[CoordinateView], *, sees: boo
         own.copy_(cut(full, p))
         stepped = rule.state.pop(full)
         rule.state[own] = {key: dealt(value, p) for key, value in stepped.items()}
+
+
+def step_shards(rule: Optimizer, views: Sequence[CoordinateView]) -> None:
+    """Step a rule that takes rows of sharded parameters, and divides over processes what needs whole ones.
+
+    The rule's state is sharded like the parameters from one step to the next.
+    """
+    for view in views:
+        own = view.shadow
+        rule.state[own] = {key: local(value) for key, value in rule.state.get(own, {}).items()}
+        if is_split(view.parameter):
+            setattr(own, SHARD_OF, view.parameter)
+    try:
+        with restricted_to(rule, {id(view.shadow): view.shadow for view in views}):
+            rule.step()
+    finally:
+        for view in views:
+            stepped = rule.state[view.shadow]
+            rule.state[view.shadow] = {
+                key: joined_rows(value, view.parameter) for key, value in stepped.items()
+            }
 
 
 @contextmanager

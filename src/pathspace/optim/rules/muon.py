@@ -1,17 +1,25 @@
-"""Muon for matrices and AdamW for all other parameters, as one optimizer; both are torch's."""
+"""Muon for matrices and AdamW for all other parameters, as one optimizer; their rules are torch's."""
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.optim import AdamW, Muon, Optimizer
+from torch.optim import AdamW, Optimizer
 from torch.optim.optimizer import ParamsT
+
+from pathspace.optim.rules.division import (
+    Exchange,
+    compute_in_shares,
+    divides,
+    expect_equal,
+    expect_group,
+)
+from pathspace.optim.rules.newton_schulz import orthogonalization_cost, orthogonalized_all
 
 # torch's own optimizers are made of these
 _add_ = torch._foreach_add_  # pyright: ignore[reportPrivateImportUsage]
@@ -20,11 +28,12 @@ _lerp = torch._foreach_lerp  # pyright: ignore[reportPrivateImportUsage]
 _lerp_ = torch._foreach_lerp_  # pyright: ignore[reportPrivateImportUsage]
 
 _ADAMW_OPTIONS = ("lr", "betas", "eps", "weight_decay", "maximize")
-_MUON_OPTIONS = ("lr", "momentum", "nesterov", "weight_decay", "ns_steps")
 
 AdjustLr = Literal["match_rms_adamw", "original"]
 ROW_BLOCKS = "_row_blocks"
 """Attribute of a parameter: sizes of the blocks of rows that are matrices of their own."""
+SHARD_OF = "_shard_of"
+"""Attribute of a tensor: the parameter that is split over processes, of which it has some rows."""
 
 
 class MuonAdamW(Optimizer):
@@ -47,6 +56,9 @@ class MuonAdamW(Optimizer):
         ns_steps: Newton-Schulz iterations, which torch does in bfloat16.
         use_muon: False leaves the matrices, too, to AdamW.
         maximize: ascend instead.
+        process_group: processes that have the same weights and gradients, over which the matrices
+            are divided; ``"default"``: those of torch.distributed, where it is initialised; None:
+            each process does all of them.
     """
 
     def __init__(
@@ -63,7 +75,9 @@ class MuonAdamW(Optimizer):
         ns_steps: int = 5,
         use_muon: bool = True,
         maximize: bool = False,
+        process_group: Any = None,
     ) -> None:
+        expect_group(process_group)
         defaults = {
             "lr": lr,
             "momentum": momentum,
@@ -77,64 +91,74 @@ class MuonAdamW(Optimizer):
             "maximize": maximize,
         }
         super().__init__(params, defaults)
-        self._rules: dict[type[Optimizer], Optimizer] = {}
+        self.process_group = process_group
+        self._is_known_equal = False
+        self._adamw: AdamW | None = None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Take one step; returns the closure's loss, if there is one."""
         loss = None if closure is None else torch.enable_grad()(closure)()
-        for group in self.param_groups:
-            matrices, others = _split(group)
-            if others:
-                self._let_step(AdamW, others, _chosen(group, _ADAMW_OPTIONS))
-            if matrices:
-                options = _chosen(group, _MUON_OPTIONS)
-                options["adjust_lr_fn"] = group["adjust_lr"]
-                # torch's Muon only descends
-                with _negated(matrices) if group["maximize"] else nullcontext():
-                    self._let_step(Muon, matrices, options)
+        split = [_split(group) for group in self.param_groups]
+        self._expect_equal_once([p for matrices, _ in split for p in matrices])
+        matrices: list[MuonMatrix] = []
+        for group, (of_muon, of_adamw) in zip(self.param_groups, split, strict=True):
+            if of_adamw:
+                self._step_vectors(of_adamw, group)
+            if of_muon:
+                matrices += self._with_momenta(of_muon, group)
+        shards = [each for each in matrices if each.shard is not None]
+        wholes = [each for each in matrices if each.shard is None]
+        if wholes:
+            step_wholes(wholes, self.process_group)
+        if shards:
+            step_shards(shards)
         return loss
 
-    def _let_step(
-        self, kind: type[AdamW] | type[Muon], params: list[Tensor], options: dict[str, Any]
-    ) -> None:
-        """Take a step of one of torch's rules, whose state is kept here."""
-        rule = self._rules.get(kind)
-        if rule is None:
-            rule = self._rules[kind] = AdamW(params) if kind is AdamW else Muon(params)
-        if kind is Muon:
-            params, rule.state = self._matrices_of(params)
-        else:
-            rule.state = self.state
-        rule.param_groups[0].update(options, params=params)
-        if kind is Muon and all(p.is_cuda for p in params):
-            step_in_batches(params, rule.state, rule.param_groups[0])
-        else:
-            rule.step()
-        rule.param_groups[0]["params"] = []  # of the caller, who may let go of them
+    def _expect_equal_once(self, params: Sequence[Tensor]) -> None:
+        """Look at the first step that is divided whether all processes have the same gradients."""
+        if self._is_known_equal or not divides(self.process_group):
+            return
+        wholes = [p for p in params if not hasattr(p, SHARD_OF)]
+        expect_equal([p.grad for p in wholes if p.grad is not None], self.process_group)
+        self._is_known_equal = True
 
-    def _matrices_of(self, params: list[Tensor]) -> tuple[list[Tensor], defaultdict[Any, Any]]:
-        """Return the matrices that parameters are made of, in their memory, and the state of each."""
-        matrices: list[Tensor] = []
-        states: defaultdict[Any, Any] = defaultdict(dict)
+    def _step_vectors(self, params: list[Tensor], group: Mapping[str, Any]) -> None:
+        """Take a step of torch's AdamW, whose state is kept here."""
+        if self._adamw is None:
+            self._adamw = AdamW(params)
+        options = {name: group[name] for name in _ADAMW_OPTIONS}
+        self._adamw.state = self.state
+        self._adamw.param_groups[0].update(options, params=params)
+        self._adamw.step()
+        self._adamw.param_groups[0]["params"] = []  # of the caller, who may let go of them
+
+    def _with_momenta(self, params: Sequence[Tensor], group: Mapping[str, Any]) -> list[MuonMatrix]:
+        """Update the momenta of matrices, and decay these; return what else a step of them needs."""
+        gradients = []
+        momenta = []
         for p in params:
-            state = self.state[p]
-            sizes = getattr(p, ROW_BLOCKS, ())
-            if not sizes:
-                matrices.append(p)
-                states[p] = state
-                continue
             assert p.grad is not None
-            momentum = state.setdefault("momentum_buffer", torch.zeros_like(p.grad))
-            parts = zip(*(t.detach().split(sizes) for t in (p, p.grad, momentum)), strict=True)
-            for matrix, gradient, kept in parts:
-                matrix.grad = gradient
-                matrices.append(matrix)
-                states[matrix] = {"momentum_buffer": kept}
-        return matrices, states
+            state = self.state[p]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(p.grad)
+            momenta.append(state["momentum_buffer"])
+            gradients.append(-p.grad if group["maximize"] else p.grad)
+        # B = momentum B + (1 - momentum) G
+        _lerp_(momenta, gradients, 1 - group["momentum"])
+        updates = _updates(gradients, momenta, group, is_split=hasattr(params[0], SHARD_OF))
+        if group["weight_decay"]:
+            _mul_(list(params), 1 - float(group["lr"]) * group["weight_decay"])
+        return [
+            MuonMatrix(
+                p.detach(), update, group, getattr(p, ROW_BLOCKS, ()), getattr(p, SHARD_OF, None)
+            )
+            for p, update in zip(params, updates, strict=True)
+        ]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_rules": {}}
+        own = {"process_group": self.process_group, "_is_known_equal": False, "_adamw": None}
+        return {**super().__getstate__(), **own}
 
 
 def _split(group: Mapping[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
@@ -151,84 +175,162 @@ def _split(group: Mapping[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
     return matrices, others
 
 
-def _chosen(group: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    return {name: group[name] for name in names}
+def _updates(
+    gradients: list[Tensor], momenta: list[Tensor], group: Mapping[str, Any], *, is_split: bool
+) -> Sequence[Tensor]:
+    """Return what is orthogonalized: (1 - momentum) G + momentum B, or B without nesterov.
 
-
-def step_in_batches(
-    params: Sequence[Tensor], states: Mapping[Any, dict[str, Any]], group: Mapping[str, Any]
-) -> None:
-    """Take the step of ``torch.optim.Muon``, with matrices of one shape orthogonalized together.
-
-    A GPU launches the products of a batch at once; torch's rule launches those of every matrix by
-    themselves.
-
-    Args:
-        params: matrices with gradients.
-        states: of each; its ``momentum_buffer`` is made where it lacks.
-        group: the options of ``torch.optim.Muon``.
+    Where parameters are split over processes, it is in bfloat16 at once, with which the iteration
+    begins: less memory, and less to send.
     """
-    gradients = [p.grad for p in params if p.grad is not None]
-    momenta = []
-    for p, g in zip(params, gradients, strict=True):
-        state = states[p]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(g)
-        momenta.append(state["momentum_buffer"])
     momentum = group["momentum"]
-    _lerp_(momenta, gradients, 1 - momentum)
-    updates = momenta
-    if group["nesterov"]:
-        updates = list(_lerp(gradients, momenta, momentum))
-    lr = float(group["lr"])
-    if group["weight_decay"]:
-        _mul_(list(params), 1 - lr * group["weight_decay"])
-    alike: dict[tuple[Any, ...], list[int]] = {}
-    for i, p in enumerate(params):
-        alike.setdefault((p.shape, p.dtype, p.device), []).append(i)
-    for (shape, dtype, _), places in alike.items():
-        batch = torch.stack([updates[i] for i in places])
-        steps = orthogonalized(batch, group).to(dtype)
-        size = _step_size(lr, group["adjust_lr_fn"], shape)
-        _add_([params[i] for i in places], list(steps), alpha=-size)
+    if not is_split:
+        return _lerp(gradients, momenta, momentum) if group["nesterov"] else momenta
+    if not group["nesterov"]:
+        return [B.bfloat16() for B in momenta]
+    return [G.lerp(B, momentum).bfloat16() for G, B in zip(gradients, momenta, strict=True)]
 
 
-def orthogonalized(matrices: Tensor, group: Mapping[str, Any]) -> Tensor:
-    """Return nearly U V^T of every matrix U S V^T, by the Newton-Schulz iteration of ``torch.optim.Muon``.
+@dataclass(frozen=True)
+class MuonMatrix:
+    """A parameter of two dimensions in a step of Muon.
+
+    Attributes:
+        weights: the parameter, or the rows of it that are in this process.
+        update: what is orthogonalized, of the same shape: a mean of gradients.
+        group: the options.
+        block_sizes: rows of the matrices that the parameter is made of; empty if it is one.
+        shard: the parameter, if it is split over processes.
+    """
+
+    weights: Tensor
+    update: Tensor
+    group: Mapping[str, Any]
+    block_sizes: Sequence[int] = ()
+    shard: Any = None
+
+    @property
+    def blocks(self) -> list[tuple[int, int]]:
+        """Shapes of the matrices that the whole parameter is made of."""
+        tensor = self.weights if self.shard is None else self.shard
+        sizes = self.block_sizes or (tensor.shape[0],)
+        return [(size, self.weights.shape[1]) for size in sizes]
+
+    @property
+    def step_sizes(self) -> list[float]:
+        """Learning rate of each of these matrices."""
+        lr = float(self.group["lr"])
+        return [_step_size(lr, self.group["adjust_lr"], shape) for shape in self.blocks]
+
+
+def step_wholes(matrices: Sequence[MuonMatrix], process_group: Any = None) -> None:
+    """Orthogonalize the updates of parameters that are whole in this process, and take the step.
 
     Args:
-        matrices: shape ``[N, n, m]``.
-        group: with ``ns_coefficients``, ``ns_steps`` and ``eps``.
-
-    Returns:
-        In bfloat16, of the same shape.
+        matrices: the parameters.
+        process_group: the processes that divide the work, if any.
     """
-    a, b, c = group["ns_coefficients"]
-    is_tall = matrices.shape[1] > matrices.shape[2]
-    x = matrices.bfloat16()
-    x = x.mT if is_tall else x
-    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=group["eps"])
-    for _ in range(group["ns_steps"]):
-        gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.mT if is_tall else x
+    weights: list[Tensor] = []
+    updates: list[Tensor] = []
+    counts: list[int] = []
+    sizes: list[float] = []
+    for each in matrices:
+        rows = [rows for rows, _ in each.blocks]
+        weights += each.weights.split(rows)
+        updates += each.update.split(rows)
+        counts += [each.group["ns_steps"]] * len(rows)
+        sizes += each.step_sizes
+    if not divides(process_group):
+        _add_steps(weights, orthogonalized_all(updates, counts), sizes)
+        return
+
+    def compute(jobs: Sequence[int]) -> list[Tensor]:
+        return orthogonalized_all([updates[i] for i in jobs], [counts[i] for i in jobs])
+
+    # bfloat16, as the iteration has it: nothing is rounded on the way to other processes
+    directions = [torch.empty_like(update, dtype=torch.bfloat16) for update in updates]
+    costs = [
+        orthogonalization_cost(update.shape, count)
+        for update, count in zip(updates, counts, strict=True)
+    ]
+    compute_in_shares(compute, costs, directions, process_group)
+    _add_steps(weights, directions, sizes)
 
 
-def _step_size(lr: float, adjustment: str | None, shape: torch.Size) -> float:
+def step_shards(matrices: Sequence[MuonMatrix]) -> None:
+    """Orthogonalize the updates of parameters that are split over processes, and take the step.
+
+    Each parameter becomes whole in one process, which sends the rows of the result back.
+    """
+    shapes = []
+    costs = []
+    for each in matrices:
+        shapes.append((each.shard.shape[0], each.weights.shape[1]))
+        costs.append(
+            sum(orthogonalization_cost(block, each.group["ns_steps"]) for block in each.blocks)
+        )
+    exchange = Exchange(shapes, costs, matrices[0].shard.device_mesh)
+    own = _own_directions(exchange, matrices)
+    received = exchange.to_all(own, matrices[0].update)
+    for job, (each, direction) in enumerate(zip(matrices, received, strict=True)):
+        _add_steps_of_rows(each, direction, exchange.first_row(job))
+
+
+def _own_directions(exchange: Exchange, matrices: Sequence[MuonMatrix]) -> list[Tensor]:
+    """Orthogonalize the updates of the parameters that this process owns."""
+    blocks: list[Tensor] = []
+    counts: list[int] = []
+    wholes = exchange.to_owners([each.update for each in matrices])
+    for job, whole in zip(exchange.own, wholes, strict=True):
+        rows = [rows for rows, _ in matrices[job].blocks]
+        blocks += whole.split(rows)
+        counts += [matrices[job].group["ns_steps"]] * len(rows)
+    directions = orthogonalized_all(blocks, counts)
+    own = []
+    start = 0
+    for job in exchange.own:
+        end = start + len(matrices[job].blocks)
+        own.append(directions[start] if end == start + 1 else torch.cat(directions[start:end]))
+        start = end
+    return own
+
+
+def _add_steps_of_rows(matrix: MuonMatrix, direction: Tensor, first: int) -> None:
+    """Take the step of some rows of a parameter, each with the rate of its block.
+
+    Args:
+        matrix: the parameter.
+        direction: of these rows.
+        first: place of the first of them in the whole parameter.
+    """
+    weights: list[Tensor] = []
+    directions: list[Tensor] = []
+    sizes: list[float] = []
+    start = -first
+    for (rows, _), size in zip(matrix.blocks, matrix.step_sizes, strict=True):
+        here = slice(max(start, 0), max(start + rows, 0))
+        weights.append(matrix.weights[here])
+        directions.append(direction[here])
+        sizes.append(size)
+        start += rows
+    _add_steps(weights, directions, sizes)
+
+
+def _add_steps(
+    weights: Sequence[Tensor], directions: Sequence[Tensor], sizes: Sequence[float]
+) -> None:
+    """Subtract size times direction from each matrix, those of one size and type in one call."""
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    for i, w in enumerate(weights):
+        alike.setdefault((sizes[i], w.dtype, w.device), []).append(i)
+    for (size, dtype, _), places in alike.items():
+        steps = [directions[i].to(dtype) for i in places]
+        _add_([weights[i] for i in places], steps, alpha=-size)
+
+
+def _step_size(lr: float, adjustment: str, shape: Sequence[int]) -> float:
     """Return the learning rate of a matrix of some shape."""
     n, m = shape
     if adjustment == "match_rms_adamw":
         return 0.2 * math.sqrt(max(n, m)) * lr
     return math.sqrt(max(1, n / m)) * lr
-
-
-@contextmanager
-def _negated(params: list[Tensor]) -> Iterator[None]:
-    gradients = [p.grad for p in params]
-    try:
-        for p, g in zip(params, gradients, strict=True):
-            p.grad = None if g is None else -g
-        yield
-    finally:
-        for p, g in zip(params, gradients, strict=True):
-            p.grad = g

@@ -1,0 +1,234 @@
+"""Matrix work divided over processes: each computes a share of the results, and all processes get all of them.
+
+Two layouts: every process has all matrices (DistributedDataParallel), or every process has some rows
+of each matrix (FSDP). In both, every matrix has one process that does its work, its owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch.optim import Optimizer
+
+from pathspace.metrics.replicas import rank_and_size
+
+Compute = Callable[[Sequence[int]], Sequence[Tensor]]
+"""Returns the results of some jobs, by their indices."""
+
+
+def expect_group(group: Any) -> None:
+    """Refuse what is no group of processes.
+
+    Raises:
+        ValueError: it is neither None, ``"default"`` nor a process group.
+    """
+    if group is None or group == "default":
+        return
+    if not distributed.is_available() or not isinstance(group, distributed.ProcessGroup):
+        raise ValueError(
+            'process_group must be None, "default" or a process group of torch.distributed, '
+            f"got {group!r}"
+        )
+
+
+def divides(group: Any) -> bool:
+    """Return whether a group has several processes, this one among them."""
+    return rank_and_size(group)[1] > 1
+
+
+def group_of(rule: Optimizer) -> Any:
+    """Return the processes that divide the work of a rule; None if it knows of none."""
+    return getattr(rule, "process_group", None)
+
+
+@contextmanager
+def undivided(rule: Optimizer) -> Iterator[None]:
+    """Let a rule do all work in this process, as in a step that other processes may not take."""
+    group = group_of(rule)
+    if group is None:
+        yield
+        return
+    rule.process_group = None  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        rule.process_group = group  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def shared_out(costs: Sequence[int], size: int) -> list[int]:
+    """Return the owner of each job, from 0 to ``size - 1``; the same answer in all processes.
+
+    The costliest job comes first, and goes to the process that has the least work by then.
+    """
+    loads = [0] * size
+    owners = [0] * len(costs)
+    for job in sorted(range(len(costs)), key=lambda job: -costs[job]):
+        owner = loads.index(min(loads))
+        owners[job] = owner
+        loads[owner] += costs[job]
+    return owners
+
+
+def compute_in_shares(
+    compute: Compute, costs: Sequence[int], results: Sequence[Tensor], group: Any
+) -> None:
+    """Fill tensors with results, each computed by its owner and broadcast from there.
+
+    Args:
+        compute: see ``Compute``.
+        costs: of each job, the same in all processes.
+        results: one tensor for each job, of the same shape and type in all processes.
+        group: the processes, of which each must call; see ``rank_and_size``.
+    """
+    rank, size = rank_and_size(group)
+    owners = shared_out(costs, size)
+    own = [job for job, owner in enumerate(owners) if owner == rank]
+    for job, value in zip(own, compute(own), strict=True):
+        results[job].copy_(value)
+    # one message from each process, for each device and type
+    shares: dict[tuple[Any, ...], list[Tensor]] = {}
+    for owner in range(size):
+        for job in range(len(results)):
+            if owners[job] == owner:
+                key = (owner, results[job].device, results[job].dtype)
+                shares.setdefault(key, []).append(results[job])
+    messages = [torch.cat([result.flatten() for result in share]) for share in shares.values()]
+    members = None if group == "default" else group
+    pending = [
+        distributed.broadcast(message, group=members, group_src=owner, async_op=True)
+        for (owner, *_), message in zip(shares, messages, strict=True)
+    ]
+    for work in pending:
+        assert work is not None
+        work.wait()
+    for (owner, *_), share, message in zip(shares, shares.values(), messages, strict=True):
+        if owner != rank:
+            parts = message.split([result.numel() for result in share])
+            for result, part in zip(share, parts, strict=True):
+                result.copy_(part.view(result.shape))
+
+
+def expect_equal(gradients: Sequence[Tensor], group: Any) -> None:
+    """Look whether all processes of a group have the same gradients, to the last bit.
+
+    Raises:
+        RuntimeError: they have not. It is raised in all of them.
+    """
+    total = sum(_sum_of_bits(gradient) for gradient in gradients) % 2**62
+    device = gradients[0].device if gradients else None
+    found = torch.tensor([len(gradients), total, -len(gradients), -total], device=device)
+    members = None if group == "default" else group
+    distributed.all_reduce(found, distributed.ReduceOp.MAX, group=members)
+    most_of_them, largest, fewest, smallest = found.tolist()
+    if most_of_them != -fewest or largest != -smallest:
+        raise RuntimeError(
+            "process_group divides the work over processes that have the same gradients, but these processes have "
+            "different ones: wrap the model in DistributedDataParallel and start all from the same weights, or leave "
+            "process_group out"
+        )
+
+
+def _sum_of_bits(tensor: Tensor) -> int:
+    """Return the sum of a tensor's elements, of which each is read as an integer of its bits."""
+    kind = torch.int64 if tensor.element_size() == 8 else torch.int32
+    return int(tensor.contiguous().view(kind).sum(dtype=torch.int64))
+
+
+class Exchange:
+    """Matrices split over processes by rows, each of which becomes whole in its owner and is split again.
+
+    Args:
+        shapes: of the whole matrices.
+        costs: of the work with each.
+        mesh: the processes, over which FSDP has split the rows.
+    """
+
+    def __init__(self, shapes: Sequence[tuple[int, int]], costs: Sequence[int], mesh: Any) -> None:
+        self._shapes = shapes
+        self._group = mesh.get_group()
+        self._rank, self._size = rank_and_size(self._group)
+        self._owners = shared_out(costs, self._size)
+        self.own = self._jobs_of(self._rank)
+        """The jobs of this process."""
+
+    def to_owners(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Return the whole matrices of this process's own jobs.
+
+        Args:
+            parts: the rows in this process of all matrices.
+        """
+        outgoing = [[parts[job] for job in self._jobs_of(process)] for process in range(self._size)]
+        incoming = [
+            [self._shape(job, process) for job in self.own] for process in range(self._size)
+        ]
+        received = self._sent(outgoing, incoming, parts[0])
+        return [torch.cat(pieces) for pieces in zip(*received, strict=True)]
+
+    def to_all(self, matrices: Sequence[Tensor], like: Tensor) -> list[Tensor]:
+        """Return the rows in this process of all matrices.
+
+        Args:
+            matrices: this process's own jobs.
+            like: a tensor of their type and device.
+        """
+        outgoing: list[list[Tensor]] = [[] for _ in range(self._size)]
+        for job, matrix in zip(self.own, matrices, strict=True):
+            rows = [self._shape(job, process)[0] for process in range(self._size)]
+            for pieces, piece in zip(outgoing, matrix.split(rows), strict=True):
+                pieces.append(piece)
+        incoming = [
+            [self._shape(job, self._rank) for job in self._jobs_of(process)]
+            for process in range(self._size)
+        ]
+        parts: dict[int, Tensor] = {}
+        for process, pieces in enumerate(self._sent(outgoing, incoming, like)):
+            parts.update(zip(self._jobs_of(process), pieces, strict=True))
+        return [parts[job] for job in range(len(self._shapes))]
+
+    def first_row(self, job: int) -> int:
+        """Return the place in the whole matrix of the first row of this process."""
+        rows = self._shapes[job][0]
+        return min(rows, self._rank * -(-rows // self._size))
+
+    def _jobs_of(self, process: int) -> list[int]:
+        return [job for job, owner in enumerate(self._owners) if owner == process]
+
+    def _shape(self, job: int, process: int) -> tuple[int, int]:
+        """Return the shape of the rows of a matrix that a process has."""
+        rows, columns = self._shapes[job]
+        each = -(-rows // self._size)
+        return max(0, min(each, rows - process * each)), columns
+
+    def _sent(
+        self,
+        outgoing: Sequence[Sequence[Tensor]],
+        incoming: Sequence[Sequence[tuple[int, int]]],
+        like: Tensor,
+    ) -> list[list[Tensor]]:
+        """Send tensors to every process and return those that every process sends, of known shapes."""
+        pieces = [piece.reshape(-1) for pieces in outgoing for piece in pieces]
+        message = torch.cat(pieces) if pieces else like.new_empty(0)
+        sizes = [[rows * columns for rows, columns in shapes] for shapes in incoming]
+        received = like.new_empty(sum(map(sum, sizes)))
+        distributed.all_to_all_single(
+            received,
+            message,
+            [sum(each) for each in sizes],
+            [sum(piece.numel() for piece in each) for each in outgoing],
+            group=self._group,
+        )
+        del message  # before anything else takes memory
+        result = []
+        start = 0
+        for shapes in incoming:
+            tensors = []
+            for rows, columns in shapes:
+                end = start + rows * columns
+                tensors.append(received[start:end].view(rows, columns))
+                start = end
+            result.append(tensors)
+        return result
