@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import pathspace as ps
 from cases import BY_NAME, call, in_turn, mlp, traced
-from pathspace.optim.rules import newton_schulz
+from pathspace.optim.rules import division, newton_schulz
 from pathspace.optim.rules.muon import MuonAdamW
 from pathspace.optim.rules.newton_schulz import orthogonalized, orthogonalized_all
 
@@ -261,3 +261,12 @@ def test_one_call_orthogonalizes_all_matrices_of_a_shape(monkeypatch):
     # on a CPU large matrices gain nothing by it
     assert sorted(calls) == [(2, 3, 5), (6, 4), (300, 280), (300, 280)]
     assert [result.shape for result in results] == [matrix.shape for matrix in matrices]
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_gradients_of_every_type_are_told_apart(kind):
+    one = torch.ones(3, 3, dtype=kind)
+    other = one.clone()
+    other[1, 2] += 2 * torch.finfo(kind).eps
+    assert division._sum_of_bits(one) == division._sum_of_bits(one.clone())
+    assert division._sum_of_bits(one) != division._sum_of_bits(other)

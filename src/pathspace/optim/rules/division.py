@@ -134,8 +134,12 @@ def expect_equal(gradients: Sequence[Tensor], group: Any) -> None:
 
 def _sum_of_bits(tensor: Tensor) -> int:
     """Return the sum of a tensor's elements, of which each is read as an integer of its bits."""
-    kind = torch.int64 if tensor.element_size() == 8 else torch.int32
+    kind = _INTEGERS[tensor.element_size()]
     return int(tensor.contiguous().view(kind).sum(dtype=torch.int64))
+
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers by their number of bytes."""
 
 
 class Exchange:
