@@ -1,11 +1,12 @@
-"""Step times of PathMuon in two data-parallel processes that divide its matrices, beside two that do not.
+"""Step times of PathMuon and PathSOAP in two data-parallel processes that divide matrices, beside two that do not.
 
     python benchmarks/divided_steps.py --output benchmarks/results/divided_steps-cpu.json
 
 Each process has one thread. Both train two copies of a transformer, one with ``process_group="default"``
-and one without, along the same random gradients, so that only ``step()`` is timed. The two take turns,
-both processes start each of them together, and the slower process counts. One JSON line for each
-figure, with the median and quartiles of the ratios of neighbouring steps, divided to not divided.
+and one without, along the same random gradients, so that only ``step()`` is timed. The two take turns
+of ten steps, both processes start each turn together, and the slower process counts. One JSON line
+for each figure, with the median and quartiles of the ratios of neighbouring turns, divided to not
+divided.
 """
 
 from __future__ import annotations
@@ -28,21 +29,27 @@ import pathspace as ps
 from paired import alternate, summary
 from pathspace.experiments.transformer import Transformer
 
-OPTIMIZERS: dict[str, dict[str, Any]] = {"PathMuon": {"lr": 1e-3}}
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "PathMuon": {"lr": 1e-3},
+    "PathSOAP": {"lr": 1e-3, "precondition_frequency": 10},
+}
+
+STEPS = 10  # of which one refreshes the metric, and one the bases of PathSOAP
 
 
 def slowest(run: Callable[[], object]) -> Callable[[], float]:
-    """A function that runs something in all processes at once, and returns the seconds of the slowest."""
+    """A function that runs something ten times in all processes at once, and returns the seconds of the slowest."""
 
-    def step() -> float:
+    def turn() -> float:
         distributed.barrier()
         begin = time.perf_counter()
-        run()
+        for _ in range(STEPS):
+            run()
         seconds = torch.tensor(time.perf_counter() - begin)
         distributed.all_reduce(seconds, distributed.ReduceOp.MAX)
         return float(seconds)
 
-    return step
+    return turn
 
 
 def stepping(
@@ -65,14 +72,15 @@ def measured(name: str, width: int, layers: int, pairs: int) -> dict[str, Any]:
     example = torch.randint(64, (2, 8))
     ours, divided = stepping(model, example, name, process_group="default")
     other, whole = stepping(model, example, name)
-    ratios, seconds = alternate(slowest(divided), slowest(whole), pairs, warmup=2)
+    ratios, seconds = alternate(slowest(divided), slowest(whole), pairs, warmup=1)
     return {
         "optimizer": name,
         "processes": distributed.get_world_size(),
         "weights": sum(p.numel() for p in model.parameters()),
         "pairs": pairs,
+        "steps_a_turn": STEPS,
         **summary(ratios),
-        "milliseconds_not_divided": round(1e3 * statistics.median(seconds), 1),
+        "milliseconds_a_step_not_divided": round(1e3 * statistics.median(seconds) / STEPS, 1),
         "bitwise_alike": all(
             torch.equal(p, q) for p, q in zip(ours.parameters(), other.parameters(), strict=True)
         ),
@@ -113,7 +121,7 @@ def main() -> None:
     )
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--pairs", type=int, default=12)
+    parser.add_argument("--pairs", type=int, default=6)
     parser.add_argument("--output", default="", help="a file for the lines, too")
     args = parser.parse_args()
     size = (args.width, args.layers, args.pairs)

@@ -1,5 +1,6 @@
 """Data parallelism: two processes with half of every batch each end where one process does, bitwise alike."""
 
+import contextlib
 import copy
 from unittest import mock
 
@@ -12,6 +13,7 @@ from torch.testing import assert_close
 import pathspace as ps
 from cases import OPTIMIZERS, mlp
 from pathspace.optim.base import coordinates
+from pathspace.optim.rules import soap
 from pathspace.optim.rules.division import shared_out
 from processes import in_processes, orthogonalizations
 
@@ -142,9 +144,6 @@ class Fused(nn.Module):
         return self.out(self.again(h.relu()).relu())
 
 
-MATRICES = 6  # that Muon orthogonalizes in Fused
-
-
 def with_gradients(name, rank, *, apart=False, **options):
     """A model, its optimizer, and gradients that are the same in all processes, unless they are apart."""
     torch.manual_seed(0)
@@ -165,38 +164,63 @@ def steps(model, optimizer, gradients):
     return [p.detach().clone() for p in model.parameters()]
 
 
-def divided(rank):
-    """What becomes of PathMuon whose processes divide the matrices."""
+@contextlib.contextmanager
+def decompositions():
+    """A one for every basis that SOAP finds or refines, in a list that grows."""
+    counts = []
+
+    def counting(function):
+        def counted(*args):
+            counts.append(1)
+            return function(*args)
+
+        return counted
+
+    with (
+        mock.patch.object(soap, "eigenvectors", counting(soap.eigenvectors)),
+        mock.patch.object(soap, "refined", counting(soap.refined)),
+    ):
+        yield counts
+
+
+DIVIDED = {
+    "PathMuon": (orthogonalizations, {}),
+    "PathSOAP": (decompositions, {"precondition_frequency": 2}),
+}
+# matrices that Muon orthogonalizes in Fused in five steps, and bases that SOAP finds in three of them
+WORK = {"PathMuon": 5 * 6, "PathSOAP": 3 * 8}
+
+
+def divided(rank, name):
+    """What becomes of an optimizer whose processes divide its matrices."""
     # chunks as small as this are those of large models
     with mock.patch.object(coordinates, "_TOGETHER", 80):
-        return divided_in_chunks(rank)
+        return divided_in_chunks(rank, name)
 
 
-def divided_in_chunks(rank):
+def divided_in_chunks(rank, name):
+    count, options = DIVIDED[name]
     found = {}
-    for group in ("default", torch.distributed.group.WORLD):
-        made = with_gradients("PathMuon", rank, process_group=group)
-        with orthogonalizations() as counts:
-            found[str(group == "default")] = steps(*made)
-        found["matrices"] = sum(counts)
-    with orthogonalizations() as counts:
-        found["undivided"] = steps(*with_gradients("PathMuon", rank))
-    found["undivided matrices"] = sum(counts)
     world = torch.distributed.group.WORLD
-    model, optimizer, gradients = with_gradients("PathMuon", rank, process_group=world)
+    with count() as work:
+        found["divided"] = steps(*with_gradients(name, rank, process_group=world, **options))
+    found["work"] = sum(work)
+    with count() as work:
+        found["undivided"] = steps(*with_gradients(name, rank, **options))
+    found["undivided work"] = sum(work)
+    model, optimizer, gradients = with_gradients(name, rank, process_group=world, **options)
     if rank == 0:
         # of one process alone: it must not wait for others
         get_optimizer_state_dict(model, optimizer)
     steps(model, optimizer, gradients[:2])
-    other, resumed, _ = with_gradients("PathMuon", rank, process_group="default")
+    options["process_group"] = "default"
+    other, resumed, _ = with_gradients(name, rank, **options)
     other.load_state_dict(model.state_dict())
     resumed.load_state_dict(optimizer.state_dict())
     copied = copy.deepcopy((model, optimizer))
     found["resumed"] = steps(other, resumed, gradients[2:])
     found["copied"] = steps(*copied, gradients[2:])
-    model, optimizer, gradients = with_gradients(
-        "PathMuon", rank, apart=True, process_group="default"
-    )
+    model, optimizer, gradients = with_gradients(name, rank, apart=True, **options)
     start = [p.detach().clone() for p in model.parameters()]
     try:
         steps(model, optimizer, gradients)
@@ -224,7 +248,7 @@ def replica(rank, folder):
             rule, "two types", (rank, 2), nn.parallel.DistributedDataParallel
         )
     results["not finite"] = refused(rank)
-    results["divided"] = divided(rank)
+    results["divided"] = {name: divided(rank, name) for name in DIVIDED}
     return results
 
 
@@ -264,28 +288,34 @@ def test_a_batch_that_is_not_finite_stops_all_processes(replicas):
         assert "not finite" in each["not finite"]
 
 
-def test_replicas_that_divide_matrices_stay_alike_and_step_as_one(replicas):
-    first, second = (each["divided"] for each in replicas)
-    for name in ("True", "False", "resumed", "copied"):
-        assert alike(first[name], second[name]), name
+@pytest.mark.parametrize("name", DIVIDED)
+def test_replicas_that_divide_matrices_stay_alike_and_step_as_one(replicas, name):
+    first, second = (each["divided"][name] for each in replicas)
+    for run in ("divided", "resumed", "copied"):
+        assert alike(first[run], second[run]), run
         # bfloat16 has eight digits, and products of a batch may be summed in another order
-        assert_close(first[name], first["undivided"], rtol=0, atol=5 * 0.01 * 0.05)
-    assert alike(first["resumed"], first["True"])
-    assert alike(first["copied"], first["True"])
+        near = 5 * 0.01 * 0.05 if name == "PathMuon" else 0
+        assert_close(first[run], first["undivided"], rtol=0, atol=near)
+    assert alike(first["resumed"], first["divided"])
+    assert alike(first["copied"], first["divided"])
 
 
-def test_each_of_two_processes_orthogonalizes_its_share(replicas):
-    first, second = (each["divided"] for each in replicas)
-    assert first["undivided matrices"] == second["undivided matrices"] == 5 * MATRICES
-    assert first["matrices"] + second["matrices"] == 5 * MATRICES
-    assert min(first["matrices"], second["matrices"]) >= 10
+@pytest.mark.parametrize("name", DIVIDED)
+def test_each_of_two_processes_does_its_share(replicas, name):
+    first, second = (each["divided"][name] for each in replicas)
+    assert first["undivided work"] == second["undivided work"] == WORK[name]
+    assert first["work"] + second["work"] == WORK[name]
+    # SOAP's basis of 24 rows costs more than the seven others together
+    assert min(first["work"], second["work"]) >= WORK[name] / 8
 
 
-def test_processes_with_other_gradients_divide_nothing(replicas):
+@pytest.mark.parametrize("name", DIVIDED)
+def test_processes_with_other_gradients_divide_nothing(replicas, name):
     for each in replicas:
-        assert "process_group" in each["divided"]["apart"]
-        assert "DistributedDataParallel" in each["divided"]["apart"]
-        assert each["divided"]["unmoved"]
+        found = each["divided"][name]
+        assert "process_group" in found["apart"]
+        assert "DistributedDataParallel" in found["apart"]
+        assert found["unmoved"]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
@@ -303,7 +333,7 @@ def test_the_costliest_job_comes_first():
     assert shared_out([], 3) == []
 
 
-@pytest.mark.parametrize("kind", ["PathMuon"])
+@pytest.mark.parametrize("kind", DIVIDED)
 def test_process_group_is_a_group(kind):
     model = mlp(3, 6, 2)
     network = ps.trace(model, torch.zeros(1, 3))

@@ -408,7 +408,7 @@ class Invariant(MetricOptimizer):
                 for chunk in chunks:
                     read_gradients(chunk, masked=masked, factor=factor)
                     put_coordinates(chunk, decay)
-                    if self._gathers and traits_of(type(rule)).shares_work:
+                    if self._gathers and traits_of(type(rule)).takes_rows:
                         step_shards(rule, chunk)
                     elif self._gathers:
                         step_gathered(rule, chunk, sees=decay is None)
@@ -485,7 +485,7 @@ class Invariant(MetricOptimizer):
                 shadow.grad, shadow.data = None, shadow.data.to(dtype)
         traits = traits_of(type(self.rule))
         # a rule that divides its work over processes must see all of it
-        divided = traits.shares_work and (self._in_parts or divides(group_of(self.rule)))
+        divided = (self._in_parts and traits.takes_rows) or divides(group_of(self.rule))
         self._steps_one_by_one = traits.one_by_one and not divided
         return views_of(self._shadows, one_by_one=self._steps_one_by_one)
 

@@ -7,7 +7,7 @@ a matrix, eta lr.
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any, Unpack
 
 from pathspace.metrics import Path
 from pathspace.metrics.checks import checked
@@ -48,6 +48,9 @@ class PathSOAP(Invariant):
         precondition_frequency: steps between two updates of the eigenvectors, each by one power
             iteration and QR.
         max_precondition_size: sides of a matrix that are longer than this keep the standard basis.
+        process_group: processes that have the same weights and gradients, over which updates of
+            eigenvectors are divided; see :class:`PathMuon`. Of sharded models (FSDP) only the two
+            sides of a matrix are divided.
         options: other options as :class:`Invariant` (``metric``, ``clip_norm``, ``maximize``), and
             those of :class:`pathspace.metrics.Path` in place of a ``metric``.
 
@@ -78,6 +81,7 @@ class PathSOAP(Invariant):
         *,
         precondition_frequency: int = 40,
         max_precondition_size: int = 4096,
+        process_group: Any = None,
         **options: Unpack[SharedOptions],
     ) -> None:
         super().__init__(
@@ -92,5 +96,6 @@ class PathSOAP(Invariant):
                 precondition_frequency=precondition_frequency,
                 max_precondition_size=max_precondition_size,
             ),
+            process_group=process_group,
             **with_metric(self, options, Path),
         )

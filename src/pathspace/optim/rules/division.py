@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 
 from pathspace.metrics.replicas import rank_and_size
 
-Compute = Callable[[Sequence[int]], Sequence[Tensor]]
-"""Returns the results of some jobs, by their indices."""
+Compute = Callable[[Sequence[int]], Sequence[Sequence[Tensor]]]
+"""Returns the results of some jobs, by their indices: one or several tensors for each."""
 
 
 def expect_group(group: Any) -> None:
@@ -74,28 +74,27 @@ def shared_out(costs: Sequence[int], size: int) -> list[int]:
 
 
 def compute_in_shares(
-    compute: Compute, costs: Sequence[int], results: Sequence[Tensor], group: Any
+    compute: Compute, costs: Sequence[int], results: Sequence[Sequence[Tensor]], group: Any
 ) -> None:
     """Fill tensors with results, each computed by its owner and broadcast from there.
 
     Args:
         compute: see ``Compute``.
         costs: of each job, the same in all processes.
-        results: one tensor for each job, of the same shape and type in all processes.
+        results: the tensors of each job, of the same shapes and types in all processes.
         group: the processes, of which each must call; see ``rank_and_size``.
     """
     rank, size = rank_and_size(group)
     owners = shared_out(costs, size)
     own = [job for job, owner in enumerate(owners) if owner == rank]
-    for job, value in zip(own, compute(own), strict=True):
-        results[job].copy_(value)
+    for job, values in zip(own, compute(own), strict=True):
+        for result, value in zip(results[job], values, strict=True):
+            result.copy_(value)
     # one message from each process, for each device and type
     shares: dict[tuple[Any, ...], list[Tensor]] = {}
-    for owner in range(size):
-        for job in range(len(results)):
-            if owners[job] == owner:
-                key = (owner, results[job].device, results[job].dtype)
-                shares.setdefault(key, []).append(results[job])
+    for owner, job in sorted(zip(owners, range(len(owners)), strict=True)):
+        for result in results[job]:
+            shares.setdefault((owner, result.device, result.dtype), []).append(result)
     messages = [torch.cat([result.flatten() for result in share]) for share in shares.values()]
     members = None if group == "default" else group
     pending = [

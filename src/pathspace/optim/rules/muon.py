@@ -244,8 +244,9 @@ def step_wholes(matrices: Sequence[MuonMatrix], process_group: Any = None) -> No
         _add_steps(weights, orthogonalized_all(updates, counts), sizes)
         return
 
-    def compute(jobs: Sequence[int]) -> list[Tensor]:
-        return orthogonalized_all([updates[i] for i in jobs], [counts[i] for i in jobs])
+    def compute(jobs: Sequence[int]) -> list[list[Tensor]]:
+        found = orthogonalized_all([updates[i] for i in jobs], [counts[i] for i in jobs])
+        return [[direction] for direction in found]
 
     # bfloat16, as the iteration has it: nothing is rounded on the way to other processes
     directions = [torch.empty_like(update, dtype=torch.bfloat16) for update in updates]
@@ -253,7 +254,7 @@ def step_wholes(matrices: Sequence[MuonMatrix], process_group: Any = None) -> No
         orthogonalization_cost(update.shape, count)
         for update, count in zip(updates, counts, strict=True)
     ]
-    compute_in_shares(compute, costs, directions, process_group)
+    compute_in_shares(compute, costs, [[direction] for direction in directions], process_group)
     _add_steps(weights, directions, sizes)
 
 

@@ -8,7 +8,7 @@ their eigenvectors in columns; M and V the moments, in the eigenbasis.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
+from pathspace.optim.rules.division import (
+    compute_in_shares,
+    divides,
+    expect_equal,
+    expect_group,
+)
 from pathspace.optim.rules.moments import adam_direction, cast_state
 
 _SIDES = ("rows", "columns")
@@ -36,6 +42,9 @@ class SOAP(Optimizer):
         precondition_frequency: steps between two updates of the basis.
         max_precondition_size: sides longer than this keep the standard basis.
         maximize: ascend instead.
+        process_group: processes that have the same weights and gradients, over which updates of
+            bases are divided; ``"default"``: those of torch.distributed, where it is initialised;
+            None: each process does all of them.
     """
 
     def __init__(
@@ -49,7 +58,9 @@ class SOAP(Optimizer):
         precondition_frequency: int = 10,
         max_precondition_size: int = 4096,
         maximize: bool = False,
+        process_group: Any = None,
     ) -> None:
+        expect_group(process_group)
         defaults = {
             "lr": lr,
             "betas": betas,
@@ -60,11 +71,19 @@ class SOAP(Optimizer):
             "maximize": maximize,
         }
         super().__init__(params, defaults)
+        self.process_group = process_group
+        self._is_known_equal = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = {"process_group": self.process_group, "_is_known_equal": False}
+        return {**super().__getstate__(), **own}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Take one step; returns the closure's loss, if there is one."""
         loss = None if closure is None else torch.enable_grad()(closure)()
+        self._expect_equal_once()
+        due: list[dict[str, Any]] = []
         for group in self.param_groups:
             lr = float(group["lr"])
             betas = group["betas"]
@@ -79,12 +98,21 @@ class SOAP(Optimizer):
                 if p.dim() < 2:
                     direction = adam_direction(g, state, betas, eps)
                 else:
-                    d = soap_direction(g.flatten(1), state, betas, eps, frequency, largest)
+                    d = soap_direction(g.flatten(1), state, betas, eps, frequency, largest, due)
                     direction = d.reshape(p.shape)
                 if group["weight_decay"]:
                     p.mul_(1 - lr * group["weight_decay"])
                 p.add_(direction, alpha=-lr)
+        refresh_bases(due, self.process_group)
         return loss
+
+    def _expect_equal_once(self) -> None:
+        """Look at the first step that is divided whether all processes have the same gradients."""
+        if self._is_known_equal or not divides(self.process_group):
+            return
+        every = [p.grad for group in self.param_groups for p in group["params"]]
+        expect_equal([g for g in every if g is not None], self.process_group)
+        self._is_known_equal = True
 
 
 def soap_direction(
@@ -94,6 +122,7 @@ def soap_direction(
     eps: float,
     frequency: int,
     largest: int,
+    due: list[dict[str, Any]],
 ) -> Tensor:
     """Take G into the averages and return the direction Q_L Adam(Q_L^T G Q_R) Q_R^T.
 
@@ -109,6 +138,7 @@ def soap_direction(
         eps: added to the root of the second moment.
         frequency: steps between two updates of the basis.
         largest: sides longer than this keep the standard basis.
+        due: the state is appended if its basis is to be updated after the step.
 
     Returns:
         A new tensor ``[n, m]``.
@@ -122,21 +152,62 @@ def soap_direction(
             if size <= largest:
                 state[f"gram_{side}"] = G.new_zeros(size, size)
         _average_(G, state, betas[1])
-        for side in (side for side in _SIDES if f"gram_{side}" in state):
-            state[f"basis_{side}"] = eigenvectors(state[f"gram_{side}"])
         # the moments stand there from the beginning: tools that load a state ask a first step what
         # it will hold
         state["step"] = 0
         state["exp_avg"] = torch.zeros_like(G)
         state["exp_avg_sq"] = torch.zeros_like(G)
+        due.append(state)
         return torch.zeros_like(G)
     cast_state(state, G.dtype, _MATRICES)
     direction = from_basis(adam_direction(to_basis(G, state), state, betas, eps), state)
     # after the step, so that a gradient never chooses the basis that it is seen in
     _average_(G, state, betas[1])
     if state["step"] % frequency == 0:
-        _turn_(state)
+        due.append(state)
     return direction
+
+
+def refresh_bases(states: Sequence[dict[str, Any]], process_group: Any = None) -> None:
+    """Update the bases of parameters by the averages in their states, or find the first ones.
+
+    Args:
+        states: of the parameters.
+        process_group: the processes that divide the work, if any.
+    """
+    jobs = [(state, side) for state in states for side in _SIDES if f"gram_{side}" in state]
+
+    def compute(some: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        return [_new_basis(*jobs[job]) for job in some]
+
+    if divides(process_group):
+        results = [_room(*job) for job in jobs]
+        costs = [len(state[f"gram_{side}"]) ** 3 for state, side in jobs]
+        compute_in_shares(compute, costs, results, process_group)
+    else:
+        results = compute(range(len(jobs)))
+    found = iter(results)
+    for state in states:
+        bases = {side: next(found) for side in _SIDES if f"gram_{side}" in state}
+        _turn_(state, bases)
+
+
+def _new_basis(state: Mapping[str, Any], side: str) -> tuple[Tensor, Tensor]:
+    """Return the new basis of a side, and the order in which it continues the old columns."""
+    P = state[f"gram_{side}"]
+    Q = state.get(f"basis_{side}")
+    if Q is None:
+        return eigenvectors(P), torch.arange(len(P), device=P.device)
+    return refined(P, Q)
+
+
+def _room(state: Mapping[str, Any], side: str) -> tuple[Tensor, Tensor]:
+    """Return tensors for what :func:`_new_basis` returns, in the same layout."""
+    P = state[f"gram_{side}"]
+    basis = torch.empty_like(P)
+    order = torch.empty(len(P), dtype=torch.int64, device=P.device)
+    # QR leaves column after column, and the layout decides how later products round
+    return basis.mT if f"basis_{side}" in state else basis, order
 
 
 def to_basis(G: Tensor, state: dict[str, Any]) -> Tensor:
@@ -189,11 +260,16 @@ def _average_(G: Tensor, state: dict[str, Any], beta: float) -> None:
         state["gram_columns"].lerp_(G.T @ G, 1 - beta)
 
 
-def _turn_(state: dict[str, Any]) -> None:
-    """Refine the basis; M turns with it, V, which has no meaning beyond its basis, keeps its entries."""
+def _turn_(state: dict[str, Any], bases: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+    """Take new bases; M turns with them, V, which has no meaning beyond its basis, keeps its entries.
+
+    Args:
+        state: of a parameter.
+        bases: of each side that has one: the basis, and the order in which it continues the old one.
+    """
     M = from_basis(state["exp_avg"], state)
     for dim, side in enumerate(_SIDES):
-        if f"gram_{side}" in state:
-            state[f"basis_{side}"], order = refined(state[f"gram_{side}"], state[f"basis_{side}"])
+        if side in bases:
+            state[f"basis_{side}"], order = bases[side]
             state["exp_avg_sq"] = state["exp_avg_sq"].index_select(dim, order)
     state["exp_avg"] = to_basis(M, state)

@@ -42,8 +42,8 @@ class RuleTraits:
             where it has none.
         kernel: the option of torch that takes a step in few passes; empty where there is none.
         kernel_on: ``"cpu"`` if it is for the processor alone.
-        shares_work: whether it can divide its work over processes: it has a ``process_group``, and
-            takes rows of a matrix that other processes have the rest of (``SHARD_OF``).
+        takes_rows: whether it takes rows of a matrix that other processes have the rest of
+            (``SHARD_OF``), and divides what needs the whole over them.
         replacement: a class of this library that steps as it does, in fewer passes.
     """
 
@@ -57,7 +57,7 @@ class RuleTraits:
     powers: Mapping[str, int] | None = None
     kernel: Literal["", "fused", "foreach"] = ""
     kernel_on: Literal["any", "cpu"] = "any"
-    shares_work: bool = False
+    takes_rows: bool = False
     replacement: type[Optimizer] | None = None
 
     @property
@@ -101,7 +101,7 @@ RULES: dict[type[Optimizer], RuleTraits] = {
     optim.Adafactor: _of(_ELEMENTS, optim.Adafactor, reads_points=True, reach="parameter"),
     optim.Muon: _of(_MATRICES, optim.Muon),
     MuonAdamW: replace(
-        _MATRICES, powers={**POWERS[optim.AdamW], **POWERS[optim.Muon]}, shares_work=True
+        _MATRICES, powers={**POWERS[optim.AdamW], **POWERS[optim.Muon]}, takes_rows=True
     ),
     # its decompositions may raise at any step, so it gets all parameters at once
     SOAP: replace(_MATRICES, one_by_one=False),
