@@ -90,6 +90,11 @@ def compute_in_shares(
     for job, values in zip(own, compute(own), strict=True):
         for result, value in zip(results[job], values, strict=True):
             result.copy_(value)
+    _send_to_all(results, owners, group)
+
+
+def _send_to_all(results: Sequence[Sequence[Tensor]], owners: Sequence[int], group: Any) -> None:
+    """Broadcast the tensors of each job from its owner."""
     # one message from each process, for each device and type
     shares: dict[tuple[Any, ...], list[Tensor]] = {}
     for owner, job in sorted(zip(owners, range(len(owners)), strict=True)):
@@ -101,14 +106,18 @@ def compute_in_shares(
         distributed.broadcast(message, group=members, group_src=owner, async_op=True)
         for (owner, *_), message in zip(shares, messages, strict=True)
     ]
-    for work in pending:
+    for work, message, share in zip(pending, messages, shares.values(), strict=True):
         assert work is not None
         work.wait()
-    for (owner, *_), share, message in zip(shares, shares.values(), messages, strict=True):
-        if owner != rank:
-            parts = message.split([result.numel() for result in share])
-            for result, part in zip(share, parts, strict=True):
-                result.copy_(part.view(result.shape))
+        # the owner copies its own bits
+        _unpack_into(share, message)
+
+
+def _unpack_into(tensors: Sequence[Tensor], message: Tensor) -> None:
+    """Copy a message, which holds one tensor after the other, into these tensors."""
+    parts = message.split([tensor.numel() for tensor in tensors])
+    for tensor, part in zip(tensors, parts, strict=True):
+        tensor.copy_(part.view(tensor.shape))
 
 
 def expect_equal(gradients: Sequence[Tensor], group: Any) -> None:

@@ -107,12 +107,7 @@ class MuonAdamW(Optimizer):
                 self._step_vectors(of_adamw, group)
             if of_muon:
                 matrices += self._with_momenta(of_muon, group)
-        shards = [each for each in matrices if each.shard is not None]
-        wholes = [each for each in matrices if each.shard is None]
-        if wholes:
-            step_wholes(wholes, self.process_group)
-        if shards:
-            step_shards(shards)
+        step_matrices(matrices, self.process_group)
         return loss
 
     def _expect_equal_once(self, params: Sequence[Tensor]) -> None:
@@ -221,6 +216,21 @@ class MuonMatrix:
         """Learning rate of each of these matrices."""
         lr = float(self.group["lr"])
         return [_step_size(lr, self.group["adjust_lr"], shape) for shape in self.blocks]
+
+
+def step_matrices(matrices: Sequence[MuonMatrix], process_group: Any = None) -> None:
+    """Orthogonalize the updates of parameters, and take the step.
+
+    Args:
+        matrices: the parameters.
+        process_group: the processes that divide the work on those that are whole in each.
+    """
+    shards = [each for each in matrices if each.shard is not None]
+    wholes = [each for each in matrices if each.shard is None]
+    if wholes:
+        step_wholes(wholes, process_group)
+    if shards:
+        step_shards(shards)
 
 
 def step_wholes(matrices: Sequence[MuonMatrix], process_group: Any = None) -> None:
