@@ -479,6 +479,48 @@ MISTAKES = {
         lambda: checked(torch.optim.SGD(model().parameters(), 0.1)),
         "make_optimizer must be a function of a model and its network, such as lambda .* got SGD",
     ),
+    "a class in the place of a function": (
+        lambda: checked(torch.optim.SGD),
+        "make_optimizer must be a function of a model and its network, such as lambda .* got SGD",
+    ),
+    "biases of a network": (
+        lambda: ps.rescaling.correct_biases_(traced()[1], model(), X),
+        "model must be an nn.Module, got Network: give network.model",
+    ),
+    "biases like those of a network": (
+        lambda: ps.rescaling.correct_biases_(model(), traced()[1], X),
+        "reference must be an nn.Module, got Network: give network.model",
+    ),
+    "absorbed biases of a network": (
+        lambda: ps.rescaling.absorb_biases_(traced()[1], [], X),
+        "model must be an nn.Module, got Network: give network.model",
+    ),
+    "bounds of a network": (
+        lambda: ps.nn.scale_caps_(traced()[1], X),
+        "model must be an nn.Module, got Network: give network.model",
+    ),
+    "loops of a network": (
+        lambda: ps.nn.fast_(traced()[1]),
+        "model must be an nn.Module, got Network: give network.model",
+    ),
+    "an image without a batch": (
+        lambda: ps.trace(
+            nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), torch.zeros(3, 8, 8)
+        ),
+        r"own forward fails on an example input with tensors of shape \(3, 8, 8\).*expected 4D input",
+    ),
+    "a forward that asserts": (
+        lambda: ps.trace(Asserts(5, 2), X),
+        "own forward fails on an example input .*Give an input that the model itself takes.*five of them",
+    ),
+    "tokens that are real numbers": (
+        lambda: ps.trace(nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 2)), torch.zeros(2, 7)),
+        "tokens of an integer type for an embedding, got torch.float32: give .*dtype=torch.long",
+    ),
+    "data of another form": (
+        lambda: ps.paths.sensitivity(traced()[1], torch.zeros(2, 4, 1)),
+        "expected a tensor of 2 dimensions with real numbers, got a tensor of 3 dimensions with real numbers. Give",
+    ),
     "an optimizer of the model outside": (
         lambda: checked(lambda *_: torch.optim.SGD(model().parameters(), 0.1)),
         "holds no parameter of the model that make_optimizer was given: make it from that model",
@@ -497,7 +539,7 @@ MISTAKES = {
     ),
     "invariance of a network": (
         lambda: checked(adam, made=traced()[1]),
-        "check_invariance needs an nn.Module, got Network",
+        "model must be an nn.Module, got Network: give network.model",
     ),
     "a batch of none": (
         lambda: checked(adam, x=X[:0]),
@@ -517,6 +559,12 @@ MISTAKES = {
         r"loss must return a tensor of one number, got one of shape \(3, 2\)",
     ),
 }
+
+
+class Asserts(nn.Linear):
+    def forward(self, x):
+        assert x.shape[1] == 5, "five of them"
+        return super().forward(x)
 
 
 def adam(made, network):

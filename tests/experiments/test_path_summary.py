@@ -177,7 +177,7 @@ def test_errors_say_what_to_do(file: Path, arguments: list[str], says: str) -> N
         ("def build():\n  raise SystemExit('not here')", r"SystemExit: not here \(line 2 of .*model.py\)"),
         ("import torch\ndef build(): return torch.nn.Linear(3, 2)", "does not take such an example.*2 features"),
         ("import torch\ndef build(): return torch.nn.Linear(2, 2, device='meta')", "on the meta device"),
-        ("import torch\ndef build(): return torch.nn.Embedding(9, 2)", "indices.*for tokens return a pair"),
+        ("import torch\ndef build(): return torch.nn.Embedding(9, 2)", "integer type.*for tokens return a pair"),
     ],
 )  # fmt: skip
 def test_code_that_fails_says_where(tmp_path: Path, code: str, says: str) -> None:

@@ -605,5 +605,5 @@ def test_runs_as_pytorch_without_numba(monkeypatch):
 
 
 def test_what_is_no_module_has_no_layers_to_replace():
-    with pytest.raises(TypeError, match="fast_ takes a module with its layers, not list"):
+    with pytest.raises(TypeError, match=r"model must be an nn\.Module, got list"):
         ps.nn.fast_([nn.RNN(2, 3, nonlinearity="relu")])  # type: ignore[arg-type]

@@ -137,3 +137,23 @@ def test_the_command_reads_weights_of_a_wrapped_model(tmp_path, prefix):
     results = [CliRunner().invoke(app, [*words, str(weights)]) for weights in (plain, wrapped)]
     assert results[0].exit_code == 0
     assert results[1].output == results[0].output
+
+
+@pytest.mark.parametrize(
+    ("shape", "says"),
+    [
+        ("1,3,8,8", "Give --input the shape of one example, such as 3,32,32"),
+        ("7", "--input draws real numbers: for tokens return a pair (model, examples)"),
+    ],
+    ids=["a batch", "tokens"],
+)
+def test_the_command_says_what_is_wrong_with_an_input(tmp_path, shape, says):
+    from pathspace.cli import app
+
+    kind = "Conv2d(3, 4, 3)" if "," in shape else "Embedding(9, 4)"
+    (tmp_path / "model.py").write_text(f"import torch\ndef build(): return torch.nn.{kind}\n")
+    result = CliRunner().invoke(
+        app, ["check-scale", f"{tmp_path / 'model.py'}:build", "--input", shape]
+    )
+    assert result.exit_code == 2, result.output
+    assert says in " ".join(result.output.split())

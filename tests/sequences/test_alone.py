@@ -60,10 +60,10 @@ def model(request):
 
 
 def test_a_file_of_a_model_and_one_of_none_are_told_apart(model):
-    with pytest.raises(ValueError, match="needs no model: leave it out"):
+    with pytest.raises(ValueError, match="was compressed without a model: give the file alone"):
         decompress(model, compress(None, LOG))
     for packed in (compress(model, LOG), compress(model, LOG, by_record=True)):
-        with pytest.raises(ValueError, match="was compressed with a model: give it"):
+        with pytest.raises(ValueError, match="was compressed with a model: give that model, too"):
             decompress(None, packed)
     with pytest.raises(ValueError, match="by a model that they share"):
         compress(None, LOG, by_record=True)

@@ -235,7 +235,7 @@ def test_resuming_says_where_nothing_is_left_to_train(run, log):
     assert (
         "no pass was made, and the network is mixed as it was: the model has made" in mixed.stderr
     )
-    assert "kept is the mixture" in mixed.stdout
+    assert "the file has the mixture" in mixed.stdout
     run(*options, "--units", 8, "--passes", 4)
     assert "no pass" not in run(*options, "--resume", "--passes", 5).stderr
 
@@ -531,7 +531,7 @@ def test_a_log_is_mixed_with_contexts(run, log, tmp_path):
         ).groups(),
     )
     assert max(contexts, mixed) < network / 2
-    assert "kept is the mixture, with the training text in its file" in output
+    assert "the file has the mixture and the training text" in output
     assert "worth keeping" in output
     run("compress", "m", log)
     run("decompress", "m", "log.psq", "-o", "back")
@@ -558,7 +558,7 @@ def test_contexts_that_need_fewer_bits_than_the_mixture_are_kept(run, log, book)
         rows["contexts"],
     )
     assert load("m").silent
-    assert "kept is contexts alone, with the training text in their file" in fit(run, log).output
+    assert "the file has contexts alone and the training text" in fit(run, log).output
     # its network goes on, and may be mixed yet
     resumed = json.loads(fit(run, log, "--resume", "--passes", 50, "--context", "--json").stdout)
     assert (resumed["passes"], resumed["kept"]) == (50, "mixed")
@@ -586,9 +586,9 @@ def test_without_a_validation_part_nothing_that_has_learned_by_heart_is_kept(run
     assert (figures["kept"], rows.keys()) == ("contexts", {"network", "contexts"})
     output = run("fit", "words", *options).output
     assert re.search(r"network [\d.]+ \(fitted to it\), contexts [\d.]+ bits", output)
-    assert "kept is contexts alone" in output
+    assert "the file has contexts alone" in output
     mixed = run("fit", "words", *options, "--context", "--passes", 2).output
-    assert "kept is the mixture" in mixed
+    assert "the file has the mixture" in mixed
     assert re.search(r"contexts [\d.]+, mixed [\d.]+ bits", mixed)
 
 
@@ -845,7 +845,7 @@ def test_mistakes_are_named_in_one_line(run, book, tmp_path):
     told = run("generate-task", "chess", "-o", "t", status=2).output
     assert "unknown task 'chess', choose from alphabet, alphabet-9, anbn, music, xor" in told
     assert (
-        "give a model that `pathspace sequence fit` wrote"
+        "give a file that `pathspace sequence fit` wrote"
         in run("bits", book, book, status=2).output
     )
     fit(run, book, "--no-context")

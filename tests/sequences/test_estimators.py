@@ -78,7 +78,7 @@ def test_damaged_and_foreign_files_are_refused(fitted, tmp_path):
     fitted.save(path)
     content = path.read_bytes()
     path.write_bytes(content[:-10])
-    with pytest.raises(sequences.ModelFileError, match="not a safetensors file"):
+    with pytest.raises(sequences.ModelFileError, match="is no model of pathspace"):
         sequences.load(path)
     path.write_bytes(content.replace(b'version\\": %d' % VERSION, b'version\\": 9'))
     with pytest.raises(sequences.ModelFileError, match="later version"):
@@ -97,7 +97,7 @@ def test_damaged_and_foreign_files_are_refused(fitted, tmp_path):
     from safetensors.torch import save_file as save_torch
 
     save_torch({"w": torch.zeros(3, dtype=torch.bfloat16)}, path)  # which NumPy has not
-    with pytest.raises(sequences.ModelFileError, match="not a safetensors file of our types"):
+    with pytest.raises(sequences.ModelFileError, match="is no model of pathspace"):
         sequences.load(path)
     with pytest.raises(FileNotFoundError):
         sequences.load(tmp_path / "nothing")
@@ -486,3 +486,25 @@ def test_alphabets_encode_and_decode_any_text():
         alphabet = Alphabet.of([text])
         assert alphabet.decode(alphabet.encode(text)) == text
         assert alphabet.encode(text[:0]).size == 0
+
+
+@pytest.mark.parametrize("model", [PCNN(units=2), Mixed()], ids=["a network", "contexts"])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda model: model.bits("a"),
+        lambda model: model.score("a"),
+        lambda model: model.predict("a"),
+        lambda model: model.code_lengths("a"),
+        lambda model: model.code_lengths("a", frozen=True),
+        lambda model: model.stream(),
+        lambda model: model.sample(3),
+        lambda model: model.sample(3, prompt="a"),
+        lambda model: model.save("nowhere.safetensors"),
+        lambda model: sequences.compress(model, b"a"),
+        lambda model: sequences.Records(model),
+    ],
+)
+def test_every_use_asks_for_a_fit_first(model, use):
+    with pytest.raises(NotFittedError, match="has not been fitted yet: call fit first"):
+        use(model)

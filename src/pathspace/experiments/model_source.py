@@ -86,6 +86,20 @@ def trace_model(model: nn.Module, examples: Any) -> Network:
         raise
 
 
+def in_words_of_commands(error: Exception, examples: Any) -> str:
+    """Return the message of an error in tracing a model, with the advice of commands in place of arguments."""
+    if isinstance(error, UntraceableError) and error.operation == "batch":
+        return (
+            f"The model does not take a batch of such examples: {error.reason}. Give --input the shape of one "
+            "example, such as 3,32,32, or return a batch of examples with the model."
+        )
+    said = str(error)
+    is_real = isinstance(examples, Tensor) and examples.is_floating_point()
+    if is_real and ("Long" in said or "integer type" in said):
+        return f"{said}. --input draws real numbers: for tokens return a pair (model, examples)"
+    return said
+
+
 def _made(source: str) -> tuple[nn.Module, Any]:
     """Return what a function of the user's makes: a model, and examples or None."""
     try:

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from pathspace import paths
 from pathspace.experiments.errors import ConfigurationError, unknown_name
-from pathspace.experiments.model_source import load_model, trace_model
+from pathspace.experiments.model_source import in_words_of_commands, load_model, trace_model
 from pathspace.experiments.storage import finite, make_folder, picture_file, write_bytes
 from pathspace.experiments.terminal import output_console, print_json, print_line
 from pathspace.network import Network, UntraceableError
@@ -183,20 +183,11 @@ def _traced(model: nn.Module, examples: Any) -> tuple[Network, list[Tensor]]:
             raise ConfigurationError("The model is on the meta device: build it with values.")
         with torch.no_grad():
             return network, network.returned(_call(model, examples))
-    except UntraceableError as error:
-        if error.operation == "batch":  # whose advice is an argument of trace
-            raise ConfigurationError(
-                f"The model does not take a batch of such examples: {error.reason}. Give --input the shape of one "
-                "example, such as 3,32,32, or return a batch of examples with the model."
-            ) from error
-        raise ConfigurationError(str(error)) from error
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(str(error)) from error
+        raise ConfigurationError(in_words_of_commands(error, examples)) from error
     except RuntimeError as error:  # the model's own, from a forward pass
-        said = f"The model does not take such an example: {error}"
-        if isinstance(examples, Tensor) and examples.is_floating_point() and "Long" in said:
-            said += ". --input draws real numbers: for tokens return a pair (model, examples)"
-        raise ConfigurationError(said) from error
+        said = in_words_of_commands(error, examples)
+        raise ConfigurationError(f"The model does not take such an example: {said}") from error
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.model_source import load_model, trace_model
+from pathspace.experiments.model_source import in_words_of_commands, load_model, trace_model
 from pathspace.experiments.storage import make_folder, picture_file, write_bytes
 from pathspace.experiments.terminal import print_json
 from pathspace.network import UntraceableError
@@ -62,7 +62,8 @@ def run_check_scale(
             RuntimeError,
             FloatingPointError,
         ) as error:
-            raise ConfigurationError(f"{source!r}: {error}") from error
+            said = in_words_of_commands(error, examples)
+            raise ConfigurationError(f"{source!r}: {said}") from error
     if file is not None:
         write_bytes(make_folder(file.parent) / file.name, _png(found))
     if as_json:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class UntraceableError(ValueError):
@@ -68,6 +68,22 @@ def expect_network(network: Any) -> None:
         raise TypeError(
             f"this needs a traced network, got {type(network).__name__}: network = ps.trace(model, example_input)"
         )
+
+
+def expect_module(model: Any, name: str = "model") -> None:
+    """Refuse what is no module, most often a traced network.
+
+    Args:
+        model: the argument of a public function.
+        name: the name of that argument.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if isinstance(model, nn.Module):
+        return
+    advice = ": give network.model" if hasattr(type(model), "check_current") else ""
+    raise TypeError(f"{name} must be an nn.Module, got {type(model).__name__}{advice}")
 
 
 def expect_weights(network: Any) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pathspace.network.errors import expect_module
 from pathspace.rescaling.invariance import called
 
 _CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.RMSNorm)
@@ -106,6 +107,7 @@ def scale_caps_(model: nn.Module, example_input: Any, *, train: bool = False) ->
         >>> ps.trace(model, torch.zeros(1, 4)).num_classes
         8
     """
+    expect_module(model)
     caps = {
         name: module for name, module in model.named_modules() if isinstance(module, nn.Hardtanh)
     }

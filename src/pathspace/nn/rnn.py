@@ -20,6 +20,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
 from pathspace.extras import install
+from pathspace.network.errors import expect_module
 
 FEWEST = 6
 """Steps below which PyTorch is the faster one."""
@@ -235,8 +236,7 @@ def fast_(model: nn.Module) -> list[str]:
         >>> ps.nn.fast_(model)
         ['0']
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"fast_ takes a module with its layers, not {type(model).__name__}")
+    expect_module(model)
     names = [n for n, m in model.named_modules() if type(m) is nn.RNN and m.mode == "RNN_RELU"]
     for name in names:
         model.get_submodule(name).__class__ = RNN

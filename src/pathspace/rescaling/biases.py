@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from pathspace.network.errors import expect_module
 from pathspace.network.returned import tensors_in
 from pathspace.rescaling.invariance import called, difference
 
@@ -71,7 +72,10 @@ def correct_biases_(model: nn.Module, reference: nn.Module, calibration: Any) ->
         >>> sorted(ps.rescaling.correct_biases_(rounded, reference, torch.randn(64, 4)))
         ['0', '2']
     """
-    layers, theirs = _layers(model), _layers(reference)
+    expect_module(model)
+    expect_module(reference, "reference")
+    layers = _layers(model)
+    theirs = _layers(reference)
     if not layers or layers.keys() != theirs.keys():
         differing = sorted(layers.keys() ^ theirs.keys())[:3]
         raise ValueError(
@@ -158,6 +162,7 @@ def absorb_biases_(
     """
     if (calibration is None) == (lowest is None):
         raise ValueError("give either calibration data or the lowest values of the channels")
+    expect_module(model)
     layers = _layers(model)
     for first, second in pairs:
         _check_pair(layers, first, second)

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from pathspace.network import Network, trace
 from pathspace.network.call import arguments_in
+from pathspace.network.errors import expect_module
 from pathspace.network.trace.shadow import copy_of
 from pathspace.rescaling.rescale import random_rescale_
 
@@ -235,12 +236,13 @@ def _trained_side_by_side(
 def _check_arguments(model: Any, make_optimizer: Any, steps: int) -> None:
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"check_invariance needs an nn.Module, got {type(model).__name__}")
-    if isinstance(make_optimizer, torch.optim.Optimizer) or not callable(make_optimizer):
+    expect_module(model)
+    # a class of optimizers can be called, too, but not with a network
+    found = make_optimizer if isinstance(make_optimizer, type) else type(make_optimizer)
+    if issubclass(found, torch.optim.Optimizer) or not callable(make_optimizer):
         raise TypeError(
             "make_optimizer must be a function of a model and its network, such as lambda m, network: "
-            f"torch.optim.Adam(m.parameters()); got {type(make_optimizer).__name__}"
+            f"torch.optim.Adam(m.parameters()); got {found.__name__}"
         )
 
 

@@ -218,12 +218,12 @@ def decompress(
     if len(content) < _CHECKED or kind not in (_MAGIC, *alone.MAGICS, records.MAGIC):
         raise CorruptedError("this is not a file made by `pathspace sequence compress`")
     if (model is None) != (kind in alone.MAGICS):
-        needs = (
-            "needs no model: leave it out"
-            if model is not None
-            else "was compressed with a model: give it"
-        )
-        raise ValueError(f"the compressed file {needs}")
+        if model is None:
+            raise ValueError(
+                "the file was compressed with a model: give that model, too, as in `pathspace sequence decompress "
+                "MODEL FILE`"
+            )
+        raise ValueError("the file was compressed without a model: give the file alone")
     if model is None:
         return alone.unpack(content, progress, max_bytes)
     _check_characters(model.alphabet_)

@@ -325,6 +325,10 @@ class Mixed(Reader):
     def _heard(self) -> Parameters | None:
         return None if self.model is None or self.silent else self.model.parameters_
 
+    def check_fitted(self) -> None:
+        """Raise NotFittedError if no text has been read yet."""
+        _ = self.reading_
+
     @property
     def reading_(self) -> Reading:
         """All that was learned; copy it to begin a text."""

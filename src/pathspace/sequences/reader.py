@@ -40,6 +40,10 @@ class Reader(ABC):
         """Return a place before a text that learns nothing, and shares the model's memory."""
 
     @abstractmethod
+    def check_fitted(self) -> None:
+        """Raise NotFittedError if nothing has been learned yet."""
+
+    @abstractmethod
     def content(self) -> bytes:
         """Return what a file of the model holds."""
 
@@ -54,6 +58,7 @@ class Reader(ABC):
 
     def predict(self, context: Any) -> dict[Any, float]:
         """Return the probability of each symbol (of each byte value) after the context has been read."""
+        self.check_fitted()
         context = self.alphabet_.sequence(context)
         p = self.begin(len(context) + 1).read_all(self.alphabet_.encode(context)).predict()
         return {symbol: float(p[y]) for y, symbol in enumerate(self.alphabet_.symbols)}
@@ -75,6 +80,7 @@ class Reader(ABC):
             >>> bits.shape, int(bits.argmax())
             ((13,), 10)
         """
+        self.check_fitted()
         given = self.alphabet_.sequences(text)
         place = self.frozen() if frozen else self.begin(sum(len(part) for part in given.parts))
         found = []
@@ -112,6 +118,7 @@ class Reader(ABC):
             raise ValueError(f"the length must be from 0 to {_LONGEST}, got {length}")
         if not isinstance(seed, int | np.integer) or seed < 0:
             raise ValueError(f"the seed must be a whole number of at least 0, got {seed!r}")
+        self.check_fitted()
         read = np.empty(0, np.int64) if prompt is None else self.alphabet_.encode(prompt)
         place = self.begin(length + len(read))
         rng = np.random.default_rng(seed)

@@ -474,6 +474,10 @@ class SequenceModel(Reader):
             )
         return self.training_
 
+    def check_fitted(self) -> None:
+        """Raise NotFittedError if the network has not been trained yet."""
+        self._fitted()
+
     @property
     def parameters_(self) -> Parameters:
         """The trained parameters: the best by the validation text, or the last."""

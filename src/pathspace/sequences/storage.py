@@ -139,8 +139,7 @@ def contents(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
     ) as error:
         # the latter of types that NumPy lacks
         raise ModelFileError(
-            f"{path} is not a safetensors file of our types ({error}): give a model that `pathspace sequence fit` "
-            "wrote"
+            f"{path} is no model of pathspace ({error}): give a file that `pathspace sequence fit` wrote"
         ) from error
 
 

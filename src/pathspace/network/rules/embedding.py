@@ -25,6 +25,11 @@ def embedding(
 ) -> Tensor:
     """Trace a lookup in a table ``[V, d]``: gamma^2 of output k is the sum of E[v, k]^2 over v, at every position."""
     del padding_idx
+    if input.is_floating_point():
+        raise TypeError(
+            f"expected tokens of an integer type for an embedding, got {input.dtype}: give an example input of tokens, "
+            "such as torch.zeros(1, 20, dtype=torch.long)"
+        )
     if max_norm is not None:
         recorder.refuse(
             "max_norm rescales the rows that are looked up, which changes the parameters"

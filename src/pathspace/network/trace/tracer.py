@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
@@ -282,6 +283,12 @@ def _example_in_words(example_input: Any) -> str:
     )
 
 
+def _of_library(error: Exception) -> bool:
+    """Return whether the library raised an error itself: its message needs no introduction."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_globals.get("__name__", "").partition(".")[0] == "pathspace"
+
+
 def _without_classes(network: Network) -> str:
     """Return the reason why nothing in a network can be rescaled."""
     lines = told(network.cuts)
@@ -342,6 +349,10 @@ class _Plan:
             )
             raise refusal.public() from None
         except (RuntimeError, IndexError) as error:
+            raise type(error)(f"{_example_in_words(self.example_input)} {error}") from error
+        except (ValueError, TypeError, AssertionError) as error:
+            if _of_library(error):
+                raise
             raise type(error)(f"{_example_in_words(self.example_input)} {error}") from error
 
     def network(self, batch_dim: int | str | None) -> Network:

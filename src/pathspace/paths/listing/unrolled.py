@@ -208,7 +208,9 @@ def examples(call: Call, data: Any) -> Iterator[Any]:
     leaves, other = pytree.tree_flatten(data)
     if form != other or not all(map(_is_alike, traced, leaves)):
         raise ValueError(
-            "the data are not of the form of the example input that the network was traced with"
+            "the data are not of the form of the example input that the network was traced with: expected "
+            f"{_form_in_words(traced)}, got {_form_in_words(leaves)}. Give data as the model is called with "
+            "them, or trace the model with such an input"
         )
     first = next(k for k in traced if isinstance(k, Tensor))
     dims = [batch_in(k, first, call.batch_dim) if isinstance(k, Tensor) else None for k in traced]
@@ -245,6 +247,18 @@ def _is_alike(traced: Any, given: Any) -> bool:
     if not isinstance(traced, Tensor) or not isinstance(given, Tensor):
         return isinstance(traced, Tensor) == isinstance(given, Tensor)
     return traced.dim() == given.dim() and traced.is_floating_point() == given.is_floating_point()
+
+
+def _form_in_words(leaves: list[Any]) -> str:
+    """Return what kinds of tensors and other arguments an input has."""
+    parts = []
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            kind = "real" if leaf.is_floating_point() else "whole"
+            parts.append(f"a tensor of {leaf.dim()} dimensions with {kind} numbers")
+        else:
+            parts.append(type(leaf).__name__)
+    return ", ".join(parts) or "nothing"
 
 
 def _without(shape: torch.Size, dim: int | None) -> list[int]:

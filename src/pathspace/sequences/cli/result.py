@@ -168,7 +168,9 @@ class Result:
             held = rows[self.kept]
             figures["validation_bits_per_symbol_by_model"] = rows
             figures["validation_bits_per_symbol"] = held
-            lines.append(f"validation by {_listed(rows)} bits/symbol: kept is {_NAMED[self.kept]}")
+            lines.append(
+                f"validation by {_listed(rows)} bits/symbol: the file has {_NAMED[self.kept]}"
+            )
         elif self.training_bits is not None:
             rows = _rows(self.training_bits, self.counted)
             figures["training_bits_per_symbol_by_model"] = rows
@@ -177,7 +179,7 @@ class Result:
                 figures["validation_bits_per_symbol_by_model"] = {"network": held}
                 figures["validation_bits_per_symbol"] = held if self.kept == "network" else math.nan
             told = _listed(rows, network=" (fitted to it)")
-            lines.append(f"training by {told} bits/symbol: kept is {_NAMED[self.kept]}")
+            lines.append(f"training by {told} bits/symbol: the file has {_NAMED[self.kept]}")
         if others:
             figures["baseline_bits_per_symbol"] = others
             # where no pass was looked at, none is known to have been worse
@@ -194,8 +196,8 @@ class Result:
 
 _NAMED = {
     "network": "the network alone",
-    "mixed": "the mixture, with the training text in its file",
-    "contexts": "contexts alone, with the training text in their file, and the network to go on with",
+    "mixed": "the mixture and the training text",
+    "contexts": "contexts alone and the training text (and the network, to train it further)",
 }
 
 
