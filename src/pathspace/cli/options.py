@@ -318,7 +318,7 @@ class ContextOptions:
 
 @dataclass(frozen=True)
 class EngineOptions(ContextOptions):
-    """The same of a command that does several runs: who does them, and how many at a time."""
+    """Options of commands with several runs: the engine, and how many run at a time."""
 
     workers: WorkersOption = None
     engine: EngineOption = "local"

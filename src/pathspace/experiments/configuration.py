@@ -32,7 +32,7 @@ from pathspace.experiments.storage import remove_file, write_json
 
 JOURNAL = "sweep.journal"
 RESULTS = (f"{RUNS}/*/{jobs.RESULT}", f"{RUNS}/*/{checkpoint.FILE}", JOURNAL)
-"""Where the results of runs lie in a folder."""
+"""Patterns of the files with the results of runs, in an output folder."""
 KINDS = ("settings", "parts", "protocol")
 
 

@@ -1,4 +1,4 @@
-"""What `pathspace compare`, `train` and `reproduce` do: runs, a study where a recipe has one, and the report."""
+"""Run `pathspace compare`, `train` and `reproduce`: the runs, a recipe's study, and the report."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Layer = tuple[str, Mapping[str, Any]]
-"""Where settings stand, for errors, and the settings."""
+"""The source of some settings, as errors name it, and the settings."""
 Laid = TypeVar("Laid", bound="DataclassInstance")
 Item = TypeVar("Item")
 

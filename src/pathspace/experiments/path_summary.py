@@ -44,7 +44,7 @@ RULES: tuple[Rule, ...] = ("largest", "cyclic", "random")
 
 @dataclass(frozen=True)
 class PathSummary:
-    """What path space says about a model.
+    """Figures of path space for a model: classes, paths and degrees of freedom.
 
     Attributes:
         weights: Elements of its parameters that are edges.

@@ -66,7 +66,7 @@ class PaperProtocol:
 
 @dataclass(frozen=True, config=FILE)
 class Published:
-    """What a paper reports for an experiment.
+    """The figures that a paper reports for an experiment.
 
     Attributes:
         source: The paper and the table.

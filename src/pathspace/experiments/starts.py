@@ -1,4 +1,4 @@
-"""Where a run starts: members of one rescaling class, or a network whose skeleton weights are 1."""
+"""Starts of runs: members of one rescaling class, or a network whose skeleton weights are 1."""
 
 from __future__ import annotations
 

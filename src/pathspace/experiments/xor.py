@@ -137,7 +137,7 @@ class Result:
 
     @property
     def words(self) -> str:
-        """What came out, in a line."""
+        """The result as one line of text."""
         cell, last = self.cell, self.looks[-1]
         return (
             f"{cell.steps} steps, seed {cell.seed}: {last.wrong:.2%} wrong after {last.passes} passes, "

@@ -68,7 +68,7 @@ which ``vmap`` does not take for a slice without end."""
 
 
 _OF_LITERALS = frozenset(["lift_fresh", "lift_fresh_copy"])
-"""What ``torch.tensor`` makes of numbers of Python."""
+"""Operations that ``torch.tensor`` records for Python numbers."""
 
 
 class Program:

@@ -42,7 +42,7 @@ from pathspace.squared.squares import Outer, dense
 Normalization = Literal["refreshed", "frozen", "network", "none"]
 NORMALIZATIONS: tuple[str, ...] = ("refreshed", "frozen", "network", "none")
 Form = Literal["inverse", "root", "balanced"]
-"""What an optimizer works with: 1 / D or 1 / sqrt(D), which it multiplies with, or D' itself."""
+"""The form of a metric that an optimizer asks for: the factor 1 / D or 1 / sqrt(D), or D' itself."""
 _EXPONENTS = {"inverse": -1.0, "root": -0.5, "balanced": 1.0}  # of D'
 _FACTORS = {"inverse": 2, "root": 1, "balanced": 0}  # the power of f in it
 _KEPT = (
@@ -389,7 +389,7 @@ class Metric:
         return not kept and (age < self.refresh_every or age % self.refresh_every == 0)
 
     def _exponent(self, name: str) -> float:
-        """Return that of kappa' in what the optimizer works with."""
+        """Return the exponent of kappa' in the form of the metric that the optimizer asks for."""
         return self.power * _EXPONENTS[self._forms[name]]
 
     def gauge(self, name: str) -> Gauge:
@@ -774,7 +774,7 @@ class Metric:
         return torch.cat(pieces) if pieces else dense(kappa)
 
     def _own_rows(self, name: str, count: int) -> tuple[int, int]:
-        """Return which rows of a parameter are in this process: the first, and the one after the last."""
+        """Return the range of a parameter's rows in this process: the first row and the end, exclusive."""
         parameter = self.network.parameters[name]
         if not is_split(parameter):
             return 0, count

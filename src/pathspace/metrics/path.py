@@ -61,7 +61,7 @@ class Path(Metric):
 
     @property
     def takes_parts(self) -> bool:
-        """Whether parameters may be split over processes by FSDP."""
+        """True if FSDP may split the parameters over processes."""
         own = type(self).values is not Metric.values
         return not own and not self.second_term and self.frame.name != "measure"
 

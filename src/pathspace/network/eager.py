@@ -1,4 +1,4 @@
-"""What ``torch.compile`` wraps, run as plain Python, in as many threads as there are."""
+"""Run compiled functions as plain Python while tracing, in every thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tracing says when it meets something that has no place in path geometry."""
+"""Errors of tracing, and checks of the arguments of public functions."""
 
 from __future__ import annotations
 

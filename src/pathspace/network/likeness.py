@@ -1,4 +1,4 @@
-"""Whether two traces of one model are the same network.
+"""Compare two traces of one model.
 
 Two polynomials in many variables are the same if they, and their derivatives, agree at a random
 point: that they do so by chance has probability zero. What is compared is the path mass of every

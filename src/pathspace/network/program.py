@@ -1,4 +1,4 @@
-"""What a trace remembers of the forward pass itself, beside the squared network."""
+"""The record of the traced forward pass: its operations, beside the squared network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model returns: its tensors, in whatever structure they come."""
+"""The tensors in a model's result, a nested structure of any kind."""
 
 from __future__ import annotations
 

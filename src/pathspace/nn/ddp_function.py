@@ -41,7 +41,7 @@ class Rule:
 
     @property
     def needs_mean(self) -> bool:
-        """Whether the batch has a part in z."""
+        """True if z depends on statistics of the batch."""
         return self.centred or self.alpha > 0
 
 

@@ -37,7 +37,7 @@ class LatestBatch:
 
     @property
     def looks(self) -> bool:
-        """Whether it still looks."""
+        """True while batches are still observed."""
         return self._handle is not None
 
     def for_copy(self, network: Network, memo: dict[int, Any]) -> LatestBatch:

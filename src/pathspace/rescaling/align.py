@@ -57,7 +57,7 @@ SWEEPS = 50
 
 @dataclass(frozen=True)
 class Alignment:
-    """What :func:`align_` did.
+    """The result of :func:`align_`.
 
     Attributes:
         order: the unit class that each class was before, int64 ``[num_classes]``.
@@ -390,7 +390,7 @@ def _correlated(rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Equivalence:
-    """What :func:`equivalent` found; true where the networks are equal up to permutation and rescaling.
+    """The result of :func:`equivalent`; true if the networks are equal up to permutation and rescaling.
 
     Attributes:
         equal: the verdict.

@@ -31,7 +31,7 @@ from pathspace.rescaling.axes import (
 _AS_IT_IS = frozenset(
     ["expand", "view", "_unsafe_view", "unsqueeze", "detach", "alias", "clone", "_to_copy"]
 )
-"""What may return a weight with all its dimensions, after others for the examples."""
+"""Operations that may return a weight unchanged, with example dimensions in front."""
 
 
 @dataclass(frozen=True)
@@ -511,7 +511,7 @@ FACTORIES = frozenset(
         *("new_zeros", "new_ones", "new_full", "new_empty"),
     ]
 )
-"""What makes a tensor whose values nothing but its form decides."""
+"""Operations that make a tensor and read no values of another, such as ``zeros_like``."""
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE, elementwise),

@@ -1,4 +1,4 @@
-"""What balancing makes equal at a unit class when the weights are to be rounded: ranges in the place of path mass.
+"""Criteria of balancing before rounding: equal ranges at a unit class in the place of equal path mass.
 
     range         max |w| of what enters c = max |w| of what leaves c
     activations   (range of the values of c)^alpha = (max |w| of what leaves c)^(1 - alpha)

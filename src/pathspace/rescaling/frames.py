@@ -85,7 +85,7 @@ class Frame:
 
     @property
     def needs_batch(self) -> bool:
-        """Whether it takes its data from the batch of the first step."""
+        """True if the frame is measured on the batch of the first step."""
         return self.name == "measure" and self.data is None
 
 

@@ -47,7 +47,7 @@ class LayerScales:
 
 @dataclass(frozen=True)
 class Imbalance:
-    """What :func:`imbalance` found; ``print`` shows it as a table.
+    """The result of :func:`imbalance`; ``print`` shows it as a table.
 
     Attributes:
         spread: the one number: 5 to 95 % of all b_c span this factor; 1 in the balanced member.

@@ -24,7 +24,7 @@ MASK = 1e4
 
 @dataclass(frozen=True)
 class InvarianceReport:
-    """What :func:`check_invariance` found.
+    """The result of :func:`check_invariance`.
 
     Attributes:
         steps: how many steps both copies took.

@@ -1,4 +1,4 @@
-"""What optimizers remember of gradients, moved along when a network is rescaled.
+"""Rescale the moments of optimizers together with a network.
 
 Rescaling multiplies a weight by s and its gradient by 1 / s. So an average of gradients is
 multiplied by 1 / s, one of their squares by 1 / s^2, and a point or a length of weights by s: as if

@@ -76,7 +76,7 @@ class Group:
 
     @property
     def key(self) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
-        """What tells it from other groups of the model: where its units begin."""
+        """The key of the group within the model: where its units begin."""
         return tuple(
             (line.name, line.dim, tuple(line.places[:, 0].tolist())) for line in self.lines
         )
@@ -126,7 +126,7 @@ def groups_of(network: Network) -> list[Group]:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a pass shows.
+    """The result of reading one captured pass.
 
     Attributes:
         model: a copy of the model, in evaluation form and float64.

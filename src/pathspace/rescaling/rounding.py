@@ -53,7 +53,7 @@ POWERS = (8.0, 64.0, 512.0)
 STEPS = 40
 """The most steps of L-BFGS in a stage."""
 LEAST = 1e-300
-"""What a sum is at least, whose logarithm is taken."""
+"""A lower bound for sums, so that their logarithm is finite."""
 
 
 @dataclass(frozen=True)

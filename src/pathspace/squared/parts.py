@@ -83,7 +83,7 @@ def joined_rows(values: Any, like: Any) -> Any:
 
 
 def whole(tensor: Any) -> Any:
-    """Return the whole of a tensor, gathered from all processes, each of which must ask; of anything else itself."""
+    """Gather a sharded tensor (a collective call); return anything else unchanged."""
     return tensor.full_tensor() if is_split(tensor) else tensor
 
 

@@ -28,7 +28,7 @@ class Processes:
         self._threads = threads
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Let one of the processes call a function; those that died are replaced."""
+        """Call a function in one of the processes, and replace processes that died."""
         with _sigint_blocked():
             try:
                 return self._pool().submit(function, *arguments)

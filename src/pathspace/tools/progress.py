@@ -120,7 +120,7 @@ class Progress:
         self.line(last=last)
 
     def line(self, *, last: bool = False) -> None:
-        """Print a line in a pipe where one is due, or it is the `last` one."""
+        """Print a progress line if the output is a pipe and a line is due, or if this is the `last` one."""
         task = self._task
         if task is None or not self._has_lines:
             return

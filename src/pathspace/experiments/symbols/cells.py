@@ -76,7 +76,7 @@ class Score:
 
     @property
     def words(self) -> str:
-        """What came out, in a line."""
+        """The result as one line of text."""
         cell = self.cell
         size = f", size {cell.size}" if cell.size else ""
         size += f", draw {cell.draw}" if cell.draw else ""

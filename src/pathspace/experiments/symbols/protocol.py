@@ -1,4 +1,4 @@
-"""What goes into the table: texts, sizes, budgets."""
+"""The protocol of the table: texts, sizes and budgets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the dimension that holds the batch goes when values are moved."""
+"""Follow the batch dimension through operations that move values."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _DIMENSION = {
     "cummax": 0,
     "cummin": 0,
 }
-"""Where the dimension stands among the arguments after the tensor."""
+"""The position of ``dim`` among the arguments after the tensor, by function."""
 
 
 def ordered(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> Any:

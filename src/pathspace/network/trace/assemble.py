@@ -285,7 +285,7 @@ class _Nodes:
         self.covered = torch.zeros(num_classes + 1, dtype=torch.bool)
 
     def add(self, values: Iterable[Value]) -> None:
-        """Add values that have a class which none shows so far."""
+        """Add the values whose class is not represented yet."""
         before = self.covered.clone()
         for value in values:
             if value.kind != "hidden" or value.slot not in self._live or value.slot in self.labels:

@@ -17,7 +17,7 @@ from pathspace.network.errors import UntraceableError
 from pathspace.network.network import Network
 
 QUESTIONS = frozenset(["__bool__", "is_nonzero", "__contains__", "equal", "allclose"])
-"""What asks for a yes or no."""
+"""Functions that turn a tensor into one Python truth value."""
 
 PASSED_OVER = frozenset(
     ["add", "__add__", "__radd__", "__iadd__", "add_", "masked_fill", "masked_fill_", "where"]

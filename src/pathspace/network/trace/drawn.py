@@ -45,14 +45,14 @@ RANDOM = {
     "fractional_max_pool2d_with_indices",
     "fractional_max_pool3d_with_indices",
 }
-"""What draws random numbers in training and in evaluation form."""
+"""Functions that draw random numbers in training and in evaluation mode alike."""
 
 DRAWN = "a random draw"
 """Stands among the names of the buffers that a constant was made of, if a part of it was drawn."""
 
 _ATTENTION = "scaled_dot_product_attention"
 _PROBABILITY = 4
-"""Where attention has the probability of dropping a weight."""
+"""The position of the dropout probability among the arguments of attention."""
 
 _BY_DEFAULT = ("dropout", "dropout1d", "dropout2d", "dropout3d")
 _TRAINING = {
@@ -62,7 +62,7 @@ _TRAINING = {
     ),
     "rrelu": 3,
 }
-"""Where the argument ``training`` stands."""
+"""The position of the argument ``training`` of each function."""
 
 
 def draws_in_training(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

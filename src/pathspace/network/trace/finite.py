@@ -30,7 +30,7 @@ from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.values import Value
 
 ASKS = frozenset(["__bool__", "is_nonzero", "item"])
-"""What hands a single truth to Python."""
+"""Functions that turn a tensor of one element into a Python value."""
 
 _OF_FINITE = {
     "isfinite": True,
@@ -78,7 +78,7 @@ _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
     }
 }
 BEGINS = frozenset([*_OF_FINITE, *_COMPARED])
-"""Where a guard may begin."""
+"""Functions with which a guard against non-finite values may begin."""
 
 _LARGEST = torch.finfo(torch.float64).max
 _OTHER_NUMBERS = frozenset(

@@ -62,9 +62,9 @@ ARITHMETIC = frozenset(
 ) | {"rsub", "__truediv__", "__rtruediv__", "__itruediv__"}
 """Sums and products, which take a constant for a number."""
 CHOICES = ("where", "masked_fill", "masked_fill_")
-"""What takes one of two values, of which a constant may have a part in the choice alone."""
+"""Functions that select one of two values; a constant may influence the choice alone."""
 PLAIN = (int, float, bool, str, slice, torch.dtype, torch.device, type(None), type(Ellipsis))
-"""What an argument is, if it is neither a tensor nor a container."""
+"""Types of arguments that are neither tensors nor containers."""
 
 
 def tensors_in(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
@@ -169,7 +169,7 @@ METADATA = {
     "_version.__get__",
     "is_inference",
 }
-"""What reads the form of a tensor, never its values."""
+"""Functions that read metadata of a tensor, such as its shape, never its values."""
 
 SHAPED_FACTORIES = frozenset(
     [
@@ -186,7 +186,7 @@ SHAPED_FACTORIES = frozenset(
 """New tensors that take no more than the form of another."""
 
 OF_FORM = frozenset(["view_as", "expand_as", "reshape_as", "type_as", "to"])
-"""What takes no more than the form of the second tensor."""
+"""Functions that read no values of their second tensor, only its shape and type."""
 
 READS = {
     "item",
@@ -206,7 +206,7 @@ READS = {
     "masked_select",
     "unique",
 }
-"""What hands values to Python, so that the code can depend on them."""
+"""Functions that turn tensor values into Python values, so that Python code may depend on them."""
 
 CHECKS = frozenset(
     ["_assert", "_assert_async", "_is_all_true", "_nested_tensor_from_mask_left_aligned"]
@@ -236,7 +236,7 @@ UNSEEN = {
     "data_ptr",
     "__dlpack__",
 }
-"""What does more than to return tensors, where tracing does not see it."""
+"""Functions with effects that tracing does not see, besides returning tensors."""
 
 NORMALIZATIONS = frozenset(["batch_norm", "instance_norm", "group_norm"])
 """What returns a tensor of its first argument's shape, but wants more than one value to take statistics of."""
@@ -349,7 +349,7 @@ ENDINGS = {
     "multilabel_soft_margin_loss",
     "soft_margin_loss",
 }
-"""What may stand after the last parameter, whatever it does to scales: functions of outputs, and losses."""
+"""Functions of outputs, and losses: allowed after the last parameter even if they break scaling."""
 
 
 def with_sizes(

@@ -123,5 +123,5 @@ def capture(device: torch.device, evaluate: Callable[[], T]) -> tuple[torch.cuda
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:
-    """Return what tells whether a tensor is where it was, in the form that it had."""
+    """Return a fingerprint of a tensor's memory and layout; it changes when either does."""
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device

@@ -68,7 +68,7 @@ class Surveyed:
 
     @property
     def moderate(self) -> bool:
-        """Whether means are far from the ends of float32, in every member of the rescaling class alike."""
+        """True if all means are well within the range of float32; rescaling does not change the answer."""
         numbers = (number for numbers in self.means.values() for number in numbers)
         return all(number == 0 or 1 / MODERATE <= number <= MODERATE for number in numbers)
 

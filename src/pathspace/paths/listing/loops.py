@@ -1,4 +1,4 @@
-"""What ``nn.RNN``, ``nn.RNNCell`` and ``nn.EmbeddingBag`` stand for, one small operation after the other.
+"""``nn.RNN``, ``nn.RNNCell`` and ``nn.EmbeddingBag`` decomposed into small operations.
 
 Letters: T time, B batch, H hidden.
 """

@@ -71,7 +71,7 @@ class ReductionGraph:
 
     @property
     def signed(self) -> bool:
-        """Whether some unit has the inverse scale of its class, so that edges have no single direction."""
+        """True if some unit has the inverse scale of its class; then edges have no single direction."""
         return bool((self.source < 0).any() or (self.target < 0).any())
 
     def number(self, edge: Edge) -> int:
