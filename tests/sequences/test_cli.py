@@ -680,8 +680,8 @@ def test_a_training_that_ends_early_says_so_in_a_line(run, tmp_path):
         "3",
     )
     result = run("fit", str(file), "-o", str(tmp_path / "it"), *options, "--no-context")
-    (line,) = (line for line in result.stderr.splitlines() if "warning" in line)
-    assert line.startswith("warning: the training ended at pass ")
+    (line,) = (line for line in result.stderr.splitlines() if "Warning" in line)
+    assert line.startswith("Warning: the training ended at pass ")
 
 
 def test_a_truth_of_some_symbols_is_no_truth_of_all(run, tmp_path):
@@ -798,7 +798,7 @@ def test_bytes_that_are_no_text_can_be_given_as_arguments(run, tmp_path):
     drawn = run("sample", "m", "--prompt", os.fsdecode(b"\xff\x01"), "--length", 4).stdout_bytes
     assert set(drawn) <= set(b"\xff\x01\xfe\x02")
     assert (
-        "error: --after takes one symbol"
+        "Error: --after takes one symbol"
         in run("bits", "m", tmp_path / "binary", "--after", "é", status=2).stderr
     )
 

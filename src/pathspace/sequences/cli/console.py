@@ -38,13 +38,13 @@ def errors() -> Iterator[None]:
         full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         if isinstance(error, OSError) and error.errno in full and error.filename:
             said = f"{error.filename} cannot be written ({error.strerror}): make room there, or give another --output"
-        console.print(f"[red]error:[/red] {escape(said)}", highlight=False, soft_wrap=True)
+        console.print(f"[red]Error:[/red] {escape(said)}", highlight=False, soft_wrap=True)
         raise typer.Exit(2) from error
 
 
 def _shown_as_a_line(message: Warning | str, *_: Any) -> None:
     console.print(
-        f"[yellow]warning:[/yellow] {escape(str(message))}", highlight=False, soft_wrap=True
+        f"[yellow]Warning:[/yellow] {escape(str(message))}", highlight=False, soft_wrap=True
     )
 
 
