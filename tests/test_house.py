@@ -73,9 +73,9 @@ def test_imports_go_one_way():
 
 
 def test_there_are_no_circles():
-    left = {
-        name: {b for b in others if b in MODULES and b != name} for name, others in arrows().items()
-    }
+    # the package itself imports its parts on first use
+    names = MODULES.keys() - {"pathspace"}
+    left = {name: arrows()[name] & names - {name} for name in names}
     while free := [name for name, others in left.items() if not others & left.keys()]:
         for name in free:
             del left[name]

@@ -14,6 +14,7 @@ import torch
 
 import pathspace
 from command_line import call
+from experiments.conftest import write_sections
 from pathspace.experiments import execution, folders, methods
 from pathspace.experiments.compare import Comparison, compare
 from pathspace.experiments.errors import ConfigurationError
@@ -22,8 +23,6 @@ from pathspace.experiments.recipes import Recipe
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.studies import cost, run_study
 from pathspace.experiments.tasks import build_task
-
-from .conftest import write_sections
 
 SETTINGS: dict[str, Any] = {
     "task": "adding",

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 from cases import slow_besides
 from command_line import call
+from experiments.conftest import stopped
 from pathspace.experiments import devices
 from pathspace.experiments.engine import run
 from pathspace.experiments.errors import ConfigurationError
@@ -21,8 +22,6 @@ from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.tasks.task import Task
 from second_device import DEVICE, SecondDevice
-
-from .conftest import stopped
 
 Config = Callable[..., RunConfig]
 GPU, CPU = DEVICE.type, "cpu"

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from cases import slow_besides
+from experiments.conftest import stopped
+from experiments.rules import EACH_RULE
 from pathspace.experiments import checkpoint, engine
 from pathspace.experiments.engine import epoch_order, run, total_steps
 from pathspace.experiments.errors import ConfigurationError
@@ -17,9 +19,6 @@ from pathspace.experiments.models import RESCALABLE
 from pathspace.experiments.run import RunConfig, RunResult, Validation
 from pathspace.experiments.tasks import build_task
 from pathspace.experiments.tasks.task import Split, Task
-
-from .conftest import stopped
-from .rules import EACH_RULE
 
 Config = Callable[..., RunConfig]
 

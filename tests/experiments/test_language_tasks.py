@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from experiments.conftest import WORD_FILES, digests
 from pathspace.experiments.engine import run
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.tasks import build_task, corpora
 from pathspace.experiments.tasks.task import NOT_COUNTED, Task, windows
-
-from .conftest import WORD_FILES, digests
 
 
 def test_windows_predict_every_symbol_once_and_leave_out_the_rest() -> None:

@@ -71,9 +71,8 @@ PUBLISHED = Published(
 
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    from experiments.conftest import TINY
     from pathspace.experiments.settings import settings_from
-
-    from .conftest import TINY
 
     settings = settings_from(("a test", {**TINY, "learning_rates": [0.03, 1e9]}))
     return compare(settings, Runs(tmp_path_factory.mktemp("runs")))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from browser import DESK, PHONE, Browser, chromium, overflow
+from experiments.conftest import TINY
 from pathspace.experiments.compare import Comparison, Row, compare
 from pathspace.experiments.configuration import Configuration
 from pathspace.experiments.jobs import Runs
@@ -16,8 +17,6 @@ from pathspace.experiments.published import load_published
 from pathspace.experiments.report.comparison import comparison_report, conclusion, parts_report
 from pathspace.experiments.report.document import write_report
 from pathspace.experiments.settings import settings_from
-
-from .conftest import TINY
 
 pytestmark = pytest.mark.slow
 PAGES = ["compare", "reproduce", "parts"]

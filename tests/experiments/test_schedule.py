@@ -4,13 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from experiments.conftest import stopped
 from pathspace.experiments.engine import run
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.run import RunConfig, factor
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.tasks.task import Task
-
-from .conftest import stopped
 
 Config = Callable[..., RunConfig]
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from experiments.conftest import write_sections
 from pathspace.experiments.compare import Comparison, compare
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.jobs import Runs
@@ -14,8 +15,6 @@ from pathspace.experiments.models import build_model
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.studies import run_study
 from pathspace.experiments.studies.second_term import ratios
-
-from .conftest import write_sections
 
 SETTINGS: dict[str, Any] = {
     "task": "words",

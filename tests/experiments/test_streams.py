@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from experiments.conftest import stopped
 from pathspace.experiments.engine import contiguous_order, run
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.models import build_model
@@ -15,8 +16,6 @@ from pathspace.experiments.run import RunConfig
 from pathspace.experiments.settings import Settings, settings_from
 from pathspace.experiments.tasks import build_task
 from pathspace.experiments.tasks.task import Task, prediction, windows
-
-from .conftest import stopped
 
 LENGTH, STREAMS, SYMBOLS = 5, 3, 6
 OPTIONS = {"hidden": 5, "embedding": 4, "layers": 2}

@@ -7,6 +7,7 @@ import torch
 
 import pathspace
 from cases import slow_besides
+from experiments.rules import EACH_RULE
 from pathspace.experiments.compare import check_symmetry, representative, run_distinct
 from pathspace.experiments.engine import run
 from pathspace.experiments.errors import ConfigurationError
@@ -18,8 +19,6 @@ from pathspace.experiments.settings import settings_from
 from pathspace.experiments.starts import balance_once_, move_to_start
 from pathspace.experiments.tasks.next_symbol import Cutting, next_symbol
 from pathspace.experiments.tasks.task import Task
-
-from .rules import EACH_RULE
 
 Config = Callable[..., RunConfig]
 OPTIONS = {

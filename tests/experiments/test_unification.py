@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from experiments.conftest import TINY, write_sections
 from pathspace.experiments.compare import Comparison, compare
 from pathspace.experiments.engine import run
 from pathspace.experiments.jobs import Runs
@@ -19,8 +20,6 @@ from pathspace.experiments.report.figures import saved
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.studies import run_study
 from pathspace.experiments.studies.unification import MEASURES, USES, _draw, entries
-
-from .conftest import TINY, write_sections
 
 METHODS_HERE = ["sgd", "path-norm", "batch-norm", "path-sgd"]
 

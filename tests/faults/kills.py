@@ -19,10 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 import pathspace
-from pathspace.cli import app
-from pathspace.sequences import checkpoints
-
-from .commands import (
+from faults.commands import (
     COMMANDS,
     at_a_terminal,
     dies_at,
@@ -35,6 +32,8 @@ from .commands import (
     terminated_at,
     with_room_for,
 )
+from pathspace.cli import app
+from pathspace.sequences import checkpoints
 
 KILLS = 20  # of each command in the slow tests
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from faults.readers import MEBIBYTE, memory_below, mutants
 from pathspace.experiments import checkpoint
 from pathspace.experiments.engine import run
 from pathspace.experiments.errors import ConfigurationError
@@ -18,8 +19,6 @@ from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.tasks import build_task
 from pathspace.experiments.tasks.task import Task
-
-from .readers import MEBIBYTE, memory_below, mutants
 
 TASK = {"length": 4, "train_size": 64, "validation_size": 16, "test_size": 16}
 

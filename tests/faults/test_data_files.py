@@ -8,12 +8,11 @@ import zipfile
 import numpy as np
 import pytest
 
+from faults.readers import MEBIBYTE, memory_below
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.tasks import build_task, corpora
 from pathspace.experiments.tasks.mnist import read_idx
 from pathspace.experiments.tasks.packed import MOST, OversizeError, check_zip, gunzip
-
-from .readers import MEBIBYTE, memory_below
 
 
 def idx(*sizes, content):

@@ -17,6 +17,7 @@ import pytest
 from safetensors.numpy import load as tensors_of
 from safetensors.numpy import save as written
 
+from faults.readers import MEBIBYTE, memory_below, mutants
 from pathspace.experiments import configuration, folders
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.jobs import RESULT, RUNS, stored_result, write_result
@@ -38,8 +39,6 @@ from pathspace.sequences import (
 )
 from pathspace.sequences.compression import _MAGIC, _fingerprint
 from pathspace.sequences.storage import _KEY, checksum
-
-from .readers import MEBIBYTE, memory_below, mutants
 
 COUNTS = [100, pytest.param(2000, marks=pytest.mark.slow)]
 many = pytest.mark.parametrize("count", COUNTS)

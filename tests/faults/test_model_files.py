@@ -8,10 +8,9 @@ import pytest
 from safetensors.numpy import load as tensors_of
 from safetensors.numpy import save as written
 
+from faults.readers import MEBIBYTE, memory_below
 from pathspace.sequences import PCNN, RNN, ModelFileError, load
 from pathspace.sequences.storage import _KEY, checksum
-
-from .readers import MEBIBYTE, memory_below
 
 TEXT = "she sells sea shells by the sea shore " * 6
 

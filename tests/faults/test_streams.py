@@ -6,10 +6,9 @@ import time
 import pytest
 from typer.testing import CliRunner
 
+from faults.readers import MEBIBYTE, memory_below, stream
 from pathspace.cli import app
 from pathspace.sequences import PCNN, CorruptedError, compress, decompress
-
-from .readers import MEBIBYTE, memory_below, stream
 
 ONE = b"\x01\xc8\x01"  # a foreign byte 200 right after the one before
 

@@ -11,8 +11,7 @@ from pathspace.sequences.growing import DOUBLINGS, SHORTEST, WORK, growing_parts
 from pathspace.sequences.passes import forward
 from pathspace.sequences.text import Corpus
 from pathspace.sequences.training import Settings, train
-
-from .test_training import some_training
+from sequences.test_training import some_training
 
 ARRAYS = ("w", "tau", "V0")
 PASSES = 2 * (4 + 2) + 6  # those of the parts T / 4 and T / 2, and some on the whole

@@ -19,8 +19,7 @@ from pathspace.sequences.passes import (
 )
 from pathspace.sequences.prior import Prior
 from pathspace.sequences.text import Corpus
-
-from .fixture import KINDS, assert_close, exact, tiny_model, tiny_sequence
+from sequences.fixture import KINDS, assert_close, exact, tiny_model, tiny_sequence
 
 
 def to_edges(graph, dense):

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from pathspace.sequences.kernels import reference as ref
-
-from .fixture import KINDS, assert_close, exact, tiny_edges, tiny_model, tiny_sequence
+from sequences.fixture import KINDS, assert_close, exact, tiny_edges, tiny_model, tiny_sequence
 
 
 def run(kind, squash="tanh", parameters=None):

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from pathspace.sequences.tasks import TASKS, ImpossibleTextError, alphabet, anbn, music, regret, xor
-
-from .fixture import exact
+from sequences.fixture import exact
 
 EXAMPLE = "ab(0123[WZPYCPEEH]456789[HYDVTWATR])cdefghijklmnopqrstuvwxyz\n"
 """The typical line of O13, section 4, which has capitals after the 9."""

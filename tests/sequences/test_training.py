@@ -15,8 +15,7 @@ from pathspace.sequences.passes import forward, transition_direction, writing_di
 from pathspace.sequences.prior import Prior
 from pathspace.sequences.text import Corpus
 from pathspace.sequences.training import Settings, Training, train
-
-from .fixture import assert_close, exact
+from sequences.fixture import assert_close, exact
 
 METRICS = {"full_rbpm": "rbp", "qd_rbpm": "rbp-qd", "qd_rutsd": "rutsd-qd"}
 

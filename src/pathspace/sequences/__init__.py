@@ -6,16 +6,16 @@ Needs the extra ``sequences``: ``pip install -e '.[sequences]'`` in a clone of p
 from pathspace.extras import missing_package
 
 try:
-    from .byte_reader import CorruptedError
-    from .compression import compress, decompress
-    from .estimators import CNN, PCNN, RNN, load, merge
-    from .mixed import Mixed
-    from .records import Records
-    from .sequence_model import NotFittedError, SequenceModel
-    from .storage import ModelFileError
-    from .stream import Stream
-    from .text import UnseenSymbolError
-    from .training import Training
+    from pathspace.sequences.byte_reader import CorruptedError
+    from pathspace.sequences.compression import compress, decompress
+    from pathspace.sequences.estimators import CNN, PCNN, RNN, load, merge
+    from pathspace.sequences.mixed import Mixed
+    from pathspace.sequences.records import Records
+    from pathspace.sequences.sequence_model import NotFittedError, SequenceModel
+    from pathspace.sequences.storage import ModelFileError
+    from pathspace.sequences.stream import Stream
+    from pathspace.sequences.text import UnseenSymbolError
+    from pathspace.sequences.training import Training
 except ModuleNotFoundError as error:
     raise missing_package(__name__, error, "sequences") from error
 

@@ -20,11 +20,11 @@ from binascii import crc_hqx
 
 import numpy as np
 
-from .byte_reader import ByteReader, CorruptedError, varint
-from .decisions import part_by_bits, tree, tree_of
-from .mixing import Reading, blank, blank_before
-from .text import Alphabet, IntArray
-from .walk import Progress
+from pathspace.sequences.byte_reader import ByteReader, CorruptedError, varint
+from pathspace.sequences.decisions import part_by_bits, tree, tree_of
+from pathspace.sequences.mixing import Reading, blank, blank_before
+from pathspace.sequences.text import Alphabet, IntArray
+from pathspace.sequences.walk import Progress
 
 _MAGIC = b"\xb5\x04"
 _MAGIC_BEFORE = b"\xb5\x02"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .text import Corpus
+from pathspace.sequences.text import Corpus
 
 
 class Batches:

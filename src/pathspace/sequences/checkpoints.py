@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pathspace
+from pathspace.sequences import storage
+from pathspace.sequences.folds import Fold
+from pathspace.sequences.text import Alphabet
+from pathspace.sequences.training import Report, Settings, Training, train
 from pathspace.tools.files import check_writable, clear_leftovers, locked, write_atomically
-
-from . import storage
-from .folds import Fold
-from .text import Alphabet
-from .training import Report, Settings, Training, train
 
 SECONDS = 30.0  # between two checkpoints: a pass that takes longer is what is lost at most
 _FIT = "fit.json"

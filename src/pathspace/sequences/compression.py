@@ -23,14 +23,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import alone, records
-from .byte_reader import ByteReader, CorruptedError
-from .byte_reader import varint as _varint
-from .mixed import Mixed
-from .sequence_model import SequenceModel
-from .text import Alphabet, IntArray, Text, codes_of
-from .tokens import TokenAlphabet
-from .walk import Progress
+from pathspace.sequences import alone, records
+from pathspace.sequences.byte_reader import ByteReader, CorruptedError
+from pathspace.sequences.byte_reader import varint as _varint
+from pathspace.sequences.mixed import Mixed
+from pathspace.sequences.sequence_model import SequenceModel
+from pathspace.sequences.text import Alphabet, IntArray, Text, codes_of
+from pathspace.sequences.tokens import TokenAlphabet
+from pathspace.sequences.walk import Progress
 
 _MAGIC = b"\xb5\x01"
 _CHECKED = 7

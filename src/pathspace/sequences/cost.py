@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pathspace.memory import check_memory
-
-from .text import Corpus
+from pathspace.sequences.text import Corpus
 
 LARGEST = {
     "restarts": 100_000,

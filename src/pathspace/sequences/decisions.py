@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .kernels.mixing import GROUP
-from .text import Alphabet, IntArray
+from pathspace.sequences.kernels.mixing import GROUP
+from pathspace.sequences.text import Alphabet, IntArray
 
 
 class Tree(NamedTuple):

@@ -17,14 +17,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from .evaluation import code_length
-from .folds import Fold
-from .merging import merge_parameters
-from .one_thread import one_thread
-from .parameters import Parameters
-from .passes import activities, forward, predicting
-from .text import Corpus
-from .training import Training
+from pathspace.sequences.evaluation import code_length
+from pathspace.sequences.folds import Fold
+from pathspace.sequences.merging import merge_parameters
+from pathspace.sequences.one_thread import one_thread
+from pathspace.sequences.parameters import Parameters
+from pathspace.sequences.passes import activities, forward, predicting
+from pathspace.sequences.text import Corpus
+from pathspace.sequences.training import Training
 
 Array = NDArray[np.float64]
 

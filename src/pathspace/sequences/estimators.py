@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from . import mixed_storage, storage
-from .merging import merge_parameters
-from .mixed import Mixed
-from .reader import Reader
-from .sequence_model import SequenceModel
-from .training import Training
+from pathspace.sequences import mixed_storage, storage
+from pathspace.sequences.merging import merge_parameters
+from pathspace.sequences.mixed import Mixed
+from pathspace.sequences.reader import Reader
+from pathspace.sequences.sequence_model import SequenceModel
+from pathspace.sequences.training import Training
 
 
 class PCNN(SequenceModel):

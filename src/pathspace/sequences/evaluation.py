@@ -9,12 +9,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .kernels import output
-from .layout import Buffers
-from .parameters import Parameters
-from .passes import activities, predicting
-from .text import Corpus
-from .walk import mix_with_uniform
+from pathspace.sequences.kernels import output
+from pathspace.sequences.layout import Buffers
+from pathspace.sequences.parameters import Parameters
+from pathspace.sequences.passes import activities, predicting
+from pathspace.sequences.text import Corpus
+from pathspace.sequences.walk import mix_with_uniform
 
 
 def code_lengths(

@@ -13,8 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from .text import Alphabet, Corpus, Given, Text
-from .tokens import Mode, TokenAlphabet, Tokens, alphabet_over, mode_of, sequences_of
+from pathspace.sequences.text import Alphabet, Corpus, Given, Text
+from pathspace.sequences.tokens import (
+    Mode,
+    TokenAlphabet,
+    Tokens,
+    alphabet_over,
+    mode_of,
+    sequences_of,
+)
 
 Texts = Text | Sequence[Any]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .text import Corpus
+from pathspace.sequences.text import Corpus
 
 SHORTEST = 1 << 14
 """Symbols of the first part, at least: a text of less than twice as many has no parts."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .graph import Graph
-from .parameters import Parameters
-from .text import IntArray
+from pathspace.sequences.graph import Graph
+from pathspace.sequences.parameters import Parameters
+from pathspace.sequences.text import IntArray
 
 Array = NDArray[np.float64]
 

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from .graph import Graph
-from .parameters import Parameters
+from pathspace.sequences.graph import Graph
+from pathspace.sequences.parameters import Parameters
 
 Array = NDArray[np.float64]
 

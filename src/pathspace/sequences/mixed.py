@@ -9,17 +9,25 @@ from typing import Any, Self
 
 import numpy as np
 
-from . import mixed_storage
-from .decisions import tree
-from .folds import Fold, Texts, TooShortError, alphabet_of_texts, check_end, fold_of, to_score
-from .mixing import Reading, blank, blank_of
-from .one_thread import one_thread
-from .parameters import Parameters
-from .reader import Reader
-from .sequence_model import NotFittedError, SequenceModel
-from .text import Alphabet, Corpus
-from .tokens import Mode
-from .walk import Progress
+from pathspace.sequences import mixed_storage
+from pathspace.sequences.decisions import tree
+from pathspace.sequences.folds import (
+    Fold,
+    Texts,
+    TooShortError,
+    alphabet_of_texts,
+    check_end,
+    fold_of,
+    to_score,
+)
+from pathspace.sequences.mixing import Reading, blank, blank_of
+from pathspace.sequences.one_thread import one_thread
+from pathspace.sequences.parameters import Parameters
+from pathspace.sequences.reader import Reader
+from pathspace.sequences.sequence_model import NotFittedError, SequenceModel
+from pathspace.sequences.text import Alphabet, Corpus
+from pathspace.sequences.tokens import Mode
+from pathspace.sequences.walk import Progress
 
 
 class Mixed(Reader):

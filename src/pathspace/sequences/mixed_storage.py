@@ -24,11 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from . import storage
-from .mixing import BEFORE, NOW, shapes_of
-from .storage import Stored
-from .text import Alphabet, IntArray
-from .tokens import alphabet_from, described
+from pathspace.sequences import storage
+from pathspace.sequences.mixing import BEFORE, NOW, shapes_of
+from pathspace.sequences.storage import Stored
+from pathspace.sequences.text import Alphabet, IntArray
+from pathspace.sequences.tokens import alphabet_from, described
 
 KEY = "pathspace.sequences.mixed"
 

@@ -14,14 +14,14 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from .decisions import Tree
-from .kernels import mixing, mixing_3
-from .kernels.coding import DECODE, FROZEN, NOWHERE, READ, SCORE, Coder
-from .kernels.contexts import BEGIN, PLACES, STATES, T
-from .kernels.mixing import Memory
-from .parameters import Parameters
-from .text import Corpus, IntArray
-from .walk import Place, Progress, blocks, coder, network
+from pathspace.sequences.decisions import Tree
+from pathspace.sequences.kernels import mixing, mixing_3
+from pathspace.sequences.kernels.coding import DECODE, FROZEN, NOWHERE, READ, SCORE, Coder
+from pathspace.sequences.kernels.contexts import BEGIN, PLACES, STATES, T
+from pathspace.sequences.kernels.mixing import Memory
+from pathspace.sequences.parameters import Parameters
+from pathspace.sequences.text import Corpus, IntArray
+from pathspace.sequences.walk import Place, Progress, blocks, coder, network
 
 Array = NDArray[np.float64]
 

@@ -15,8 +15,8 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from .graph import Graph
-from .text import Corpus
+from pathspace.sequences.graph import Graph
+from pathspace.sequences.text import Corpus
 
 Kind = Literal["pcnn", "cnn", "rnn"]
 Squash = Literal["tanh", "logistic"]

@@ -16,13 +16,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from . import layout
-from .kernels import compiled, output
-from .kernels.solve import solve_packed
-from .layout import Buffers
-from .parameters import FLOOR, Direction, Parameters
-from .prior import Prior
-from .text import Corpus
+from pathspace.sequences import layout
+from pathspace.sequences.kernels import compiled, output
+from pathspace.sequences.kernels.solve import solve_packed
+from pathspace.sequences.layout import Buffers
+from pathspace.sequences.parameters import FLOOR, Direction, Parameters
+from pathspace.sequences.prior import Prior
+from pathspace.sequences.text import Corpus
 
 Array = NDArray[np.float64]
 Metric = Literal["rbp", "rutsd", "rbp-qd", "rutsd-qd", "fb", "bp"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from .parameters import Parameters
+from pathspace.sequences.parameters import Parameters
 
 Array = NDArray[np.float64]
 

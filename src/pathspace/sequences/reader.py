@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from pathspace.sequences import mixed_storage
+from pathspace.sequences.folds import Texts
+from pathspace.sequences.storage import ModelFileError
+from pathspace.sequences.stream import Stream, bits_of_each
+from pathspace.sequences.text import Alphabet
+from pathspace.sequences.walk import Place, sample
 from pathspace.tools.files import check_writable, write_atomically
-
-from . import mixed_storage
-from .folds import Texts
-from .storage import ModelFileError
-from .stream import Stream, bits_of_each
-from .text import Alphabet
-from .walk import Place, sample
 
 _LONGEST = 1 << 40  # of a sample: a million symbols a second would take twelve days
 

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from .byte_reader import ByteReader, CorruptedError, varint
-from .mixed import Mixed
-from .sequence_model import SequenceModel
-from .text import Text, codes_of
-from .tokens import TokenAlphabet
-from .walk import Progress
+from pathspace.sequences.byte_reader import ByteReader, CorruptedError, varint
+from pathspace.sequences.mixed import Mixed
+from pathspace.sequences.sequence_model import SequenceModel
+from pathspace.sequences.text import Text, codes_of
+from pathspace.sequences.tokens import TokenAlphabet
+from pathspace.sequences.walk import Progress
 
 MAGIC = b"\xb5\x03"
 _FRONT = 8

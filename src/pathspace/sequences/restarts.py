@@ -14,15 +14,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pathspace.sequences.checkpoints import Checkpoint, Checkpoints, train_kept
+from pathspace.sequences.folds import Fold
+from pathspace.sequences.graph import Graph
+from pathspace.sequences.one_thread import one_thread
+from pathspace.sequences.parameters import Kind, Squash, start
+from pathspace.sequences.text import Corpus
+from pathspace.sequences.training import Report, Settings, Training
 from pathspace.tools.processes import Processes
-
-from .checkpoints import Checkpoint, Checkpoints, train_kept
-from .folds import Fold
-from .graph import Graph
-from .one_thread import one_thread
-from .parameters import Kind, Squash, start
-from .text import Corpus
-from .training import Report, Settings, Training
 
 
 @dataclass(frozen=True)

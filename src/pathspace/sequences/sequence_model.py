@@ -16,12 +16,12 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from . import storage
-from .checkpoints import Checkpoints
-from .cost import Networks, check_blend, check_count, check_folds, check_networks
-from .ensembles import merge_folds
-from .evaluation import code_length
-from .folds import (
+from pathspace.sequences import storage
+from pathspace.sequences.checkpoints import Checkpoints
+from pathspace.sequences.cost import Networks, check_blend, check_count, check_folds, check_networks
+from pathspace.sequences.ensembles import merge_folds
+from pathspace.sequences.evaluation import code_length
+from pathspace.sequences.folds import (
     Fold,
     Texts,
     alphabet_of_texts,
@@ -32,15 +32,15 @@ from .folds import (
     to_score,
     with_ends,
 )
-from .one_thread import one_thread
-from .parameters import Kind, Parameters, Squash
-from .passes import Metric, WritingStep
-from .reader import Reader
-from .restarts import Architecture, race, train_all
-from .text import Alphabet, Corpus
-from .tokens import Mode
-from .training import Report, Settings, Training
-from .walk import Walk
+from pathspace.sequences.one_thread import one_thread
+from pathspace.sequences.parameters import Kind, Parameters, Squash
+from pathspace.sequences.passes import Metric, WritingStep
+from pathspace.sequences.reader import Reader
+from pathspace.sequences.restarts import Architecture, race, train_all
+from pathspace.sequences.text import Alphabet, Corpus
+from pathspace.sequences.tokens import Mode
+from pathspace.sequences.training import Report, Settings, Training
+from pathspace.sequences.walk import Walk
 
 _LONG_READ = 1 << 20
 """Symbols after which the uniform part of predictions is a millionth, and a text costs it no more."""

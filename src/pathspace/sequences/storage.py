@@ -22,11 +22,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save
 
-from .graph import Graph
-from .parameters import Parameters
-from .text import Alphabet
-from .tokens import alphabet_from, described
-from .training import Settings, Training
+from pathspace.sequences.graph import Graph
+from pathspace.sequences.parameters import Parameters
+from pathspace.sequences.text import Alphabet
+from pathspace.sequences.tokens import alphabet_from, described
+from pathspace.sequences.training import Settings, Training
 
 Built = TypeVar("Built")
 

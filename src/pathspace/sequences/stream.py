@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from .text import Alphabet
-from .walk import Place
+from pathspace.sequences.text import Alphabet
+from pathspace.sequences.walk import Place
 
 
 class Stream:

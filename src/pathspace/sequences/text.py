@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .kernels.contexts import BLANK, LETTER, NEWLINE, OTHER
+from pathspace.sequences.kernels.contexts import BLANK, LETTER, NEWLINE, OTHER
 
 IntArray = NDArray[np.int64]
 Text = str | bytes

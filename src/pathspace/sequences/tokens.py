@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .text import Alphabet, Given, IntArray, Text, given_texts, is_text, role_of
+from pathspace.sequences.text import Alphabet, Given, IntArray, Text, given_texts, is_text, role_of
 
 Splitter = Literal["words", "lines"]
 Mode = bool | Splitter

@@ -18,12 +18,12 @@ from typing import Any, get_args
 
 import numpy as np
 
-from .batches import Batches
-from .evaluation import code_length
-from .growing import growing_parts
-from .layout import Buffers
-from .parameters import Parameters
-from .passes import (
+from pathspace.sequences.batches import Batches
+from pathspace.sequences.evaluation import code_length
+from pathspace.sequences.growing import growing_parts
+from pathspace.sequences.layout import Buffers
+from pathspace.sequences.parameters import Parameters
+from pathspace.sequences.passes import (
     Forward,
     Metric,
     WritingStep,
@@ -32,8 +32,8 @@ from .passes import (
     transition_direction,
     writing_direction,
 )
-from .prior import Prior
-from .text import Corpus
+from pathspace.sequences.prior import Prior
+from pathspace.sequences.text import Corpus
 
 _RISE = 1.1
 _FALL = 0.5

@@ -14,12 +14,12 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from .decisions import Tree, tree
-from .kernels import coding, walk
-from .kernels.coding import DECODE, ENCODE, NOWHERE, Coder, Network
-from .kernels.elementary import squash
-from .parameters import Parameters
-from .text import IntArray
+from pathspace.sequences.decisions import Tree, tree
+from pathspace.sequences.kernels import coding, walk
+from pathspace.sequences.kernels.coding import DECODE, ENCODE, NOWHERE, Coder, Network
+from pathspace.sequences.kernels.elementary import squash
+from pathspace.sequences.parameters import Parameters
+from pathspace.sequences.text import IntArray
 
 Array = NDArray[np.float64]
 Progress = Callable[[int, int], None]

@@ -4,10 +4,10 @@ Every baseline answers the same question as the models: how many bits does a tex
 has been seen?
 """
 
-from .compressors import COMPRESSORS, compressed_bits
-from .context_tree import context_tree_bits
-from .hidden_markov import HiddenMarkov
-from .sparse_hidden_markov import SparseHiddenMarkov
+from pathspace.sequences.baselines.compressors import COMPRESSORS, compressed_bits
+from pathspace.sequences.baselines.context_tree import context_tree_bits
+from pathspace.sequences.baselines.hidden_markov import HiddenMarkov
+from pathspace.sequences.baselines.sparse_hidden_markov import SparseHiddenMarkov
 
 __all__ = [
     "COMPRESSORS",

@@ -21,11 +21,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from pathspace.sequences.baselines.hidden_markov import HiddenMarkov
 from pathspace.sequences.cost import check_hidden_states
 from pathspace.sequences.graph import Graph
 from pathspace.sequences.kernels.machine_code import njit
-
-from .hidden_markov import HiddenMarkov
 
 Array = NDArray[np.float64]
 IntArray = NDArray[np.int64]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from . import fit, lines, tasks, use
+from pathspace.sequences.cli import fit, lines, tasks, use
 
 app = typer.Typer(
     help="""Learn, sample, score and compress symbol sequences.

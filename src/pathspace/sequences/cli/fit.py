@@ -13,15 +13,8 @@ import typer
 
 from pathspace.cli.errors import INTERRUPTED
 from pathspace.sequences.checkpoints import beside, clear, is_begun
-from pathspace.sequences.estimators import CLASSES
-from pathspace.sequences.mixed import Mixed
-from pathspace.sequences.passes import Metric, WritingStep
-from pathspace.sequences.sequence_model import SequenceModel
-from pathspace.sequences.training import Training, looked
-from pathspace.tools.progress import shown
-
-from .console import console, errors, per_symbol
-from .files import (
+from pathspace.sequences.cli.console import console, errors, per_symbol
+from pathspace.sequences.cli.files import (
     After,
     AsJson,
     AsText,
@@ -34,11 +27,23 @@ from .files import (
     standard_output,
     writable,
 )
-from .fit_texts import SHARE, Choices, Texts
-from .gains import Enough, Gains
-from .result import Result, look_at_contexts, mix
-from .resumed import PASSES, check_resumed, network_of, set_budget, what_ended
-from .worth import baseline_bits
+from pathspace.sequences.cli.fit_texts import SHARE, Choices, Texts
+from pathspace.sequences.cli.gains import Enough, Gains
+from pathspace.sequences.cli.result import Result, look_at_contexts, mix
+from pathspace.sequences.cli.resumed import (
+    PASSES,
+    check_resumed,
+    network_of,
+    set_budget,
+    what_ended,
+)
+from pathspace.sequences.cli.worth import baseline_bits
+from pathspace.sequences.estimators import CLASSES
+from pathspace.sequences.mixed import Mixed
+from pathspace.sequences.passes import Metric, WritingStep
+from pathspace.sequences.sequence_model import SequenceModel
+from pathspace.sequences.training import Training, looked
+from pathspace.tools.progress import shown
 
 _LENGTHS = ("passes", "seconds", "patience", "restarts", "grow")
 """Options that say how long to train."""

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from pathspace.sequences.cli.files import Kind, mask_after, mode_from, read
 from pathspace.sequences.folds import Fold, fold_of
 from pathspace.sequences.text import Alphabet, Text
 from pathspace.sequences.tokens import Mode, joined
-
-from .files import Kind, mask_after, mode_from, read
 
 SHARE = 0.1
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from pathspace.sequences.cli.fit_texts import Texts
 from pathspace.sequences.mixed import Mixed, bits_beside
 from pathspace.sequences.training import Training
-
-from .fit_texts import Texts
 
 FIRST = 25
 """Passes before the first look; the next one is after twice as many."""

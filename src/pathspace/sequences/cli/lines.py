@@ -11,15 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from pathspace.sequences.estimators import load
-from pathspace.sequences.mixed import Mixed
-from pathspace.sequences.sequence_model import SequenceModel
-from pathspace.sequences.stream import bits_of_each
-from pathspace.sequences.text import Alphabet
-from pathspace.sequences.tokens import TokenAlphabet
-
-from .console import errors, per_symbol
-from .files import (
+from pathspace.sequences.cli.console import errors, per_symbol
+from pathspace.sequences.cli.files import (
     AsJson,
     InputPath,
     ModelPath,
@@ -28,6 +21,12 @@ from .files import (
     masks_numbers,
     with_numbers_masked,
 )
+from pathspace.sequences.estimators import load
+from pathspace.sequences.mixed import Mixed
+from pathspace.sequences.sequence_model import SequenceModel
+from pathspace.sequences.stream import bits_of_each
+from pathspace.sequences.text import Alphabet
+from pathspace.sequences.tokens import TokenAlphabet
 
 
 @dataclass(frozen=True, order=True)

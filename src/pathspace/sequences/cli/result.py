@@ -9,13 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from pathspace.sequences.cli.console import console, per_symbol, say, symbols_shown
+from pathspace.sequences.cli.fit_texts import Texts
+from pathspace.sequences.cli.worth import verdict
 from pathspace.sequences.mixed import Mixed, beside_contexts, mixed_after_fit
 from pathspace.sequences.sequence_model import SequenceModel
 from pathspace.sequences.training import Training
-
-from .console import console, per_symbol, say, symbols_shown
-from .fit_texts import Texts
-from .worth import verdict
 
 Kept = Literal["network", "mixed", "contexts"]
 

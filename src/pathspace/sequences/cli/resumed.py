@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from pathspace.sequences.cli.files import Kind, kind_read
 from pathspace.sequences.estimators import load
 from pathspace.sequences.mixed import Mixed
 from pathspace.sequences.sequence_model import SequenceModel
-
-from .files import Kind, kind_read
 
 PASSES = 1000
 

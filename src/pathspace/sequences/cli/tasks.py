@@ -11,11 +11,18 @@ from rich.console import Console
 from rich.table import Table
 
 from pathspace.sequences import baselines
+from pathspace.sequences.cli.console import errors, per_symbol, say
+from pathspace.sequences.cli.files import (
+    AsJson,
+    Force,
+    may_overwrite,
+    read,
+    standard_output,
+    writable,
+    write,
+)
 from pathspace.sequences.tasks import TASKS
 from pathspace.sequences.text import Alphabet
-
-from .console import errors, per_symbol, say
-from .files import AsJson, Force, may_overwrite, read, standard_output, writable, write
 
 
 def generate_task(

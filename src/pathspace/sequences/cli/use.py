@@ -9,15 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from pathspace.sequences.compression import MAX_BYTES
-from pathspace.sequences.compression import compress as compress_bytes
-from pathspace.sequences.compression import decompress as decompress_bytes
-from pathspace.sequences.estimators import load
-from pathspace.sequences.sequence_model import SequenceModel
-from pathspace.sequences.tokens import joined
-
-from .console import errors, say, symbols_shown
-from .files import (
+from pathspace.sequences.cli.console import errors, say, symbols_shown
+from pathspace.sequences.cli.files import (
     STANDARD_INPUT,
     After,
     AsJson,
@@ -34,6 +27,12 @@ from .files import (
     writable,
     write,
 )
+from pathspace.sequences.compression import MAX_BYTES
+from pathspace.sequences.compression import compress as compress_bytes
+from pathspace.sequences.compression import decompress as decompress_bytes
+from pathspace.sequences.estimators import load
+from pathspace.sequences.sequence_model import SequenceModel
+from pathspace.sequences.tokens import joined
 
 _LENGTH = 200
 """Symbols of a sample."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from pathspace.sequences import baselines
+from pathspace.sequences.cli.console import per_symbol
 from pathspace.sequences.text import Alphabet, Text
-
-from .console import per_symbol
 
 LONGEST = 1 << 19
 """Symbols that context trees read, seconds of them: those of the held-out part and the last ones before it."""

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from . import walk
-from .machine_code import njit
+from pathspace.sequences.kernels import walk
+from pathspace.sequences.kernels.machine_code import njit
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .elementary import squash
-from .machine_code import njit
+from pathspace.sequences.kernels.elementary import squash
+from pathspace.sequences.kernels.machine_code import njit
 
 # sums may be reordered and fused; NaN and infinity keep their meaning, so that a failed step shows
 _SUMS = {"reassoc", "contract", "nsz"}

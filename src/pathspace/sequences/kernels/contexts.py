@@ -13,7 +13,7 @@ Alphabet of this module: t symbols read so far.
 
 from __future__ import annotations
 
-from .machine_code import njit
+from pathspace.sequences.kernels.machine_code import njit
 
 OTHER, LETTER, BLANK, NEWLINE = range(4)
 """Roles of symbols."""

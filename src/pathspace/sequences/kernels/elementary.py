@@ -17,7 +17,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .machine_code import njit
+from pathspace.sequences.kernels.machine_code import njit
 
 _LOG2E = 1.0 / math.log(2.0)
 _LN2_HIGH = 6.93147180369123816490e-01  # log(2) rounded to 32 bits: k * _LN2_HIGH is exact

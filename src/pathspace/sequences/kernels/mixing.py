@@ -37,8 +37,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from . import walk
-from .coding import (
+from pathspace.sequences.kernels import walk
+from pathspace.sequences.kernels.coding import (
     DECODE,
     ENCODE,
     FARTHEST,
@@ -51,7 +51,7 @@ from .coding import (
     masses,
     network_log_odds,
 )
-from .contexts import (
+from pathspace.sequences.kernels.contexts import (
     BEGIN,
     CONTEXTS,
     HERE,
@@ -68,8 +68,8 @@ from .contexts import (
     match,
     state_of_match,
 )
-from .elementary import add_row, dot, logistic
-from .machine_code import njit
+from pathspace.sequences.kernels.elementary import add_row, dot, logistic
+from pathspace.sequences.kernels.machine_code import njit
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -35,8 +35,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from . import walk
-from .coding import (
+from pathspace.sequences.kernels import walk
+from pathspace.sequences.kernels.coding import (
     DECODE,
     ENCODE,
     FARTHEST,
@@ -49,7 +49,7 @@ from .coding import (
     masses,
     network_log_odds,
 )
-from .contexts import (
+from pathspace.sequences.kernels.contexts import (
     BASIC,
     HERE,
     LENGTH,
@@ -63,8 +63,8 @@ from .contexts import (
     match,
     state_of_match,
 )
-from .elementary import logistic
-from .machine_code import njit
+from pathspace.sequences.kernels.elementary import logistic
+from pathspace.sequences.kernels.machine_code import njit
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]

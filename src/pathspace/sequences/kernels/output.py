@@ -13,8 +13,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from .elementary import exponential
-from .machine_code import njit
+from pathspace.sequences.kernels.elementary import exponential
+from pathspace.sequences.kernels.machine_code import njit
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]

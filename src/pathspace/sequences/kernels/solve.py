@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from .machine_code import njit
+from pathspace.sequences.kernels.machine_code import njit
 
 
 @njit(error_model="numpy", cache=True)

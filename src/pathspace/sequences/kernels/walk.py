@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 
-from .elementary import exponential, squash
-from .machine_code import njit
+from pathspace.sequences.kernels.elementary import exponential, squash
+from pathspace.sequences.kernels.machine_code import njit
 
 
 @njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)

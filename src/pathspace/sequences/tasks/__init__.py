@@ -12,8 +12,8 @@ from functools import partial
 
 import numpy as np
 
-from . import alphabet, anbn, music, xor
-from .text_error import ImpossibleTextError
+from pathspace.sequences.tasks import alphabet, anbn, music, xor
+from pathspace.sequences.tasks.text_error import ImpossibleTextError
 
 __all__ = ["TASKS", "ImpossibleTextError", "Task", "regret"]
 

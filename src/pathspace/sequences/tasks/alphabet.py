@@ -16,7 +16,7 @@ from string import ascii_lowercase, ascii_uppercase, digits
 
 import numpy as np
 
-from .text_error import ImpossibleTextError
+from pathspace.sequences.tasks.text_error import ImpossibleTextError
 
 _BLOCK = 1 / 26
 _CAPITALS = 1 / 5

@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 
-from .text_error import ImpossibleTextError
+from pathspace.sequences.tasks.text_error import ImpossibleTextError
 
 _LOW = 1024
 _HIGH = 2048

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from .text_error import ImpossibleTextError
+from pathspace.sequences.tasks.text_error import ImpossibleTextError
 
 CYCLE = ("ceg", "cfa", "ceg", "gbd", "ceg", "cfa", "gbd", "ceg")
 RHYTHMS = (("4", "4", "4"), ("2", "4"), ("4.", "8", "4"), ("2.",), ("4", "4", "8", "8"))

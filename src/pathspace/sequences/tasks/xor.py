@@ -12,9 +12,8 @@ import re
 
 import numpy as np
 
+from pathspace.sequences.tasks.text_error import ImpossibleTextError
 from pathspace.sequences.text import marks_after
-
-from .text_error import ImpossibleTextError
 
 
 def generate(rng: np.random.Generator, lines: int = 10_000, T: int = 100) -> str:
