@@ -229,8 +229,12 @@ def in_safe_type(
     types = {name: p.dtype for name, p in all_widened(source, network.parameters).items()}
     if not (moderate and result.fits_all(types, zero_fits=True)):
         return result
-    narrow: Values = {name: dense(k).to(types[name]) for name, k in result.values.items()}
-    return survey(narrow, source, with_means=with_means)
+    return survey(_narrowed(result, types), source, with_means=with_means)
+
+
+def _narrowed(result: Surveyed, types: Mapping[str, torch.dtype]) -> Values:
+    """Return the tensors in other types."""
+    return {name: dense(values).to(types[name]) for name, values in result.values.items()}
 
 
 def _expect_finite(result: Surveyed) -> None:

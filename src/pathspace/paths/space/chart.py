@@ -179,28 +179,20 @@ def chart(
             among=Index.of(of_it, device),
         )
 
-    levels = []
-    kept = torch.zeros(1 + 2 * c, dtype=torch.bool)
-    kept[nodes] = True
-    for level in skeleton.levels:
-        at = level[kept[level]]
-        if len(at):
-            starts = _starts(skeleton.starts[at], device)
-            levels.append(Level(Index.of(position[at], device), Index.of(at, device), starts))
+    levels = _levels(skeleton, nodes, position, device)
 
     # O(c) = I(c'): the same edge number at node 1 + C + c and at node 1 + c'
     enters = torch.full((graph.num_edges + 1,), -1)
     enters[skeleton.edges[classes]] = torch.arange(len(classes))
     after = enters[skeleton.edges[classes + c]]  # c' among the P, or -1
-    like = torch.arange(len(classes))
-    like[after[after >= 0]] = (after >= 0).nonzero().flatten()
-    moved = like == torch.arange(len(classes))
-    while not torch.equal(like, like[like]):
-        like = like[like]
+    before = torch.arange(len(classes))
+    before[after[after >= 0]] = (after >= 0).nonzero().flatten()
+    moved = before == torch.arange(len(classes))
+    like = _first_of_each_chain(before)
     linked = bool((after >= 0).any())
     return Chart(
         places=places,
-        levels=tuple(levels),
+        levels=levels,
         classes=Index.of(classes, device),
         inverses=Index.of(classes + c, device),
         into=Index.of(position[classes], device),
@@ -211,6 +203,35 @@ def chart(
         links=tuple((a.to(device), b.to(device)) for a, b in _links(after)),
         like=like.to(device) if linked else None,
     )
+
+
+def _levels(
+    skeleton: Skeleton, nodes: Tensor, position: Tensor, device: torch.device
+) -> tuple[Level, ...]:
+    """Return the levels of the skeleton, with those of their nodes that are among some.
+
+    Args:
+        skeleton: the skeleton.
+        nodes: the nodes that stay.
+        position: the place of each node among these.
+        device: of the result.
+    """
+    is_kept = torch.zeros(len(position), dtype=torch.bool)
+    is_kept[nodes] = True
+    levels = []
+    for level in skeleton.levels:
+        at = level[is_kept[level]]
+        if len(at):
+            starts = _starts(skeleton.starts[at], device)
+            levels.append(Level(Index.of(position[at], device), Index.of(at, device), starts))
+    return tuple(levels)
+
+
+def _first_of_each_chain(before: Tensor) -> Tensor:
+    """Return the first member of each member's chain, from the member before each, or itself at the beginning."""
+    while not torch.equal(before, before[before]):
+        before = before[before]
+    return before
 
 
 def _starts(nodes: Tensor, device: torch.device) -> Index | None:
