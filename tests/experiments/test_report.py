@@ -422,6 +422,22 @@ def test_nothing_is_better_where_intervals_overlap(comparison: Comparison) -> No
     assert sentence == "From the balanced start every method has a run that diverged."
 
 
+def test_a_single_seed_has_no_interval_that_overlaps(comparison: Comparison) -> None:
+    settings = replace(
+        comparison.settings, starts=("balanced",), methods=("sgd", "path-sgd"), seeds=1
+    )
+    first = comparison.rows[0]
+    rows = tuple(
+        with_errors(replace(first, method=name, difference=None), error)
+        for name, error in (("sgd", 1.0), ("path-sgd", 2.0))
+    )
+    (sentence,) = conclusion(replace(comparison, settings=settings, rows=rows))
+    assert sentence.endswith(
+        "; a single seed has no interval, so the others are not told apart from it."
+    )
+    assert "overlap" not in sentence
+
+
 def test_same_and_good_are_told_apart(comparison: Comparison) -> None:
     """The worst row of all may be the same from every start."""
     rows = []

@@ -154,12 +154,15 @@ def _errors(comparison: Comparison, start: str) -> str:
     parts = [
         f"From the {start} start {METHODS[best.method].label} has the least mean test error, {error}"
     ]
+    is_single = comparison.settings.seeds == 1
     for standing, words in STANDINGS.items():
+        if is_single and standing == LEVEL_WITH:
+            continue
         names = [row.method for row, one in zip(rows, standings, strict=True) if one == standing]
         if names:
             parts.append(f"{words}: {_names(names)}")
-    if comparison.settings.seeds == 1:
-        parts.append("a single seed has no interval and shows no difference")
+    if is_single:
+        parts.append("a single seed has no interval, so the others are not told apart from it")
     return "; ".join(parts) + "."
 
 
@@ -297,7 +300,8 @@ def pairs_of(comparison: Comparison, published: Published | None) -> list[Pair]:
     """Return those of the paper's pairs of which both methods ran, each as ours and as printed."""
     if published is None:
         return []
-    settings, start = comparison.settings, comparison.settings.starts[0]
+    settings = comparison.settings
+    start = settings.starts[0]
     methods = {row.method for row in comparison.rows if row.start == start}
     rows = {method: comparison.own_row(method, start) for method in methods}
     found = []
