@@ -193,14 +193,16 @@ class Settings:
         beside ReLU networks.
         """
         chosen = method(name)
-        model, common = chosen.model or self.model, dict(self.model_options)
+        model = chosen.model or self.model
+        common = dict(self.model_options)
         if model != self.model:
             kept = set(options_of(model)) - set(models.OF_STARTS)
             common = {option: value for option, value in common.items() if option in kept}
         return model, {**common, **chosen.model_options, **self.method_options.get(name, {})}
 
     def _check_rates_of(self, name: str) -> None:
-        rates, wanted = self.method_rates[name], len(self.learning_rates)
+        rates = self.method_rates[name]
+        wanted = len(self.learning_rates)
         if not isinstance(rates, list | tuple):
             raise wrong("method_rates", rates, f"a list of rates for {name!r}")
         check_setting(Settings, "learning_rates", tuple(rates), f"method_rates of {name!r}")

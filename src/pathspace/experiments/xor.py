@@ -138,7 +138,8 @@ class Result:
     @property
     def words(self) -> str:
         """The result as one line of text."""
-        cell, last = self.cell, self.looks[-1]
+        cell = self.cell
+        last = self.looks[-1]
         return (
             f"{cell.steps} steps, seed {cell.seed}: {last.wrong:.2%} wrong after {last.passes} passes, "
             f"{self.seconds:.0f} s"
@@ -178,7 +179,8 @@ def compute(
 
     text, watched, test = texts(cell, protocol)
     mask = xor.mask(text)
-    network, looks_file = folder / f"{cell.key}.safetensors", folder / f"{cell.key}.json"
+    network = folder / f"{cell.key}.safetensors"
+    looks_file = folder / f"{cell.key}.json"
     model, looks = _kept(cell, protocol, network, looks_file)
 
     def told(training: Training) -> None:

@@ -53,8 +53,11 @@ class Trainer:
     """
 
     def __init__(self, cell: Cell, protocol: Protocol) -> None:
-        setting, seed = cell.setting, cell.seed
-        self.cell, self.protocol, self.step = cell, protocol, 0
+        setting = cell.setting
+        seed = cell.seed
+        self.cell = cell
+        self.protocol = protocol
+        self.step = 0
         self.steps = protocol.steps_per_length * setting.length
         self.problem = PROBLEMS[setting.problem]
         with torch.random.fork_rng(devices=()):

@@ -218,9 +218,10 @@ def listing(width: int) -> list[str]:
         sizes = list(recipe.sizes) or [DEFAULT]
         known = [recipe.measured.get(size, Measured()) for size in sizes]
         # the names, two blanks, and the costs, right-aligned
-        column, most = 2 + max(map(len, sizes)), max(6, *(len(_cost(each)) for each in known))
+        name_width = 2 + max(map(len, sizes))
+        cost_width = max(6, *(len(_cost(each)) for each in known))
         for size, each in zip(sizes, known, strict=True):
-            lines += _of_size(size, each, column, most, width, recipe)
+            lines += _of_size(size, each, name_width, cost_width, width, recipe)
     return lines
 
 

@@ -181,7 +181,8 @@ def _load_cifar(name: str, part: str, data_dir: Path | None) -> tuple[Tensor, Te
     Raises:
         ConfigurationError: There is no such data, or a file is broken.
     """
-    known, folder = CIFAR[name], data_folder(data_dir)
+    known = CIFAR[name]
+    folder = data_folder(data_dir)
     if folder is not None:
         archives = sorted((folder / known.folder).glob(known.archives[part]))
         if archives:

@@ -449,7 +449,7 @@ class _Place:
 
     @property
     def after_interruption(self) -> str:
-        """What a message says of a fit that ends with nothing to save."""
+        """The words of a message about a fit that ends with nothing to save."""
         told = "nothing is saved"
         if self.begun:
             told = f"{self.again} goes on from its checkpoints"
