@@ -128,7 +128,7 @@ def _all_examples(file: str, digest: str) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def _seeded() -> Iterator[None]:
-    """Seed the global random states of torch, NumPy and Python, and bring the old ones back."""
+    """Seed the global random generators of torch, NumPy and Python, and restore their states afterwards."""
     of_python = random.getstate()
     of_numpy = np.random.get_state()  # noqa: NPY002 -- the state that the user's code draws from
     with torch.random.fork_rng(devices=[]):
@@ -143,10 +143,11 @@ def _seeded() -> Iterator[None]:
 
 
 def _check_finite(file: str, name: str, values: Tensor) -> None:
+    """Refuse examples with NaN or infinity; the message says how many there are, and which is the first."""
     if not values.is_floating_point():
         return
-    wrong = values.flatten(1) if values.dim() > 1 else values.unsqueeze(1)
-    examples = wrong.isfinite().logical_not().any(1).nonzero().flatten()
+    is_finite = values.reshape(len(values), -1).isfinite().all(1)
+    examples = torch.nonzero(~is_finite).flatten()
     if len(examples):
         raise ConfigurationError(
             f"batches() in {file!r} yields {name} with NaN or infinity in {len(examples)} of {len(values)} examples, "

@@ -95,11 +95,11 @@ def compute_in_shares(
 
 def _send_to_all(results: Sequence[Sequence[Tensor]], owners: Sequence[int], group: Any) -> None:
     """Broadcast the tensors of each job from its owner."""
-    # one message from each process, for each device and type
-    shares: dict[tuple[Any, ...], list[Tensor]] = {}
-    for owner, job in sorted(zip(owners, range(len(owners)), strict=True)):
-        for result in results[job]:
-            shares.setdefault((owner, result.device, result.dtype), []).append(result)
+    # one message from each owner, for each device and type; all processes send them in one order
+    shares: dict[tuple[int, torch.device, torch.dtype], list[Tensor]] = {}
+    for owner, tensors in zip(owners, results, strict=True):
+        for tensor in tensors:
+            shares.setdefault((owner, tensor.device, tensor.dtype), []).append(tensor)
     messages = [torch.cat([result.flatten() for result in share]) for share in shares.values()]
     members = None if group == "default" else group
     pending = [
