@@ -149,11 +149,15 @@ def fold_(module: nn.Module) -> nn.Module:
     """Put every BatchNorm into the layer before it."""
     names = list(module._modules)
     for first, second in itertools.pairwise(names):
-        layer, norm = module._modules[first], module._modules[second]
-        if isinstance(norm, NORMS):
-            fuse = fuse_conv_bn_eval if isinstance(layer, nn.Conv2d) else fuse_linear_bn_eval
-            module._modules[first] = fuse(layer, norm)  # type: ignore[type-var]
-            module._modules[second] = nn.Identity()
+        layer = module._modules[first]
+        norm = module._modules[second]
+        if not isinstance(norm, NORMS):
+            continue
+        if isinstance(layer, nn.Conv2d):
+            module._modules[first] = fuse_conv_bn_eval(layer, norm)
+        elif isinstance(layer, nn.Linear):
+            module._modules[first] = fuse_linear_bn_eval(layer, norm)
+        module._modules[second] = nn.Identity()
     for child in module.children():
         fold_(child)
     # what fuses them freezes the biases
