@@ -1,4 +1,4 @@
-"""How to install what only parts of the package need, as messages say it."""
+"""Install commands of the extras, as error messages give them."""
 
 from __future__ import annotations
 

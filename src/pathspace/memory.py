@@ -1,4 +1,4 @@
-"""How much memory this process may take, and errors where a task needs more."""
+"""Memory limits of this process, and errors where a task needs more."""
 
 from __future__ import annotations
 

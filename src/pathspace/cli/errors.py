@@ -1,4 +1,4 @@
-"""How commands end: errors that a user can mend, in one sentence, and exit codes."""
+"""Ends of commands: exit codes, and one sentence for each error that a user can mend."""
 
 from __future__ import annotations
 

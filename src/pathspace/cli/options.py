@@ -226,7 +226,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
 @dataclass(frozen=True)
 class SettingOptions:
-    """How networks are trained."""
+    """Options of training."""
 
     epochs: EpochsOption = None
     batch_size: BatchOption = None
@@ -267,7 +267,7 @@ class SettingOptions:
 
 @dataclass(frozen=True)
 class TableOptions(SettingOptions):
-    """How networks are trained by several methods."""
+    """Options of training by several methods."""
 
     methods: MethodsOption = None
     seeds: SeedsOption = None
@@ -282,7 +282,7 @@ class TableOptions(SettingOptions):
 
 @dataclass(frozen=True)
 class ContextOptions:
-    """What does not change results, but for the last bits; see `folders.Context`."""
+    """Options that change results in the last bits at most; see `folders.Context`."""
 
     output: OutputOption = None
     data_dir: DataOption = None

@@ -55,7 +55,7 @@ class Row:
 
     @property
     def diverged(self) -> int:
-        """How many of the runs diverged."""
+        """The number of runs that diverged."""
         return sum(run.diverged_at is not None for run in self.runs)
 
     @property

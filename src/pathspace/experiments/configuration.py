@@ -1,4 +1,4 @@
-"""What a command was asked for, as `config.json` in its output folder, and how a command begins or goes on there."""
+"""The request of a command, stored as `config.json`, and whether it begins or continues in its folder."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ KINDS = ("settings", "parts", "protocol")
 
 
 class Request(ABC):
-    """What a command was asked for.
+    """The request of a command.
 
     Attributes:
         kind: The key of `config.json` that holds it, one of `KINDS`.
@@ -86,7 +86,7 @@ class Request(ABC):
 
 @dataclass(frozen=True)
 class Configuration(Request):
-    """What a command was asked for that trains by one set of settings.
+    """The request of a command that trains by one set of settings.
 
     Attributes:
         command: `"compare"`, `"train"`, `"reproduce"` or `"sweep"`.

@@ -1,4 +1,4 @@
-"""Where runs compute: the processor, or a GPU.
+"""The device of a run: the processor, or a GPU.
 
 Batches, initial weights and starts are made on the processor for every device, so that a run begins
 with the same numbers everywhere. From the first step on rounding differs, and so do the random

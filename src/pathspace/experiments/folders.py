@@ -1,4 +1,4 @@
-"""Which folder a command writes to: its own, and nobody else's.
+"""The output folder of a command, which no other command shares.
 
 A folder of runs is known by its `config.json`. Commands without `--output` write to `runs/NAME`, or
 to the first of `runs/NAME-2`, `runs/NAME-3` and so on that holds nothing yet; what is in the others
@@ -73,7 +73,7 @@ class Context:
 
     @property
     def run_device(self) -> str:
-        """Where runs compute. A cluster's machines may have what this one has not.
+        """The device of the runs. A cluster's machines may have one that this machine lacks.
 
         Raises:
             ConfigurationError: There is no such device here, and runs are to be done here.

@@ -40,7 +40,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the check of one optimizer on one network found.
+    """Result of checking one optimizer on one network.
 
     Attributes:
         optimizer: A name in `CANDIDATES`.
@@ -56,7 +56,7 @@ class Verdict:
 
     @property
     def broken(self) -> bool:
-        """Whether a claim failed."""
+        """True if a claim failed."""
         return self.claimed and not self.report.passed
 
 

@@ -25,7 +25,7 @@ RUNS = "runs"
 
 @dataclass(frozen=True)
 class Place:
-    """Where runs read and write.
+    """Folders and device of runs.
 
     Attributes:
         folder: Each run gets a folder in this one; what is there is taken, or continued.
@@ -98,7 +98,7 @@ class PlacedRun:
 
 @dataclass(frozen=True)
 class Runs:
-    """How a command does its runs.
+    """Folder, monitor, runner and device of a command's runs.
 
     Attributes:
         output: Its folder: runs are kept in the folder `runs` there, and what is there is taken, or

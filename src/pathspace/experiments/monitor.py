@@ -1,4 +1,4 @@
-"""What somebody who watches jobs is told: a monitor that shows it, and one that passes it on from another process."""
+"""Progress of jobs: a monitor that shows it, and one that passes it on from another process."""
 
 from __future__ import annotations
 

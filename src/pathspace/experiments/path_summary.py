@@ -1,4 +1,4 @@
-"""What path space says about a model: classes, paths, degrees of freedom, and how well G-SGD is conditioned on it.
+"""A model in path space: classes, paths, degrees of freedom, and the conditioning of G-SGD.
 
 Letters: e = (u -> v) a weight, A_u and B_v the products of weights along the skeleton into u and
 out of v.

@@ -49,7 +49,7 @@ class PublishedResult:
 
 @dataclass(frozen=True, config=FILE)
 class PaperProtocol:
-    """What a paper trained on, for how long and how often; None where the text does not give it.
+    """A paper's training examples, epochs and seeds; None where its text does not give them.
 
     Attributes:
         train_size: Its training examples.
@@ -91,7 +91,7 @@ class Published:
         return tuple(first.values())
 
     def result(self, settings: Settings, method: str) -> PublishedResult | None:
-        """The number that belongs beside a method under some settings; None where none is given."""
+        """Return the number to show beside a method under some settings; None where the paper gives none."""
         # A rule as printed is the paper's, too.
         names = (method, method.removesuffix(AS_PRINTED))
         for result in self.results:
@@ -102,13 +102,13 @@ class Published:
         return None
 
     def protocol(self, settings: Settings) -> PaperProtocol:
-        """What the paper did where the task has the options of some settings."""
+        """Return the paper's protocol for the task options of some settings."""
         held = (each for each in self.protocols if _holds(settings.task_options, each.task_options))
         return next(held, PaperProtocol())
 
 
 def _holds(options: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether options have the wanted values; what is not among them has its default, which is no match but False."""
+    """Return whether options have the wanted values. A missing option counts as False."""
     return all(options.get(name, False) == value for name, value in wanted.items())
 
 

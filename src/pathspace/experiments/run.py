@@ -1,4 +1,4 @@
-"""What goes into a training run, what it is while it lasts, and what comes out."""
+"""A training run: its configuration, its state while it lasts, and its result."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class RunConfig:
 
     @property
     def label(self) -> str:
-        """What progress displays call the run."""
+        """The name of the run in progress displays."""
         decay = f", decay {self.weight_decay:g}" if self.weight_decay else ""
         return f"{self.method}, {self.start}, rate {self.learning_rate:g}{decay}, seed {self.seed}"
 
@@ -152,7 +152,7 @@ class RunState:
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run gave.
+    """The result of a run.
 
     Attributes:
         config: What it was asked for.
@@ -190,7 +190,7 @@ class RunResult:
 
     @property
     def failed(self) -> bool:
-        """Whether the run diverged or ended no better than it began, by the validation loss."""
+        """True if the run diverged or ended no better than it began, by the validation loss."""
         return (
             self.diverged_at is not None or not self.validations[-1].loss < self.validations[0].loss
         )

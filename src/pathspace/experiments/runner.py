@@ -41,7 +41,7 @@ class Work(Protocol):
 
     @property
     def label(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         ...
 
     def __call__(self, monitor: Monitor) -> Any:
@@ -63,7 +63,7 @@ class Job(Work, Protocol):
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """How a job ended: with a result or with an error."""
+    """The end of a job: a result or an error."""
 
     job: Any
     result: Any = None

@@ -1,4 +1,4 @@
-"""How far a model by name is from balance: the command `pathspace check-scale`."""
+"""The command `pathspace check-scale`: the distance of a model from balance."""
 
 from __future__ import annotations
 

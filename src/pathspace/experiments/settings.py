@@ -61,7 +61,7 @@ Factor = Annotated[float, Field(ge=0), AfterValidator(_zero_or_from_one)]
 
 @dataclass(frozen=True, config=CONFIG)
 class Settings:
-    """What is compared, and with which budget; the same for every method.
+    """Methods, task, model and budget of a comparison; the same for every method.
 
     Attributes:
         task: A name in `tasks.TASKS`.

@@ -164,7 +164,7 @@ class DataDependent(Path):
 
     @property
     def takes_parts(self) -> bool:
-        """Whether parameters may be split over processes: the pass over data needs a model that is whole."""
+        """False: the pass over data needs a whole model, so FSDP may not shard it."""
         return False
 
     def agreed(self, refused: bool) -> bool:

@@ -174,7 +174,7 @@ class Metric:
 
     @property
     def takes_parts(self) -> bool:
-        """Whether parameters may be split over processes by FSDP, so that a process computes parts of values."""
+        """True if FSDP may shard the parameters, so that a process computes its rows of the values."""
         return False
 
     def values(self, network: Network, names: Sequence[str]) -> Mapping[str, Tensor]:

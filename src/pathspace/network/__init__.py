@@ -1,4 +1,4 @@
-"""What a rescalable network is: tracing, unit classes, and the squared network."""
+"""Rescalable networks: tracing, unit classes, and the squared network."""
 
 from pathspace.network.errors import UnmatchedForwardError, UntraceableError
 from pathspace.network.network import Network

@@ -1,4 +1,4 @@
-"""How a model was called while it was traced."""
+"""The call by which a model was traced."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class RNN(nn.RNN):
 
     @property
     def kernel(self) -> str:
-        """What the latest call ran, or before any what calls may run: compiled loops, or ``torch.nn.RNN`` and why."""
+        """The kernel of the latest call, or of calls to come: compiled loops, or ``torch.nn.RNN`` and the reason."""
         reason = self._refusal(self._weights()[0]) if self._ran is None else self._ran
         return f"compiled, {_loops().instructions()}" if not reason else f"torch.nn.RNN: {reason}"
 

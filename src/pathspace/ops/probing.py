@@ -1,4 +1,4 @@
-"""Which elements a linear operation reads: found by running it on numbers that tell where they came from.
+"""The elements that a linear operation reads, found by running it on numbers that identify their origin.
 
 An operation f that is linear in h has f(h)_o = sum_i c_oi h_i. Where an output reads a single
 element, as in all operations that move values, h = 1 gives its factor c_oi and h = i (i = 1, 2,

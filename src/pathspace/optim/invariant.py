@@ -184,12 +184,12 @@ class Invariant(MetricOptimizer):
 
     @property
     def takes_parts(self) -> bool:
-        """Whether parameters may be split over processes by FSDP: if the rule treats every one by itself."""
+        """True if FSDP may shard the parameters: the rule then treats each of them by itself."""
         return super().takes_parts and (self.rule is None or traits_of(type(self.rule)).takes_parts)
 
     @property
     def _gathers(self) -> bool:
-        """Whether parameters are gathered for the rule, which keeps its rows of what it knows of them as DTensors."""
+        """True if parameters are gathered for the rule; its states stay sharded as DTensors."""
         return self._in_parts and self.rule is not None and traits_of(type(self.rule)).needs_whole
 
     # -- the rule and its groups -------------------------------------------------------------------

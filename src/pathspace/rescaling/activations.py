@@ -1,4 +1,4 @@
-"""How large the values of every unit class are on data: what a quantised network has to represent, too.
+"""Ranges of the values of every unit class on data, which a quantised network has to represent.
 
 Counted is what enters a weight, after its activation, where the operation says which units those
 are: linear layers and convolutions, recurrent layers step by step. A class of which no such

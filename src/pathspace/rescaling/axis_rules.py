@@ -1,4 +1,4 @@
-"""What operations of a captured pass say about the axes of their tensors.
+"""Rules for the axes of tensors, one for each operation of a captured pass.
 
 A rule is a function ``rule(reader, step)`` that gives the result its dimensions, and notes which of
 the arguments' are equal or fixed. Whatever has no rule fixes all of its arguments, so that nothing

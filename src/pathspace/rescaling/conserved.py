@@ -1,4 +1,4 @@
-"""What gradient flow conserves because the loss does not change under rescaling.
+"""Quantities that gradient flow conserves because the loss does not change under rescaling.
 
 Rescaling class c by s multiplies a weight w_e by s^k, where k = k_ce is 1 for what enters a unit of
 the class and -1 for what leaves it. The loss is the same for every s, so its slope along log s is

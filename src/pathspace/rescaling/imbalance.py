@@ -1,4 +1,4 @@
-"""How far the unit classes of a network are from balance, layer by layer.
+"""Distances of the unit classes of a network from balance, layer by layer.
 
 Letters: c unit class, b_c its scale beside that in the balanced member: balancing multiplies what
 enters c by 1 / b_c.

@@ -183,7 +183,7 @@ def _rescale_by_more_than_one_(
 
 @dataclass
 class _Outputs:
-    """How the outputs of two copies compare.
+    """Comparison of the outputs of two copies.
 
     Attributes:
         equal: whether they were bitwise equal at all steps.

@@ -1,4 +1,4 @@
-"""Which units of a traced network may change places, and how its weights change then.
+"""Permutations of the units of a traced network, and what they do to its weights.
 
 One pass of the model is captured as a list of operations, and read for which dimensions of its
 weights and buffers run over the same units (see ``axes``). Units need no scale of their own: those

@@ -58,7 +58,7 @@ LEAST = 1e-300
 
 @dataclass(frozen=True)
 class Scheme:
-    """How a network is rounded.
+    """A scheme of rounding: bits, steps, and what is rounded.
 
     Attributes:
         bits: of a weight.

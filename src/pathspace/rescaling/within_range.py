@@ -168,7 +168,7 @@ class _Visible:
 
     @cached_property
     def _shared(self) -> Tensor:
-        """Whether several rows enter the units of each label, a table: a value of each may be read by itself."""
+        """Return for each label whether several rows enter its units; a row of a table may be read by itself."""
         count = self._table(0.0)
         for name, size in self._sizes.items():
             rows = _largest_of_rows(size, self._network.edges[name])

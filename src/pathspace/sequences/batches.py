@@ -32,7 +32,7 @@ class Batches:
 
     @property
     def are_whole(self) -> bool:
-        """Whether each batch has all texts."""
+        """True if each batch has all texts."""
         return self._size is None or self._size >= len(self._texts)
 
     def at(self, passes: int) -> Corpus:

@@ -36,12 +36,12 @@ class ByteReader:
 
     @property
     def place(self) -> int:
-        """How many bytes have been read."""
+        """The number of bytes read so far."""
         return self._place
 
     @property
     def is_at_end(self) -> bool:
-        """Whether nothing is left."""
+        """True if no byte is left."""
         return self._place >= len(self._content)
 
     def varint(self) -> int:

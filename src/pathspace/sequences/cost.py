@@ -1,4 +1,4 @@
-"""What a fit costs at the least in memory and time, so that one that cannot end is refused before it begins.
+"""Lower bounds of the memory and time of a fit, so that one that cannot end is refused before it begins.
 
 Alphabet of this module: N units, d edges that leave each unit, E edges with those from unit 0, A
 symbols, T symbols of the text, P of them predicted.

@@ -1,4 +1,4 @@
-"""How much each network of a merged one should count, and how much each symbol, found on a validation text.
+"""Weights of networks and of symbols in a merged network, found on a validation text.
 
 Alphabet of this module: K networks, P predicted positions, A symbols.
 

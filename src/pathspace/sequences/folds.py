@@ -1,4 +1,4 @@
-"""What a training reads, and what is kept back to stop it and to choose the best by.
+"""Folds: the texts of a training, and the text held back to stop it and to choose by.
 
 Alphabet of this module: A symbols. Encoded texts are vectors of symbol numbers; a mark is true
 where a symbol is to be predicted.

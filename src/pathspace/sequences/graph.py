@@ -128,7 +128,7 @@ class Graph:
 
     @cached_property
     def is_dense(self) -> bool:
-        """Whether so many edges exist that whole matrices are faster than lists of edges."""
+        """True if there are so many edges that whole matrices are faster than lists of edges."""
         return 3 * (self.edges - self.units) >= self.units**2
 
 

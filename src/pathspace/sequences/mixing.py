@@ -140,12 +140,12 @@ class Reading(Place):
 
     @property
     def generation(self) -> int:
-        """Which contexts these are."""
+        """The generation of contexts."""
         return NOW if self._kernel is mixing else BEFORE
 
     @property
     def weights(self) -> dict[str, Array]:
-        """What reading the text again without deciding does not bring back, by name."""
+        """The learned arrays that reading the text again does not restore, by name."""
         return {name: getattr(self.memory, name) for name in self._kernel.WEIGHTS}
 
     def frozen_copy(self) -> Reading:

@@ -86,7 +86,7 @@ class Parameters:
 
     @property
     def is_finite(self) -> bool:
-        """Whether no entry is infinite or NaN."""
+        """True if no entry is infinite or NaN."""
         return all(
             bool(np.isfinite(array).all()) for array in (self.w, self.tau, self.rho, self.V0)
         )
@@ -160,7 +160,7 @@ class Direction:
 
     @property
     def is_finite(self) -> bool:
-        """Whether no entry is infinite or NaN."""
+        """True if no entry is infinite or NaN."""
         return all(
             bool(np.isfinite(array).all()) for array in (self.w, self.tau, self.rho, self.V0)
         )

@@ -1,4 +1,4 @@
-"""What a network and a mixture have in common once they are fitted: they read a text symbol by symbol, and predict."""
+"""The common part of fitted networks and mixtures: reading a text symbol by symbol, and predicting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What PCNN, CNN and RNN share, in scikit-learn's manner: fit, then bits, predict, sample, save.
+"""The base of PCNN, CNN and RNN, in scikit-learn's manner: fit, then bits, predict, sample, save.
 
 Alphabet of this module: N units, A symbols of the alphabet the model was fitted on.
 """

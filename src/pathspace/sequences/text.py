@@ -362,7 +362,7 @@ class Corpus:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is one sequence with every symbol to be predicted."""
+        """True if it is one sequence with every symbol to be predicted."""
         return len(self.bounds) == 2 and len(self.predicted) == len(self.x)
 
 

@@ -57,7 +57,7 @@ class Tap:
 
 @dataclass(frozen=True)
 class Sums:
-    """Which sums over paths the tape computes: those of squares, unless something else is asked for.
+    """The kind of sums over paths that a tape computes: those of squares by default.
 
     Attributes:
         power: of the weights of fixed edges, of constants and of buffers.
@@ -286,7 +286,7 @@ class Tape:
 
     @cached_property
     def divides(self) -> bool:
-        """Whether an instruction divides by a statistic of its inputs."""
+        """Return whether an instruction divides by a statistic of its inputs."""
         return any(instruction.statistic is not None for instruction in self.instructions)
 
     @cached_property

@@ -1,1 +1,1 @@
-"""What the command line and symbol sequences share: whole files, progress, processes. The core imports none of it."""
+"""Tools of the command line and of symbol sequences: atomic files, progress, processes. The core imports none."""

@@ -57,7 +57,7 @@ HEAD = "Costs in core-hours, as measured here or as steps times a measured step,
 
 @dataclass(frozen=True, config=FILE)
 class Measured:
-    """What is known of one size of a recipe.
+    """Cost and page of one size of a recipe.
 
     Attributes:
         core_hours: What it costs; None if that was never measured.

@@ -1,4 +1,4 @@
-"""Who wins: every method against the best baseline, with intervals, as a table and as a figure.
+"""Every method against the best baseline, with intervals, as a table and as a figure.
 
 The best baseline of a start is the one of the least mean validation error over the reported seeds:
 choosing it by test errors would favour it. Differences are paired: a seed gives the same first
@@ -42,7 +42,7 @@ WIDE = 20  # errors further apart than this factor are drawn on a logarithmic ax
 
 @dataclass(frozen=True)
 class Standing:
-    """How one method did from one start.
+    """Errors of one method from one start.
 
     Attributes:
         row: Its runs, at the rate and decay that were chosen from this start.
@@ -77,7 +77,7 @@ class Standing:
 
     @property
     def failure(self) -> str:
-        """How many runs diverged, or else ended no better than they began; nothing where none did.
+        """The number of runs that diverged, or else that ended no better than they began; empty if none did.
 
         A mean over seeds that holds such a run tells of that run alone: errors of 1e34 occur.
         """

@@ -112,7 +112,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """What a command found.
+    """The findings of a command, to be printed and written.
 
     Attributes:
         title: The headline of the page.

@@ -207,7 +207,7 @@ def _draw_nodes(
 
 
 def _draw_cut(axes: Axes, *, last: int, height: int) -> None:
-    """What counts as an output at a cut comes back as an input: below the columns, not through them."""
+    """Draw a cut: an arrow below the columns, from its outputs back to the inputs behind it."""
     middle, under = (height - 1) / 2, -0.4
     axes.plot(
         [last, last, 0, 0], [middle, under, under, middle], color=CUT, lw=1.2, ls="--", zorder=2

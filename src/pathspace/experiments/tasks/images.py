@@ -44,7 +44,7 @@ BYTES = 3 * 32 * 32
 
 @dataclass(frozen=True)
 class DataSet:
-    """Where the files of a data set are looked for.
+    """The files of a data set, and the folders to look for them in.
 
     Attributes:
         title: What errors call it.

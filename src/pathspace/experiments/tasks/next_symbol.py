@@ -14,7 +14,7 @@ from pathspace.experiments.tasks.task import Split, Task, prediction, windows
 
 @dataclass(frozen=True)
 class Cutting:
-    """How the three parts of a text become windows.
+    """The cutting of three parts of a text into windows.
 
     Attributes:
         length: T, predictions per window.

@@ -1,4 +1,4 @@
-"""What a task is: sequences with targets in three fixed splits, a loss and a measure of error.
+"""A task: sequences with targets in three fixed splits, a loss and a measure of error.
 
 Letters: N sequences, T steps, D numbers per step, K outputs.
 """

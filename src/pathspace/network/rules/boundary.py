@@ -1,16 +1,16 @@
-"""Where a network is cut: an operation without a rule, between outputs and inputs of the network.
+"""Cuts of a network: operations without a rule, between outputs and inputs of the network.
 
-What enters it counts as an output and keeps the scale 1, so the operation does in every member of a
-rescaling class what it did before; what leaves it counts as an input. That is right for any
-function of tensors, whatever it does to scales (softmax, GELU, a product of activations, a division
-by one), and loses no more than symmetry. Parameters that it takes are left to the plain rule.
+Values that enter a cut count as outputs and keep the scale 1, so in every member of a rescaling
+class the operation does what it did before. Values that leave it count as inputs. That is right for
+any function of tensors, whatever it does to scales (softmax, GELU, a product of activations, a
+division by one), and loses no more than symmetry. Its own parameters are left to the plain rule.
 
-It is no way past what makes a trace wrong: a function that writes where tracing does not see it,
-hands values to Python, or returns shapes that depend on them is refused as before.
+A cut does not make a wrong trace right. A function that writes where tracing does not see it, hands
+values to Python, or returns shapes that depend on them is refused as before.
 
-A strict trace makes of such a result a *tail*, a function of outputs: it may be returned, and used
-by functions without parameters. So does a second pass of one that has its examples in places
-unknown.
+A strict trace makes the result of such an operation a *tail*, a function of outputs. It may be
+returned, and used by functions without parameters. A second pass does the same with a result whose
+batch dimension is unknown.
 """
 
 from __future__ import annotations

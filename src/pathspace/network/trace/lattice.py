@@ -1,4 +1,4 @@
-"""What the scales of products leave free: the integer solutions of linear equations in log s.
+"""Free scales under the equations of products: the integer solutions of linear equations in log s.
 
 The scale of a product is the product of the scales, s_v = s_a s_b; where sums and outputs then ask
 that scales agree, variables have to obey several such equations at once. Their solutions are

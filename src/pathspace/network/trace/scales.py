@@ -1,4 +1,4 @@
-"""Which scale variables of a network are free: classes of equal ones, with signs.
+"""Free scale variables of a network: classes of equal ones, with signs.
 
 Every unit has a scale s > 0 (the factor by which node-wise rescaling multiplies its value). Tracing
 gives each unit a *label*, an integer that stands for a scale:

@@ -1,1 +1,1 @@
-"""What the optimizers share."""
+"""Base classes and shared parts of the optimizers."""

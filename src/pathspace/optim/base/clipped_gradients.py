@@ -1,4 +1,4 @@
-"""What an optimizer sees of gradients before a step: whether they are finite, whose they are, and who clipped them.
+"""Checks of gradients before a step: finite, of this network, and not clipped beforehand.
 
 A gradient that is not finite would spoil weights and state for good, so that nothing is changed
 then. What an example does to a weight's gradient it does to a row or a column of it, so that one of

@@ -1,4 +1,4 @@
-"""How well conditioned path space is for an optimizer, and what became of its skeleton."""
+"""The conditioning of an optimizer in path space, and changes of its skeleton."""
 
 from __future__ import annotations
 

@@ -142,12 +142,12 @@ class CoordinateView:
 
     @property
     def is_current(self) -> bool:
-        """Whether the parameter is where it was, in the type that it had."""
+        """True if the parameter has kept its memory and its type."""
         return self._u.device == self.p.device and self._u.dtype == type_of_shadow(self.p)
 
     @property
     def is_plain(self) -> bool:
-        """Whether w, r, u and the gradient are of one type and on a GPU, where one launch serves many parameters."""
+        """True if w, r, u and the gradient have one type and are on a GPU, where one launch serves many parameters."""
         r = self.r
         g = self.parameter.grad
         if r is None or g is None or self._in_parts or not self._u.is_cuda:
@@ -156,7 +156,7 @@ class CoordinateView:
 
     @property
     def is_finite(self) -> bool:
-        """Whether u is."""
+        """True if u is finite."""
         return bool(self._u.isfinite().all())
 
     def read_gradient(self, *, masked: bool, factor: float | Tensor = 1.0) -> None:

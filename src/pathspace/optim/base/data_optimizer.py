@@ -1,4 +1,4 @@
-"""What the optimizers with a data-dependent metric add: batches by hand."""
+"""The part of optimizers with a data-dependent metric: batches given by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an optimizer in a metric sees at a step, read off its state and the gradients: nothing is kept for it.
+"""Diagnostics of a step of a metric optimizer, read off its state and the gradients.
 
 Letters: p parameter, g = dL/dp, D the metric, D' = f^2 D the metric in the balanced frame, f gauge
 (see ``metrics.metric``).

@@ -1,4 +1,4 @@
-"""What the optimizers with a metric share: who takes part in a step, and what each parameter's gradient is scaled by.
+"""The base of optimizers with a metric: which parameters a step updates, and the scale of each gradient.
 
 Letters: p parameter, g = dL/dp, D the metric (see ``metrics.metric``).
 """
@@ -74,7 +74,7 @@ class MetricOptimizer(NetworkOptimizer):
 
     @property
     def takes_parts(self) -> bool:
-        """Whether parameters may be split over processes by FSDP."""
+        """True if FSDP may shard the parameters."""
         return self.metric.takes_parts
 
     @abstractmethod

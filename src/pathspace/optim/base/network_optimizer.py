@@ -1,4 +1,4 @@
-"""What all optimizers of a traced network share: which parameters they take, their options, and copies of them."""
+"""The base of all optimizers of a traced network: parameters, options, and copies of the optimizer."""
 
 from __future__ import annotations
 
@@ -307,7 +307,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
 
     @property
     def _has_begun(self) -> bool:
-        """Whether what the states hold is worth loading."""
+        """Return whether the states hold anything to load."""
         return self._rehearsal is None
 
     # -- states ------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What optimizers in path space share: the skeleton, the frame of every step, and which classes take part.
+"""The base of optimizers in path space: the skeleton, the frame of every step, and the classes that it updates.
 
 A rule of its own is one subclass that turns the gradient of a path (or of a parameter outside the
 network) into a direction (`_direction`).

@@ -1,4 +1,4 @@
-"""Which of the tensors that a rule keeps are points in its coordinates, and move with them when the metric changes.
+"""State tensors that are points in a rule's coordinates, and move with them when the metric changes.
 
 A point u of the coordinates stands for the weight r u. With another r it stands for the same weight
 as u r_old / r_new. What is made of gradients stays as it is: it belongs to directions that no

@@ -1,4 +1,4 @@
-"""What a saved state holds besides an optimizer's own: marks, by which it is loaded as what it is.
+"""Marks in a saved state that say which optimizer and which network it belongs to.
 
 Moments in coordinates have the names and shapes of those of plain rules, whose loaders would take
 them without a word. So a saved state holds a :class:`Refusal` in the place of one entry, and the

@@ -60,7 +60,7 @@ class ParamStep:
 
     @property
     def has_one_type(self) -> bool:
-        """Whether p, g and 1 / D have one type, so that one call may multiply and add them."""
+        """True if p, g and 1 / D have one type, so that one call may multiply and add them."""
         return self.factor is not None and self.factor.dtype == self.p.dtype == self.g.dtype
 
     def direction(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""What `Invariant` knows of the rules that it is put around: one table.
+"""Traits of the rules that `Invariant` wraps, in one table.
 
 A rule that is not in the table is treated with care: it sees the points themselves, all parameters
 in one call, and the metric of the first step for good, unless the user names the points that it
@@ -62,14 +62,14 @@ class RuleTraits:
 
     @property
     def takes_parts(self) -> bool:
-        """Whether parameters may be split over processes."""
+        """True if parameters may be sharded."""
         # what is nothing beside the largest element of the whole parameter is zero to a rule that
         # goes by signs
         return self.needs_whole or (self.reach == "element" and not self.by_sign)
 
     @property
     def needs_whole(self) -> bool:
-        """Whether it needs whole parameters, but one at a time."""
+        """True if the rule needs whole parameters, one at a time."""
         return self.reach == "parameter"
 
 

@@ -1,4 +1,4 @@
-"""How strongly outputs react to each weight, measured on data, and the importance of weights that follows from it.
+"""Sensitivity of outputs to each weight, measured on data, and the importance of weights derived from it.
 
     sensitivity_i = mean over examples of  sum over outputs k of (df_k / dw_i)^2
     importance_i  = w_i^2 sensitivity_i

@@ -1,4 +1,4 @@
-"""Which units are active, from the values of basis paths and the signs of skeleton weights (S19 Theorem 2).
+"""Active units, from the values of basis paths and the signs of skeleton weights (S19 Theorem 2).
 
 Let z_u be the value of unit u of class c before its activation, h_u after it. Carried on along O
 they are sums over paths, which basis values decide:

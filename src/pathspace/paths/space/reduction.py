@@ -136,7 +136,7 @@ class ReductionGraph:
 
     @cached_property
     def single(self) -> Tensor:
-        """Which edges have one class, or none, at either end, and no product of them, bool ``[E]``."""
+        """Mask of edges with one class or none at either end, and no product of classes, bool ``[E]``."""
         return torch.maximum(self.source.abs(), self.target.abs()) <= self.num_classes
 
     def factors(self, nodes: Tensor) -> Tensor:

@@ -148,7 +148,7 @@ class Skeleton:
 
     @cached_property
     def tied(self) -> Tensor:
-        """Which classes have units of the inverse scale, bool ``[C]``: no pair of forests serves both directions."""
+        """Mask of classes with units of the inverse scale, bool ``[C]``: no pair of forests serves both directions."""
         tied = torch.zeros(self.num_classes + 1, dtype=torch.bool)
         for nodes in (self.graph.source, self.graph.target):
             ends = self.graph.factors(nodes)
@@ -157,7 +157,7 @@ class Skeleton:
 
     @cached_property
     def complete(self) -> Tensor:
-        """Which classes have both I(c) and O(c), and no units of the inverse scale, bool ``[C]``."""
+        """Mask of classes with both I(c) and O(c), and no units of the inverse scale, bool ``[C]``."""
         result = (self.edges[1:] >= 0).reshape(2, -1)
         return result[0] & result[1] & ~self.tied
 

@@ -1,4 +1,4 @@
-"""What the models are compared with: general compressors, context tree weighting, hidden Markov models.
+"""Baselines of the models: general compressors, context tree weighting, hidden Markov models.
 
 Every baseline answers the same question as the models: how many bits does a text take after another
 has been seen?

@@ -1,4 +1,4 @@
-"""What the commands say: errors, figures, progress."""
+"""Output of the commands: errors, figures, progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands read and write, and the arguments that name it."""
+"""Files that the commands read and write, and the arguments that name them."""
 
 from __future__ import annotations
 

@@ -437,7 +437,7 @@ class _Place:
 
     @property
     def saves_first(self) -> bool:
-        """Whether the network is saved before it is mixed, which may be stopped; a pipe is written to once."""
+        """True if the bare network is saved first, so that interrupting the mixing loses nothing. Never for a pipe."""
         return self.checkpoint is not None and not self.replaces
 
     @property

@@ -1,4 +1,4 @@
-"""What ``pathspace sequence fit`` learns and what it holds back: choices that a file of the model keeps, and texts."""
+"""Texts of ``pathspace sequence fit``: the part to learn, the part to hold back, and choices stored with the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long ``pathspace sequence fit`` trains a network when nobody says: as long as contexts gain from it."""
+"""The default length of training of ``pathspace sequence fit``: as long as contexts gain from the network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fit has come to: network, contexts and mixture, which of them is kept, and the lines and figures about it."""
+"""The result of a fit: network, contexts and mixture, the one that is kept, and its report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a model is worth keeping: its bits on the held-out part beside those of general compressors."""
+"""The bits of a model on the held-out part, beside those of general compressors."""
 
 from __future__ import annotations
 
