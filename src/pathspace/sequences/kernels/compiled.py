@@ -58,6 +58,17 @@ def _add_product(v, rows, M, out):
         out[j + 7] = s7
 
 
+@njit(inline="always")
+def _copy_into(target, source):
+    """Copy the values of `source` to the beginning of `target`.
+
+    A loop, since ``target[:n] = source`` takes Numba 4 seconds to compile: its error for wrong
+    shapes prints them.
+    """
+    for i in range(len(source)):
+        target[i] = source[i]
+
+
 @njit(error_model="numpy", fastmath=_SUMS, cache=True)
 def states_dense(x, bounds, tau, V0, persistent, logistic, a):
     """Fill the activities a[r, i] of a dense graph.
@@ -75,7 +86,7 @@ def states_dense(x, bounds, tau, V0, persistent, logistic, a):
     V = np.zeros(tau.shape[2] + 1)
     for s in range(len(bounds) - 1):
         r = bounds[s] + s
-        V[: N + 1] = V0
+        _copy_into(V, V0)
         squash(V, logistic, a[r])
         for t in range(bounds[s], bounds[s + 1]):
             # V_j^{t+1} = [PCNN] V_j^t + sum_i tau[i,j,x_t] a_i^t
@@ -105,7 +116,7 @@ def states_sparse(x, bounds, bias, weight, target, V0, persistent, logistic, a):
     V = np.zeros(N + 1)
     for s in range(len(bounds) - 1):
         r = bounds[s] + s
-        V[:] = V0
+        _copy_into(V, V0)
         squash(V, logistic, a[r])
         for t in range(bounds[s], bounds[s + 1]):
             y = x[t]
