@@ -301,6 +301,7 @@ def test_a_recipe_of_parts_gives_one_table_each_one_page_and_one_picture(recipes
     ]
 
 
+@pytest.mark.slow
 def test_parts_that_are_done_are_kept_until_the_whole_is(
     recipes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,6 +334,7 @@ def test_parts_that_are_done_are_kept_until_the_whole_is(
     assert all(path.stat().st_mtime_ns > when for path, when in done.items())
 
 
+@pytest.mark.slow
 def test_parts_are_resumed_with_the_settings_that_were_given(
     recipes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -357,6 +359,7 @@ def test_parts_are_resumed_with_the_settings_that_were_given(
     assert [content["settings"]["epochs"] for content in stored] == [2, 2]
 
 
+@pytest.mark.slow
 def test_a_part_that_starting_over_had_not_come_to_does_not_stand_in_the_way(
     recipes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,6 +105,7 @@ def test_a_run_goes_on_on_another_device_and_says_so(
     close(resumed, whole)
 
 
+@pytest.mark.slow
 def test_a_stream_s_state_and_dropout_go_on_elsewhere(tiny_corpora: Path, tmp_path: Path) -> None:
     from pathspace.experiments.settings import settings_from
     from pathspace.experiments.tasks import build_task

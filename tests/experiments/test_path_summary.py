@@ -285,6 +285,7 @@ def test_a_network_without_a_basis_still_has_numbers() -> None:
     assert found["degrees_of_freedom"] > 0
 
 
+@pytest.mark.slow
 def test_multipliers_beyond_all_numbers_are_null(tmp_path: Path) -> None:
     (tmp_path / "deep.py").write_text(
         "from torch import nn\n"
@@ -305,6 +306,7 @@ def test_a_model_without_classes_is_drawn() -> None:
     assert draw_reduction(network, ps.paths.skeleton(network), "one layer").startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_model_with_many_classes_is_drawn() -> None:
     network = ps.trace(
         nn.Sequential(nn.Linear(2, 60), nn.ReLU(), nn.Linear(60, 1)), torch.zeros(1, 2)

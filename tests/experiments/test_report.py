@@ -467,6 +467,7 @@ def test_the_figure_is_a_png_of_readable_size(output: Path) -> None:
     assert height > 500
 
 
+@pytest.mark.slow
 def test_a_matplotlibrc_that_asks_for_latex_changes_no_figure(comparison: Comparison) -> None:
     with mpl.rc_context({"text.usetex": True, "font.size": 30}):
         png, _ = saved(lambda: draw_claim([comparison]))
@@ -505,6 +506,7 @@ def test_a_start_is_drawn_alike_whether_another_one_has_a_rate_of_its_own_or_not
     )
 
 
+@pytest.mark.slow
 def test_one_start_puts_all_methods_into_one_panel(comparison: Comparison) -> None:
     settings = replace(comparison.settings, starts=("balanced",))
     rows = tuple(row for row in comparison.rows if row.start == "balanced")
@@ -734,6 +736,7 @@ def test_epochs_are_counted_in_their_steps_where_every_run_diverged(comparison: 
     assert steps_per_epoch(lost) == 37
 
 
+@pytest.mark.slow
 def test_a_report_of_runs_that_all_diverged_at_once_can_be_drawn(
     comparison: Comparison, tmp_path: Path
 ) -> None:

@@ -81,6 +81,7 @@ def test_a_run_goes_on_in_another_process_when_its_own_dies(
     assert set(notes.said) == {"its process died: going on from its last checkpoint."}
 
 
+@pytest.mark.slow
 def test_a_run_whose_process_dies_twice_is_named_and_the_others_are_not(
     quick_processes: Runner, tiny_config: Configs, tmp_path: Path
 ) -> None:
@@ -289,6 +290,7 @@ def test_another_version_on_a_cluster_is_refused(monkeypatch: pytest.MonkeyPatch
         runner._there(None, {"torch": "2.0"}, Path())  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_process_that_died_while_it_had_nothing_to_do_is_replaced(
     quick_processes: Runner, pools: list[Any], tiny_config: Configs, tmp_path: Path
 ) -> None:

@@ -116,6 +116,7 @@ def test_sigterm_is_heard_where_ctrl_c_is_ignored_too():
     assert (done.stdout, done.stderr) == (2 * "143\n", 2 * "Stopped.\n")
 
 
+@pytest.mark.slow
 def test_an_ignored_ctrl_c_stays_ignored():
     code = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); sys.argv = ['pathspace', '--version']\n"

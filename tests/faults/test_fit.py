@@ -94,6 +94,7 @@ def assert_same(one, other):
         (["--restarts", "2", "--folds", "2", "--ensemble", "2"], (5, 11)),
     ],
 )
+@pytest.mark.sample(2)
 def test_a_killed_fit_goes_on_to_the_same_bits(here, killed_after, options, deaths):
     fit(*options)
     whole = load("m")
@@ -111,6 +112,7 @@ def test_a_killed_fit_goes_on_to_the_same_bits(here, killed_after, options, deat
     assert {path.name for path in here.iterdir()} == {"text", "m"}
 
 
+@pytest.mark.slow
 def test_resuming_from_the_output_is_kept_too(here, killed_after):
     fit()
     fit("--passes", "30", "--resume")
@@ -125,6 +127,7 @@ def test_resuming_from_the_output_is_kept_too(here, killed_after):
     assert_same(load("m"), whole)
 
 
+@pytest.mark.slow
 def test_what_the_output_holds_is_no_other_fit(here, monkeypatch):
     fit()
     fit("--passes", "30", "--resume")

@@ -252,7 +252,7 @@ def test_idx_files(tmp_path, count):
             pass
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [12, pytest.param(2000, marks=pytest.mark.slow)])
 def test_recipes(count):
     rng, names = random.Random(7), recipe_names()
     contents = [load_content(name) for name in names]

@@ -13,7 +13,7 @@ import pathspace as ps
 from fuzz.programs import Model, Program, Statement, drawn, squared_path_norm
 from pathspace.rescaling.permutation import groups_of, state_of
 
-COUNT, MANY, BATCHES = 50, 10_000, (1, 3)
+COUNT, MANY, BATCHES = 30, 10_000, (1, 3)
 TIMES = 3
 """How many times the steps longer inputs have."""
 UNSURE = ("share memory", "shares memory")

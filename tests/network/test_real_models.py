@@ -400,6 +400,7 @@ def test_powers_of_two_keep_what_a_model_returns(name):
 
 
 @EACH
+@pytest.mark.slow
 def test_adamw_made_invariant_trains_both_members_alike(name):
     model, inputs = made(name)
 

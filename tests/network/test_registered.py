@@ -169,7 +169,7 @@ def test_a_network_is_that_of_its_twin(name):
     assert ps.trace(model, x, strict=True).num_classes == network.num_classes
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("statistic", ["second_moment", "covariance"])
 @pytest.mark.parametrize("name", PAIRS)
 def test_on_data_it_is_its_twin(name, statistic):
@@ -192,7 +192,7 @@ def test_rescaling_by_powers_of_two_is_invisible(name):
     assert_close(model(x), before, rtol=0, atol=0)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("rule", ["PathSGD", "DDPSGD"])
 @pytest.mark.parametrize("name", PAIRS)
 def test_trains_invariantly(name, rule):

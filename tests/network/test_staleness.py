@@ -427,6 +427,7 @@ def test_a_mask_may_grow_and_be_made_anew():
     network.check_current()
 
 
+@pytest.mark.slow
 def test_a_compiled_part_keeps_its_masks():
     part = Masked(lambda m, h, z: torch.where(m.own, h, z), own=CONDITION.clone())
     model = nn.Sequential(nn.Linear(3, 3), part)

@@ -181,7 +181,7 @@ def alike(ours, theirs):
     assert all(torch.equal(w, theirs.weights()[name]) for name, w in ours.weights().items())
 
 
-@pytest.mark.sample(6, each=lambda entry, **_: entry.kind)
+@pytest.mark.sample(4)
 @ENTRIES
 def test_a_state_that_is_asked_for_before_the_first_step_changes_no_training(entry):
     run, other = fresh(entry), fresh(entry)
@@ -191,7 +191,7 @@ def test_a_state_that_is_asked_for_before_the_first_step_changes_no_training(ent
     alike(run, other)
 
 
-@pytest.mark.sample(6, each=lambda entry, **_: entry.kind)
+@pytest.mark.sample(4)
 @ENTRIES
 def test_a_network_may_be_rescaled_after_it(entry):
     runs = []
@@ -205,7 +205,7 @@ def test_a_network_may_be_rescaled_after_it(entry):
     alike(*runs)
 
 
-@pytest.mark.sample(7, each=lambda entry, **_: entry.kind)
+@pytest.mark.sample(4)
 @ENTRIES
 @pytest.mark.parametrize("left_over", [False, True])
 def test_a_state_of_no_steps_is_loaded_as_one(entry, left_over):
@@ -222,7 +222,7 @@ def test_a_state_of_no_steps_is_loaded_as_one(entry, left_over):
     alike(run.advance(6), other.advance(6))
 
 
-@pytest.mark.sample(3, each=lambda entry, **_: entry.kind)
+@pytest.mark.sample(4)
 @ONE_PROCESS
 @ENTRIES
 def test_with_gradients_left_over_nothing_is_lost_without_a_word(entry, tmp_path):

@@ -159,7 +159,7 @@ def close(ours: list[Tensor], theirs: list[Tensor]) -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("case", MODELS)

@@ -445,7 +445,7 @@ COMPILED = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("how", COMPILED)
 @pytest.mark.parametrize("called", [False, True], ids=["before the first call", "after it"])
 @pytest.mark.usefixtures("fresh_compiler")
@@ -463,7 +463,7 @@ def test_compiled_models_are_traced_as_what_they_compile(how, called):
     assert_close(list(ps.paths.kappa(network).values()), list(kappa.values()), rtol=0, atol=0)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @ALL
 @pytest.mark.usefixtures("fresh_compiler")
 def test_training_a_compiled_model(name):

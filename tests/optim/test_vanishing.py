@@ -79,7 +79,7 @@ def test_weights_without_gradients_stay(rule, layers, scale):
     assert not torch.equal(model[-1].bias, start[-1].bias)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("rule", ["PathSGD", "PathAdam", "GSGD", "DDPSGD"])
 def test_the_last_layers_step_as_in_float64(rule):
     start = traced(30, 0.05)[0][-1].bias.double()

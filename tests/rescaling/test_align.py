@@ -57,7 +57,7 @@ def test_the_assignment_is_the_best_of_all(n):
     assert best_assignment(values).tolist() == list(best)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_order_and_scales_are_found_again(name):
     case = BY_NAME[name]
@@ -341,6 +341,7 @@ WHOLE = {
 
 
 @pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.sample(3)
 def test_units_without_a_scale_are_put_in_order_too(name):
     """Exactly as before they were shuffled: of the layers in front of a normalization, and of heads."""
     make, example, sizes = WHOLE[name]

@@ -275,6 +275,7 @@ def test_a_feed_forward_network_has_one_member_of_equal_ranges(name):
 
 
 @pytest.mark.parametrize("name", ["deep", "skip"])
+@pytest.mark.slow
 def test_activations_agree_with_a_generic_search(name):
     """log s that makes (1 - alpha) log max |w out| = alpha log max |h|, found by least squares on the model itself."""
     build, shape = MODELS[name]

@@ -181,6 +181,7 @@ def test_pipes_both_ways(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_what_was_compressed_before_still_comes_back():
     kept = Path(__file__).parent / "fixtures"
     contexts = load(kept / "contexts-v2.safetensors")
@@ -193,6 +194,7 @@ def test_what_was_compressed_before_still_comes_back():
     assert np.isfinite(contexts.bits_)
 
 
+@pytest.mark.slow
 def test_what_was_compressed_with_nine_contexts_still_comes_back(tmp_path):
     kept = Path(__file__).parent / "fixtures"
     contexts, tokens = load(kept / "contexts-v3.safetensors"), load(kept / "tokens-v3.safetensors")

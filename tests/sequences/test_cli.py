@@ -77,6 +77,7 @@ def fit(run, book, *more, status=0):
     return run("fit", book, "-o", "m", "--units", 6, "--passes", 40, *more, status=status)
 
 
+@pytest.mark.slow
 def test_samples_of_whole_lines(run, tmp_path):
     """They begin as any sample of the seed does, and end after a line, or where --length says."""
     Path("log").write_bytes(b"".join(b"user %d logged in\r\n" % (i % 7) for i in range(60)))
@@ -218,6 +219,7 @@ def test_resuming_holds_back_no_more_than_was_held_back(run, book, tmp_path, fir
     run(*resume, 0.3, "--validation", "held")
 
 
+@pytest.mark.slow
 def test_resuming_says_where_nothing_is_left_to_train(run, log):
     options = ("fit", log, "-o", "m", "--no-context", "-q")
     run(*options, "--units", 8, "--patience", 10)
@@ -740,7 +742,7 @@ def test_errors_name_the_option(run, book, option):
     assert "--ensemble is 3" in run("fit", book, "--ensemble", 3, status=2).output
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", sorted(TASKS))
 def test_tasks_are_written_with_their_true_code_length(run, name, tmp_path):
     output = run("generate-task", name, "-o", "t", "--seed", 5).output

@@ -58,6 +58,7 @@ for suffix in (".nbi", ".nbc"):
 """
 
 
+@pytest.mark.slow
 def test_compiled_code_that_is_damaged_on_disk_is_compiled_anew(tmp_path):
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-c", DAMAGE, str(tmp_path)]

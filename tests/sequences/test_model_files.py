@@ -23,7 +23,7 @@ def pages():
     return memoryview(block * 65)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("step", [step for step in STEPS if step <= 1 << 20 or step >= 1 << 23])
 def test_a_text_of_any_size_comes_back(pages, step):
     """xz rounds the window up to 2^n or 3 * 2^(n-1), and refuses to unpack with less memory than that."""

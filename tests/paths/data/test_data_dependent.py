@@ -754,6 +754,7 @@ def test_signs_are_unbiased(name, statistic, sharing):
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("name", "statistic"), list(zip(("mlp", "rnn"), STATISTICS, strict=True)))
+@pytest.mark.slow
 def test_average_of_estimates_comes_near(name, statistic):
     case = BY_NAME[name]
     network, x = trace(case, case.model(torch.float64)), case.example(16, torch.float64)

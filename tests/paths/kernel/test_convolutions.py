@@ -72,7 +72,7 @@ def image_networks(draw):
     return nn.Sequential(*layers), (before, *shape)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(image_networks(), st.integers(0, 2**16))
 def test_kappa_is_that_of_the_squared_model(drawn, seed):
     model, shape = drawn

@@ -378,7 +378,7 @@ def convolutional_networks(draw):
     return nn.Sequential(*layers[:-1] if isinstance(layers[-1], nn.ReLU) else layers), shape
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(convolutional_networks(), st.integers(0, 2**16))
 def test_random_convolutions_by_derivatives(drawn, seed):
     model, shape = drawn
@@ -414,7 +414,7 @@ def test_random_layers_by_enumeration(widths, bias, seed):
     _compare_with_enumeration(model, torch.randn(2, widths[0]).double(), paths, entries)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     hidden=st.lists(st.integers(1, 2), min_size=1, max_size=2),
     steps=st.integers(1, 4),
