@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -255,7 +256,8 @@ def _converted(file: Path) -> tuple[nn.Module, Any]:
     try:
         # by name: type checks are the same where they are not installed
         onnx = import_module("onnx")
-        convert = import_module("onnx2torch").convert
+        with _torchvision_replaced():
+            convert = import_module("onnx2torch").convert
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"{missing_package('Reading an ONNX file', error, 'onnx')}."
@@ -269,6 +271,33 @@ def _converted(file: Path) -> tuple[nn.Module, Any]:
         return convert(content), content.graph
     except (NotImplementedError, KeyError, ValueError) as error:
         raise ConfigurationError(f"onnx2torch cannot convert {str(file)!r}: {error}") from error
+
+
+@contextmanager
+def _torchvision_replaced() -> Iterator[None]:
+    """Let onnx2torch be imported without torchvision, which it needs for two operators of detection alone."""
+    try:
+        import_module("torchvision")
+    except (ImportError, RuntimeError):  # RuntimeError: of another version of torch
+        replaced = {name: ModuleType(name) for name in ("torchvision", "torchvision.ops")}
+    else:
+        yield
+        return
+    operators = replaced["torchvision.ops"]
+    operators.__dict__.update(
+        dict.fromkeys(("roi_align", "nms", "box_convert"), _needs_torchvision)
+    )
+    replaced["torchvision"].__dict__["ops"] = operators
+    sys.modules.update(replaced)
+    try:
+        yield
+    finally:
+        for name in replaced:
+            del sys.modules[name]
+
+
+def _needs_torchvision(*_: Any, **__: Any) -> Tensor:
+    raise ModuleNotFoundError("RoiAlign and NonMaxSuppression need torchvision: install it.")
 
 
 def _store_constants(graph: Any) -> None:
