@@ -138,6 +138,8 @@ CASES = {
     "larger and smaller without nan": (lambda: Model(
         lambda m, h, z: torch.fmax(h, m.l(h)) - torch.fmin(z, h), l=linear()), ROW, (), 4),
     "sum without nan": (lambda: Model(lambda m, h, z: z - h.nansum(1, keepdim=True)), STEPS, (), 4),
+    "products of a batch summed": (lambda: Model(
+        lambda m, h, z: torch.addbmm(m.v, h[None], m.w, alpha=2), v=parameter(4), w=parameter(1, 4, 4)), ROW, (), 8),
     "lerp": (lambda: Model(lambda m, h, z: torch.lerp(h, m.l(h), 0.3), l=linear()), ROW, (), 4),
     "steps subtracted": (lambda: Model(lambda m, h, z: (h[:, 1:] - h[:, :-1]).abs()), STEPS, (), 4),
     "diff": (lambda: Model(lambda m, h, z: h.diff(dim=1).relu()), STEPS, (), 4),

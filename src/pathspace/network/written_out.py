@@ -152,6 +152,17 @@ def sum_with_product(
     return (input if beta == 1 else beta * input) + product
 
 
+def sum_with_products(
+    input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
+    """Decompose ``addbmm``: beta b + alpha sum_k x_k y_k."""
+    summed = (batch1 @ batch2).sum(0)
+    product = summed if alpha == 1 else alpha * summed
+    if beta == 0:  # b is not read
+        return product
+    return (input if beta == 1 else beta * input) + product
+
+
 def addcmul(input: Tensor, *factors: Any, value: Any = 1, **named: Tensor) -> Tensor:
     """Decompose ``torch.addcmul``: b + value x y, element by element.
 
@@ -223,6 +234,7 @@ WRITTEN_OUT: dict[str, Callable[..., Any]] = {
     "vecdot": lambda x, y, *, dim=-1: (x * y).sum(dim),
     "multi_dot": lambda tensors: functools.reduce(torch.matmul, tensors),
     "nansum": torch.sum,
+    "addbmm": sum_with_products,
 }
 
 
