@@ -164,6 +164,7 @@ def test_training_on_another_device(name, rule):
         ("GSGD", "clip_norm"),
     ],
 )
+@pytest.mark.sample(2)
 def test_a_norm_is_that_of_parameters_on_both_devices(kind, bound, monkeypatch):
     """Of numbers, which the device lets mix, but a stack does not."""
     stack = torch.stack

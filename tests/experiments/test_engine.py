@@ -139,7 +139,7 @@ CLIPPED = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("method", "options"),
     [
@@ -299,7 +299,7 @@ def test_steps_and_seconds_to_an_error_end_at_the_first_validation_that_reaches_
     assert result.seconds_to(1.9) is None
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("method", METHODS)
 def test_weight_decay_shrinks_the_weights_of_every_method(
     tiny_config: Config, tiny_task: Task, method: str

@@ -87,7 +87,7 @@ OTHERS = [name for name in CANDIDATES if name not in ("sgd", "path-sgd")]
 PAIRS = list(zip(OTHERS, itertools.cycle(NETWORKS), strict=False))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("name", "network"), PAIRS)
 def test_every_optimizer_keeps_its_claim(name: str, network: str) -> None:
     (verdict,) = check_all([name], [network], steps=3)

@@ -19,7 +19,7 @@ from pathspace.experiments.settings import settings_from
 from pathspace.experiments.tasks import OWN
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", sorted({*MODELS} - {*OF_IMAGES, *OF_SYMBOLS, OWN}))
 @pytest.mark.parametrize("output", ["last", "every"])
 @pytest.mark.parametrize("embedding", [0, 3])

@@ -344,6 +344,7 @@ def test_only_recurrent_networks_are_drawn_with_recurrent_edges(recurrent: bool)
         [(1, 2, 6), (2, 60, 0), (2, 2, 1), (5, 60, 1)], half([1, 2, 5], [2, 60], [0, 1, 6])
     ),
 )
+@pytest.mark.sample(2)
 def test_names_and_legend_of_the_picture_lie_inside_it_and_apart(
     layers: int, units: int, cuts: int
 ) -> None:

@@ -27,6 +27,7 @@ def lines(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", COMPARISONS)
+@pytest.mark.sample(8)
 def test_every_size_of_every_recipe_gives_settings(name: str) -> None:
     recipe = load_recipe(name)
     assert recipe.title

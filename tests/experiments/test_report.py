@@ -556,6 +556,7 @@ def test_an_axis_of_rates_names_rates_of_the_grid(rates: Sequence[float], shown:
         ((1e-4, 0.2), "$\\mathdefault{10^{-3}}$"),
     ],
 )
+@pytest.mark.sample(3)
 def test_an_axis_of_errors_has_numbers_as_they_are_written(
     values: tuple[float, float], some: str
 ) -> None:

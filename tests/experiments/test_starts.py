@@ -29,6 +29,7 @@ SIZES = {
 
 
 @pytest.mark.parametrize("name", SIZES)
+@pytest.mark.sample(2)
 def test_the_skeleton_is_ones_and_the_rest_as_initialised(name: str) -> None:
     options, shape = SIZES[name]
     ends = []

@@ -112,7 +112,7 @@ def test_a_stream_that_was_broken_off_goes_on_bitwise(
     assert resumed.test_error == whole.test_error
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("method", ["path-sgd", "path-adam", "g-sgd", "g-adam", "balanced-sgd"])
 def test_invariant_methods_do_not_see_the_scale_of_the_stack(task: Task, method: str) -> None:
     options = {"model_options": {**OPTIONS, **DROPS}}

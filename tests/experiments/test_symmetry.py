@@ -30,7 +30,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "method", slow_besides(["balanced-sgd", "balanced-muon", *EACH_RULE], METHODS)
 )
@@ -167,6 +167,7 @@ def test_a_method_without_the_symmetry_that_it_claims_is_found_out(
 @pytest.mark.parametrize(
     ("start", "factor"), [("balanced", 0), ("rescaled", 0), ("rescaled", 100), ("default", 0)]
 )
+@pytest.mark.sample(2)
 def test_balancing_once_ends_at_the_balanced_start(start: str, factor: float) -> None:
     def parameters(start: str, factor: float = 0.0, *, balanced: bool) -> list[torch.Tensor]:
         torch.manual_seed(0)

@@ -44,7 +44,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -98,6 +98,7 @@ def test_fresh_leaves_nothing_of_an_earlier_report_beside_the_new_one(here: Path
 
 
 @pytest.mark.parametrize("damaged", ["", "[", "5", "[5]", "{}"])
+@pytest.mark.sample(3)
 def test_a_damaged_list_of_files_is_no_obstacle(here: Path, damaged: str) -> None:
     call(*TINY, "--output", "mine")
     (here / "mine" / folders.FILES).write_text(damaged)

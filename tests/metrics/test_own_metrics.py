@@ -146,7 +146,7 @@ def test_a_step_divides_gradients_by_the_values(name):
     assert_close(weights(model), expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.sample(5, each=lambda rule, **_: rule)
+@pytest.mark.sample(3, each=lambda rule, **_: rule)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_values_of_the_path_norm_train_as_path_does(name, rule):
@@ -161,6 +161,7 @@ def test_the_values_of_the_path_norm_train_as_path_does(name, rule):
 @pytest.mark.parametrize(
     "option", [{"power": 0.5}, {"damping": 0.01}, {"normalization": "frozen"}, {"frame": "layers"}]
 )
+@pytest.mark.sample(2)
 def test_options_mean_what_they_mean_to_path(option):
     own = trained("convolutions", "PathSGD", Kappa(**option))
     assert_close(own, trained("convolutions", "PathSGD", ps.metrics.Path(**option)), rtol=0, atol=0)

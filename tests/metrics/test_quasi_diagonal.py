@@ -93,6 +93,7 @@ PAIRS = {
 
 @pytest.mark.parametrize("statistic", ["second_moment", "covariance"])
 @pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.sample(5)
 def test_metric_is_made_of_single_derivatives(name, statistic):
     case, n = BY_NAME[name], 4
     model, example = case.model(torch.float64), case.example(4, torch.float64)
@@ -150,7 +151,7 @@ def run_with_shift(make, shift, steps=12):
     return torch.stack(outputs)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("make", "invariant"),
     [

@@ -225,7 +225,7 @@ def made(name, dtype=torch.float64):
     return model, x.to(dtype) if x.is_floating_point() else x, classes
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", BLOCKS)
 def test_finds_the_scales_of_attention(name):
     model, x, classes = made(name)
@@ -262,7 +262,7 @@ def test_rescaling_is_bitwise_invisible_and_kappa_follows_it(name):
             assert torch.equal(now * network.edge_factors(key, factors).square(), kappa[key])
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("options", [
     {}, {"bias": False}, {"kdim": WIDTH, "vdim": WIDTH}, {"dropout": 0.1}, {"learned": True}, {"add_bias_kv": True},
     {"add_zero_attn": True}, {"add_bias_kv": True, "add_zero_attn": True, "learned": True},

@@ -225,6 +225,7 @@ def test_the_squared_network_is_the_one_by_hand(name):
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case[2]])
+@pytest.mark.sample(6)
 def test_rescaling_is_bitwise_invisible(name):
     model = Model(CASES[name][0])
     network = ps.trace(model, X)
@@ -260,7 +261,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("rule", "name"),
     in_turn(
@@ -281,7 +282,7 @@ def test_optimizers_are_bitwise_invariant(name, rule):
     assert report.passed
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["gelu", "rounded", "operator", "gated", "branched", "looped"])
 def test_the_optimizer_on_data_is_bitwise_invariant(name):
     def steps(network, model):

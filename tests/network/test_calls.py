@@ -125,7 +125,7 @@ PAIRS = {  # by name, and by position
 }  # fmt: skip
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.filterwarnings("ignore:\\s*This overload of addcmul is deprecated:UserWarning")
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_call_by_name_is_that_by_position(name):

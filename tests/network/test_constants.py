@@ -156,7 +156,7 @@ def test_rescaling_is_bitwise_invisible_to_path_sgd(name):
     )
 
 
-@pytest.mark.sample(15)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("name", CASES)
 def test_the_measure_on_data_does_not_see_the_scale(name):
     model, inputs, _ = made(name)

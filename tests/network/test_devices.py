@@ -55,7 +55,7 @@ def model_and_data(request):
     torch.set_default_device(None)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers(model_and_data, name):
     model, x = model_and_data

@@ -61,7 +61,7 @@ USES = {
 }
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(11)
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("draw", DRAWS)
 def test_a_trace_depends_on_no_draw(draw, use):

@@ -43,7 +43,7 @@ def test_the_gauge_follows_rescaling(name):
     assert torch.equal(ps.rescaling.balance.balancing_factors(network) * factors, before)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", WAYS)
 @pytest.mark.parametrize("rule", [torch.optim.AdamW, torch.optim.SGD])
 def test_an_optimizer_made_invariant_is(name, rule):

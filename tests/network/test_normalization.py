@@ -31,6 +31,7 @@ def test_norm_and_kappa_are_those_written_by_hand(name):
 
 
 @EACH
+@pytest.mark.sample(4)
 def test_no_path_meets_a_weight_twice(name):
     _, network, _ = network_of(name)
     assert_close(ps.paths.kappa(network, second_term=True), ps.paths.kappa(network), rtol=0, atol=0)
@@ -61,6 +62,7 @@ def test_second_term_holds_the_mean():
 
 
 @EACH
+@pytest.mark.sample(4)
 def test_masses_of_unit_classes_are_those_written_by_hand(name):
     _, network, hand = network_of(name)
     _, _, masses = by_hand(network, hand)
@@ -78,6 +80,7 @@ def test_masses_of_unit_classes_are_those_written_by_hand(name):
 
 
 @EACH
+@pytest.mark.sample(4)
 def test_weights_in_front_scale_kappa_inversely_and_nothing_else(name):
     """The function of t stays but for eps; with powers of two nothing is rounded."""
     model, network, _ = network_of(name)
@@ -99,6 +102,7 @@ def test_weights_in_front_scale_kappa_inversely_and_nothing_else(name):
 
 
 @EACH
+@pytest.mark.sample(4)
 def test_zero_gains_and_zero_masses_are_bounded(name):
     model, network, _ = network_of(name)
     stem = "stem" if "images" in name else "embed"
@@ -404,6 +408,7 @@ def test_one_of_a_window_goes_on_in_the_gauge_where_kappa_adds_it_up(pool):
 
 
 @pytest.mark.parametrize("rule", ["PathSGD", "GSGD", "DDPAdam", "PathMuon"])
+@pytest.mark.sample(2)
 def test_steps_behind_a_normalized_maximum_are_bitwise_invariant(rule):
     torch.manual_seed(0)
     model, x = Pooled(POOLS["overlapping, with padding"][0]), torch.randn(4, 1, 6)

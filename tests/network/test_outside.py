@@ -41,7 +41,7 @@ def names(model, *kinds):
     return [path for path, module in model.named_modules() if isinstance(module, kinds)]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("outside", "meant"),
     [

@@ -107,7 +107,7 @@ def made(name):
     return model, (x, lengths), classes
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CASES)
 def test_is_the_sum_over_its_paths_and_has_their_kappa(name):
     enumerated.check_paths(*made(name))
@@ -119,7 +119,7 @@ def test_rescaling_is_bitwise_invisible(name):
     enumerated.check_rescaling(model, inputs, [])
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", slow_besides([*CASES][::3], CASES))
 def test_optimizers_do_not_see_a_rescaling(name):
     model, inputs, _ = made(name)

@@ -248,7 +248,7 @@ def test_optimizers_do_not_see_a_rescaling(name):
     enumerated.check_rescaling(model, inputs, makers)
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("name", CASES)
 def test_the_measure_on_data_does_not_see_the_scale(name):
     model, inputs, _ = made(name)

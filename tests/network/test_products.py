@@ -339,7 +339,7 @@ RULES_IN_TURN = [
 ]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("name", "rule"), slow_besides(RULES_IN_TURN, product(CASES, OPTIMIZERS)))
 def test_optimizers_are_bitwise_invariant(name, rule):
     report = ps.rescaling.check_invariance(
@@ -521,7 +521,7 @@ def test_a_gated_linear_unit_on_data_is_the_one_written_out(statistic):
         torch.testing.assert_close(value, kappas[1][key], rtol=1e-12, atol=0)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("rule", OPTIMIZERS)
 def test_optimizers_of_a_gated_linear_unit_are_bitwise_invariant(rule):
     report = ps.rescaling.check_invariance(

@@ -66,7 +66,7 @@ def moved(model, network, sizes, channels=3):
     return worst
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("size", [(2, 2), (2, 4), (4, 4), (6, 6)])
 @pytest.mark.parametrize("name", MIXED)
 def test_what_mixes_channels_and_positions_has_classes_of_all_sizes(name, size):

@@ -23,7 +23,7 @@ def test_an_operation_called_twice_by_one_module_makes_classes_of_two_names():
     assert [c.name for c in network.unit_classes] == ["linear[0]", "linear (2)[0]"]
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("case", ZOO, ids=str)
 def test_are_numbered_named_and_consistent(case):
     model, network = traced(case)

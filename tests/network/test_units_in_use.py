@@ -152,7 +152,7 @@ def exponents(model, network):
     ])  # fmt: skip
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", CASES)
 def test_finds_the_scalings_that_keep_the_function(name):
     model, (_, _, classes, complete) = made(name), CASES[name]
@@ -184,7 +184,7 @@ def test_masses_are_those_of_the_paths(name):
             torch.testing.assert_close(ours.flatten(), counted, rtol=1e-11, atol=1e-14)
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CASES)
 def test_rescaling_is_bitwise_invisible_on_data_too(name):
     model = made(name)

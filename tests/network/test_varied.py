@@ -184,7 +184,7 @@ def test_is_the_sum_over_its_paths(name):
 NOTHING_TO_RESCALE = [name for name, (_, _, classes) in TRACED.items() if not classes]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "name", [n for n in TRACED if n not in ("half of it frozen", *NOTHING_TO_RESCALE)]
 )

@@ -169,7 +169,7 @@ WAYS = {
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.filterwarnings("ignore:the network has no unit class")
 @pytest.mark.parametrize("name", WAYS)
 def test_two_ways_to_write_a_function_give_one_network(name):

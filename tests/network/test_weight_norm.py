@@ -155,6 +155,7 @@ def test_all_diagonal_scalings_that_keep_the_function_are_found(dim):
 
 @BOTH
 @DIMS
+@pytest.mark.sample(3)
 def test_rescaling_is_bitwise_invisible(norm, dim):
     model = mlp(norm, dim)
     network = ps.trace(model, X)
@@ -172,7 +173,7 @@ OPTIMIZERS = {
 EACH_RULE = pytest.mark.parametrize("rule", OPTIMIZERS)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("norm", "rule"),
     slow_besides(
@@ -404,7 +405,7 @@ IMAGES = [
 ]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("dim", "transposed", "groups", "classes"), IMAGES)
 def test_convolutions(dim, transposed, groups, classes):
     model = image(dim, transposed, groups)

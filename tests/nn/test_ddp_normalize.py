@@ -84,7 +84,7 @@ def test_fixture(case):
         torch.testing.assert_close(p.grad, torch.tensor(expected, dtype=torch.float64), **close)
 
 
-@pytest.mark.sample(16)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize(("rule", "name", "bias"), half(RULES, LAYERS, [True, False]), ids=str)
 def test_layer_is_what_the_definition_says_and_so_are_its_gradients(name, rule, bias):
     alpha, statistic, centred = rule
@@ -250,7 +250,7 @@ def test_covariance_centred_is_batch_normalization_without_affine_parameters(
     torch.testing.assert_close(ps.nn.fold(ours)(x), theirs(x), **close)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_fold_gives_the_plain_network_of_evaluation_mode(rule):
     alpha, statistic, centred = rule

@@ -171,6 +171,7 @@ BUILDS = {
 
 
 @pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.sample(2)
 def test_from_ones_basis_paths_take_gradient_steps_and_multipliers_are_one(name):
     model, shape = BUILDS[name]()
     model = model.to(D)

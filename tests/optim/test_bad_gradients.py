@@ -32,7 +32,7 @@ def bad_step(run, bad, where):
     run.optimizer.step()
 
 
-@pytest.mark.sample(20, each=lambda entry, **_: entry.kind)
+@pytest.mark.sample(11, each=lambda entry, **_: entry.kind)
 @EVERY
 @pytest.mark.parametrize("steps", [0, 4])
 @pytest.mark.parametrize(("bad", "where"), [(torch.nan, 0), (torch.inf, -1), (-torch.inf, 1)])
@@ -47,7 +47,7 @@ def test_weights_and_state_stay(entry, steps, bad, where):
     assert_close(after["state"], state["state"], rtol=0, atol=0)
 
 
-@pytest.mark.sample(12, each=lambda entry, **_: entry.kind)
+@pytest.mark.sample(7, each=lambda entry, **_: entry.kind)
 @EVERY
 def test_training_goes_on_as_if_the_batch_had_not_been(entry):
     """From the first step on, after a refresh of the metric, and in between."""

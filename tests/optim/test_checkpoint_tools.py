@@ -66,7 +66,7 @@ def resumed(name):
     return train(model, optimizer, x), train(other, resuming, x)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", EVERY)
 def test_resumes_bitwise(name):
     ours, theirs = resumed(name)
@@ -95,7 +95,7 @@ def load(folder, names, x):
 
 
 # two processes resume all of them from disk
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @ONE_PROCESS
 @pytest.mark.parametrize("name", slow_besides(OF_EACH_KIND, EVERY))
 def test_resumes_bitwise_from_disk(name, tmp_path):
@@ -181,7 +181,7 @@ def alike(ours, theirs):
     assert all(torch.equal(w, theirs.weights()[name]) for name, w in ours.weights().items())
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @ENTRIES
 def test_a_state_that_is_asked_for_before_the_first_step_changes_no_training(entry):
     run, other = fresh(entry), fresh(entry)
@@ -205,7 +205,7 @@ def test_a_network_may_be_rescaled_after_it(entry):
     alike(*runs)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @ENTRIES
 @pytest.mark.parametrize("left_over", [False, True])
 def test_a_state_of_no_steps_is_loaded_as_one(entry, left_over):

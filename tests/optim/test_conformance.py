@@ -137,7 +137,7 @@ def test_every_class_and_every_variant_takes_part():
 # --- invariance -----------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(3, each=of_its_kind)
+@pytest.mark.sample(2, each=of_its_kind)
 @pytest.mark.parametrize(
     ("entry", "case"),
     slow_besides(
@@ -161,7 +161,7 @@ def test_stays_bitwise_invariant_in_long_runs(name):
     assert apart.none
 
 
-@pytest.mark.sample(3, each=of_its_kind)
+@pytest.mark.sample(2, each=of_its_kind)
 @pytest.mark.parametrize(
     ("entry", "case"),
     slow_besides(
@@ -191,7 +191,7 @@ def test_default_is_bitwise_invariant_on_the_rest_of_the_zoo(case):
     assert apart.none
 
 
-@pytest.mark.sample(3, each=of_its_kind)
+@pytest.mark.sample(2, each=of_its_kind)
 @pytest.mark.parametrize(
     ("entry", "name"),
     slow_besides(
@@ -590,7 +590,7 @@ def test_modules_left_outside_are_trained(entry):
 # --- resuming -------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(3, each=of_its_kind)
+@pytest.mark.sample(2, each=of_its_kind)
 @pytest.mark.parametrize(
     ("entry", "case", "through_file"),
     slow_besides(
@@ -612,7 +612,7 @@ def test_resumes_exactly(entry, case, through_file):
     assert all(torch.equal(a, b) for a, b in zip(whole.outputs[4:], rest.outputs, strict=True))
 
 
-@pytest.mark.sample(3, each=of_its_kind)
+@pytest.mark.sample(2, each=of_its_kind)
 @pytest.mark.parametrize(
     ("entry", "dtype"),
     slow_besides(

@@ -58,7 +58,7 @@ def alike(ours, theirs):
     return torch.equal(ours[0], theirs[0]) and all(map(torch.equal, ours[1], theirs[1]))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("rule", "name"),
     slow_besides(
@@ -504,7 +504,7 @@ def test_what_the_slower_of_two_rules_knows_of_data_waits_for_its_step():
     assert all(torch.equal(*pair) for pair in kept)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("order", [1, -1])
 @pytest.mark.parametrize("steps", [1, 3, 12])
 def test_two_rules_with_one_metric_go_on_bit_by_bit(steps, order):

@@ -294,6 +294,7 @@ def test_a_model_may_be_converted_to_more_digits(name, steps):
 
 
 @FIRST
+@pytest.mark.sample(3)
 def test_a_model_may_be_converted_from_half_precision_and_back(name):
     model, optimizer = build(name, torch.bfloat16)
     train(model, optimizer)
@@ -326,7 +327,7 @@ TYPES = [
 OF_WEIGHTS = [name for name in OPTIONS if name.startswith(("Path", "G"))]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "types"),
     slow_besides(
@@ -387,6 +388,7 @@ def test_options_of_a_group_are_checked(name, option):
 
 
 @ALL
+@pytest.mark.sample(5)
 def test_groups_that_take_the_place_of_others_are_obeyed(name):
     model, optimizer = build(name)
     before = train(model, optimizer)
@@ -438,6 +440,7 @@ def test_complex_parameters_beside_the_model_are_refused(name):
 
 
 @ALL
+@pytest.mark.sample(5)
 def test_names_of_parameters_and_of_groups_are_welcome(name):
     model, _ = build(name)
     network = ps.trace(model, torch.zeros(1, 4))
@@ -447,7 +450,7 @@ def test_names_of_parameters_and_of_groups_are_welcome(name):
     assert optimizer.state_dict()["param_groups"][0]["param_names"][0] == "0.weight"
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @OF_KAPPA
 def test_a_group_may_join_between_two_refreshes(name):
     model, _ = build(name)
@@ -503,7 +506,7 @@ def test_a_model_that_lost_traced_parts_is_refused(name, change, refresh_every):
     assert_close(list(model.parameters()), before, rtol=0, atol=0)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @FIRST
 def test_rescaling_under_a_running_optimizer_is_refused_or_changes_nothing(name):
     expected = train(*build(name, torch.float64), 5)
@@ -524,6 +527,7 @@ def test_rescaling_under_a_running_optimizer_is_refused_or_changes_nothing(name)
 
 
 @OF_KAPPA
+@pytest.mark.sample(4)
 def test_rescaling_by_another_trace_of_the_model_is_refused(name):
     model, optimizer = build(name)
     train(model, optimizer, 2)
@@ -532,7 +536,7 @@ def test_rescaling_by_another_trace_of_the_model_is_refused(name):
         train(model, optimizer, 1)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @FIRST
 def test_copies_of_several_networks_of_a_rescaled_model_go_on(name):
     model, optimizer = build(name)
@@ -544,7 +548,7 @@ def test_copies_of_several_networks_of_a_rescaled_model_go_on(name):
     assert_close(theirs, train(model, optimizer, 2, first=2), rtol=0, atol=0)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @OF_KAPPA
 def test_a_run_may_be_resumed_in_a_network_that_was_rescaled_at_its_start(name):
     model, optimizer = build(name)
@@ -563,6 +567,7 @@ def test_a_run_may_be_resumed_in_a_network_that_was_rescaled_at_its_start(name):
 
 
 @FIRST
+@pytest.mark.sample(3)
 def test_compiling_a_part_after_tracing_replaces_nothing(name):
     model, optimizer = build(name)
     expected = train(*build(name))

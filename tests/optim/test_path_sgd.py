@@ -15,7 +15,7 @@ from cases import BY_NAME, Recurrent, call, in_turn, mlp, oracle, trace, traced
 from fixture_nets import NETS, load
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("second_term", [False, True], ids=["kappa1", "kappa"])
 @pytest.mark.parametrize("name", NETS)
 def test_raw_step_gives_the_known_weights(name, second_term):

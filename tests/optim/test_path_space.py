@@ -77,7 +77,7 @@ def test_outside_the_network_a_rate_of_zero_is_the_plain_rule_s(kind, plain, opt
 # --- known numbers --------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", list(NETS))
 def test_step_is_that_of_the_fixture(name):
     known = KNOWN["nets"][name]
@@ -185,7 +185,7 @@ MODELS = [
 ]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("case", "rule"),
     [
@@ -284,7 +284,7 @@ def test_decay_and_clipping_act_on_paths(case):
     follow(case, make, lambda p: DecayedAndClipped(p, lr=1e-3, momentum=0.5))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("clip_norm", [None, 1e9])
 @pytest.mark.parametrize("case", SOME, ids=str)
 def test_groups_give_their_paths_rates_and_decay_of_their_own(case, clip_norm):
@@ -737,7 +737,7 @@ def test_weights_that_are_not_finite_are_refused(kind, bad):
     )
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["GSGD", "GAdam", "QuasiDiagonal", "PathSGD"])
 @pytest.mark.parametrize("steps", [1, 12])
 def test_infinite_weights_of_a_unit_that_is_dead_on_all_data_are_refused(kind, steps):

@@ -88,7 +88,7 @@ def through_file(state):
 # --- from the plain rule --------------------------------------------------------------------------
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @EVERY
 def test_moments_are_those_of_gradients_in_coordinates(name):
     """By hand, with r = 1 / sqrt(D) of an optimizer that began at these weights."""
@@ -118,6 +118,7 @@ def test_moments_are_those_of_gradients_in_coordinates(name):
 
 
 @EVERY
+@pytest.mark.sample(6)
 def test_goes_on_as_the_plain_rule_where_there_is_nothing_to_rescale(name):
     """Without hidden units r is 1 with the metric of the balanced network."""
     rule, options, _ = KNOWN[name]
@@ -133,7 +134,7 @@ def test_goes_on_as_the_plain_rule_where_there_is_nothing_to_rescale(name):
     assert_close(train(other, optimizer, 8), train(model, plain, 8), rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @EVERY
 def test_goes_on_as_the_plain_rule_on_the_balanced_network(name):
     """With moments that are mapped there by hand."""
@@ -176,6 +177,7 @@ def test_is_invariant_after_the_switch(name):
 
 
 @EVERY
+@pytest.mark.sample(6)
 def test_there_and_back_again(name):
     model, plain = trained(name)
     optimizer = around(name, model)
@@ -304,7 +306,7 @@ def plain_rule(name, model):
     return rule(model.parameters(), lr=1e-3, **options)
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", OURS)
 def test_plain_rules_refuse_our_states_by_name(name):
     model, optimizer = ours(name)
@@ -317,7 +319,7 @@ def test_plain_rules_refuse_our_states_by_name(name):
         plain.load_state_dict(copy.deepcopy(optimizer.state_dict()))
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", OURS)
 def test_plain_rules_refuse_our_states_from_a_file(name):
     """Those whose loader reads no entry stop at their first step, at a word in the place of a tensor."""

@@ -275,6 +275,7 @@ def test_replicas_stay_alike(replicas, kind):
 
 
 @pytest.mark.parametrize("rule", UNUSUAL)
+@pytest.mark.sample(2)
 def test_unequal_parts_and_several_types_keep_replicas_alike(replicas, rule):
     first, second = replicas
     assert alike(first[rule, "unequal"], second[rule, "unequal"])

@@ -120,6 +120,7 @@ def test_rules_resume_exactly(rule):
     ],
     ids=lambda options: "-".join(options) or "plain",
 )
+@pytest.mark.sample(6)
 def test_rmsprop_is_torchs(options, maximize):
     model, inputs = network()
     one, other = (

@@ -165,6 +165,7 @@ def test_gradients_whose_square_float16_does_not_hold_are_clipped_and_not_lost(n
 
 
 @ALL
+@pytest.mark.sample(3)
 def test_a_step_inside_autocast_is_the_same_step(name):
     runs = [Training(name).plain(2), Training(name).plain(2)]
     runs[0].plain(4)
@@ -198,6 +199,7 @@ def test_path_geometry_is_not_rounded_by_autocast(build):
 
 
 @ALL
+@pytest.mark.sample(3)
 def test_grad_scaler_scales_back_and_skips_what_overflowed(name):
     scaled, plain = Training(name), Training(name).plain(5)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=1000)
@@ -220,7 +222,7 @@ def test_grad_scaler_scales_back_and_skips_what_overflowed(name):
     assert_close(scaled.optimizer.state_dict()["state"], state["state"], rtol=0, atol=0)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @ALL
 def test_grad_scaler_with_autocast_to_float16_and_unscaled_gradients(name):
     run = Training(name)
@@ -246,7 +248,7 @@ def test_grad_scaler_with_autocast_to_float16_and_unscaled_gradients(name):
 # --- gradients ------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @ALL
 def test_gradients_may_be_accumulated(name):
     def train(run):
@@ -295,7 +297,7 @@ class Checkpointed(nn.Module):
         return self.head(x.relu())
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("use_reentrant", [False, True])
 @pytest.mark.parametrize(("name", "sequential"), [(n, bool(i % 2)) for i, n in enumerate(OPTIONS)])
 def test_checkpointing_changes_nothing(name, use_reentrant, sequential):
@@ -357,6 +359,7 @@ def test_schedulers(name, scheduler):
 
 
 @ALL
+@pytest.mark.sample(3)
 def test_the_rate_of_a_schedule_is_the_rate_of_the_step(name):
     run = Training(name).plain(3)
     weights = run.weights()
@@ -368,7 +371,7 @@ def test_the_rate_of_a_schedule_is_the_rate_of_the_step(name):
     assert any(not torch.equal(a, b) for a, b in zip(run.plain(1).weights(), weights, strict=True))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @ALL
 def test_an_average_of_weights_does_not_see_the_scale(name):
     """Weights are averaged at fixed factors, so the average is rescaled like them."""
@@ -394,6 +397,7 @@ def test_an_average_of_weights_does_not_see_the_scale(name):
 
 
 @ALL
+@pytest.mark.sample(3)
 def test_hooks_and_tensor_rates(name):
     seen = []
     run, other = Training(name, lr=torch.tensor(0.01)), Training(name, lr=0.01)

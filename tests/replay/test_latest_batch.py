@@ -133,7 +133,7 @@ def changed_afterwards(model, x):
     return model(x)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "forward", [frozen, for_inputs, in_autocast, backward_hook, functional, changed_afterwards]
 )

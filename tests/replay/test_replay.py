@@ -148,7 +148,7 @@ class Cleared(nn.Module):
         return self.last(h)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("form", ["layer", "function", "product"])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shape", [(4, 3), (4, 3, 3), (4, 2, 3, 3)])

@@ -379,7 +379,7 @@ def test_powers_of_two_leave_at_most_a_factor_of_four():
 # --- the check ------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(21)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(
     ("case", "dtype"),
     [*of_each_kind(ZOO, torch.float32), (BY_NAME["mlp"], torch.float64)],
@@ -856,7 +856,7 @@ def decayed(kind):
     return model
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("powers_of_two", [False, True])
 @pytest.mark.parametrize(
     "criterion", ["path", "range", "measure", "layers", "norm", "conditioning"]

@@ -45,7 +45,7 @@ def test_passes_path_sgd(case):
     assert report.steps == 12
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("case", "make_optimizer"),
     [pytest.param(case, (sgd, adam)[n % 2], id=str(case)) for n, case in enumerate(INVARIANCE)],

@@ -103,7 +103,7 @@ PARTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", slow_besides(PARTS, ZOO), ids=str)
 def test_ranges_are_equal_in_every_class(case):
     _, network = traced(case, torch.float64)

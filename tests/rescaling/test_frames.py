@@ -218,7 +218,7 @@ MAKERS = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MAKERS)
 def test_training_in_the_frame_of_unit_measure_is_bitwise_invariant(name):
     plain = trained(MAKERS[name]("measure"))

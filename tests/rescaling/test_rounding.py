@@ -88,6 +88,7 @@ def least_by_search(model, reactions, per):
 
 @pytest.mark.parametrize("per", ["tensor", "row"])
 @pytest.mark.parametrize("data", [False, True])
+@pytest.mark.sample(2)
 def test_no_member_of_a_tiny_network_has_a_smaller_error(per, data):
     model, x = small()
 

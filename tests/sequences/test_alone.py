@@ -24,6 +24,7 @@ RARE = bytes(range(256))
     "data",
     [b"", b"a", b"\xff" * 9, b"\0\xff" * 9, RARE, LOG, LOG * 6 + RARE, bytes(3000)],
 )
+@pytest.mark.sample(4)
 def test_a_file_comes_back_without_a_model(data):
     packed = compress(None, data)
     assert decompress(None, packed) == data

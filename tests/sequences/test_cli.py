@@ -130,7 +130,7 @@ def test_resuming_is_the_same_as_not_stopping(run, book, tmp_path):
     assert run("bits", "m", book).output == resumed
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("options", "says"),
     [

@@ -27,6 +27,7 @@ def network():
     ],
 )
 @pytest.mark.parametrize("mixture", [False, True])
+@pytest.mark.sample(5)
 def test_samples_stop_before_it(tmp_path, texts, end, mixture):
     model = Mixed() if mixture else network()
     model.fit(texts, end=end)

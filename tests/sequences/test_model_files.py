@@ -33,7 +33,7 @@ def test_a_text_of_any_size_comes_back(pages, step):
         assert mixed_storage._decompress(mixed_storage._compress(content), size) == content
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("step", STEPS)
 def test_the_window_is_the_one_that_xz_writes_into_the_file(step):
     """The byte of the properties of LZMA2 stands in the header of the block, at position 16 of the file."""
@@ -48,6 +48,7 @@ def test_the_window_is_the_one_that_xz_writes_into_the_file(step):
 
 
 @pytest.mark.parametrize("size", [1 << 20, (1 << 20) + 1, 3 << 20, 5_000_000])
+@pytest.mark.sample(2)
 def test_a_stream_that_asks_for_more_memory_is_refused(size):
     window = next(step for step in STEPS if step >= size)
     more = STEPS[STEPS.index(window) + 1]

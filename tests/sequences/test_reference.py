@@ -173,7 +173,7 @@ def train(kind, squash, p, method, steps=30, rate=0.05):
     return np.array(trace)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("method", "low", "high"),
     [

@@ -56,6 +56,7 @@ def some_training(kind="pcnn", units=6, length=400, seed=0):
 
 @pytest.mark.parametrize("kind", ["pcnn", "cnn", "rnn"])
 @pytest.mark.parametrize("writing", ["qdh", "dh", "fisher", "bp"])
+@pytest.mark.sample(6)
 def test_training_never_loses_and_learns(kind, writing):
     training, corpus, _ = some_training(kind)
     metric = "rbp-qd" if kind == "rnn" else "rbp"

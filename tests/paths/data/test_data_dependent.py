@@ -44,7 +44,7 @@ def brute(net, alpha, statistic):
 # --- numbers that are known -----------------------------------------------------------------------
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("statistic", STATISTICS)
 @pytest.mark.parametrize(
     ("name", "alpha"),
@@ -59,6 +59,7 @@ def test_kappa_is_the_known_one(name, alpha, statistic):
     assert_close(found, known, **TIGHT)
 
 
+@pytest.mark.sample(3)
 def test_alpha_one_is_the_fisher_information(net):
     """D16 Theorem 2, also for convolutions; for recurrent networks it is the Fisher, not half the Hessian."""
     network = ps.trace(net.model, net.x)
@@ -78,7 +79,7 @@ def test_alpha_one_is_the_fisher_information(net):
 # --- brute force ----------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("statistic", STATISTICS)
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
 def test_norm_is_the_sum_over_the_graph(net, alpha, statistic):
@@ -87,7 +88,7 @@ def test_norm_is_the_sum_over_the_graph(net, alpha, statistic):
     assert value.item() == pytest.approx(brute(net, alpha, statistic).norm, rel=1e-10)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("statistic", STATISTICS)
 @pytest.mark.parametrize("alpha", [0.3, 1.0])
 def test_kappa_is_that_of_the_graph(net, alpha, statistic):
@@ -151,7 +152,7 @@ def examples_one_by_one(case, example, count):
 
 
 # with statistics of what enters held, see test_normalization
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "case", of_each_kind(case for case in FOLLOWED if not case.normalizes), ids=str
 )
@@ -415,7 +416,7 @@ class Placed(nn.Module):
         return self.out(torch.relu(self.into(x) + self.p))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("statistic", STATISTICS)
 @pytest.mark.parametrize("estimator", ["exact", "signs"])
 @pytest.mark.parametrize("alpha", [0.3, 1.0])
@@ -531,7 +532,7 @@ def test_the_variance_of_one_example_is_zero(estimator):
     assert_close(found, {name: dense(share) for name, share in shares.items()}, **TIGHT)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", of_each_kind(FOLLOWED), ids=str)
 def test_norm_has_the_symmetries_of_the_function(case):
     _, network = traced(case, torch.float64)
@@ -986,7 +987,7 @@ def test_autocast_rounds_nothing(alpha):
             assert_close(function(), plain, rtol=0, atol=0)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("sharing", ["parameters", "edges"])
 @pytest.mark.parametrize("name", ["mlp2-3-4-2b", "conv1d", "skip"])
 def test_part_of_the_examples_stands_for_all(name, sharing):
@@ -1074,7 +1075,7 @@ def test_layers_may_be_called_with_the_names_of_arguments(statistic):
     assert_close(found[0], found[1], rtol=0, atol=0)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("steps", [4, 6])
 @pytest.mark.parametrize(
     "options", [{}, {"bidirectional": True, "emit": "all"}, {"num_layers": 2}], ids=str

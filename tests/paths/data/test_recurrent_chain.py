@@ -64,7 +64,7 @@ FORMS = [
 SIZES = [(0.5, 7, 6), (1.0, 7, 6), (0.3, 70, 3), (0.5, 1, 2), (0.5, 4, 1)]  # alpha, examples, steps
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("form", "sharing", "statistic", "sizes"),
     half(FORMS, ["parameters", "edges"], ["second_moment", "covariance"], SIZES),
@@ -149,6 +149,7 @@ def test_a_wrong_gate_is_seen():
 
 
 @pytest.mark.parametrize("case", ZOO, ids=str)
+@pytest.mark.sample(30)
 def test_only_recurrent_layers_with_a_readout_are_taken_for_them(case):
     found = chain_of(traced(case, torch.float64)[1])
     assert (found is not None) == (case.name in RECOGNISED)

@@ -24,7 +24,7 @@ def known(case, model, network, data):
     return total
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "name", ["mlp", "cnn 2d", "same layer twice", "layer norm", "gated", "batch norm"]
 )

@@ -106,7 +106,7 @@ READ_LAST = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", READ_LAST)
 def test_a_linear_map_may_read_the_last_dimension_of_a_convolution(name):
     layers, shape = READ_LAST[name]

@@ -33,7 +33,7 @@ def test_first_term_equals_brute_force(case):
     assert_close(dict(ps.paths.kappa(network)), brute(case)[0], rtol=1e-10, atol=1e-13)
 
 
-@pytest.mark.sample(16)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("case", ZOO, ids=str)
 def test_second_term_equals_brute_force(case):
     _model, network = traced(case, torch.float64)
@@ -43,7 +43,7 @@ def test_second_term_equals_brute_force(case):
     assert_close(dict(ps.paths.kappa(network, second_term=True)), both, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.sample(16)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("case", of_each_kind(ZOO), ids=str)
 def test_single_precision_comes_close(case):
     _model, network = traced(case, torch.float32)
@@ -56,7 +56,7 @@ def test_single_precision_comes_close(case):
             assert_close(tensor.double(), expected[name], rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.sample(19)
+@pytest.mark.sample(11)
 @pytest.mark.parametrize("case", ZOO, ids=str)
 def test_is_named_and_shaped_as_the_parameters(case):
     model, network = traced(case)

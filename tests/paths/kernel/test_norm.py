@@ -72,7 +72,7 @@ def test_follows_the_weights():
     assert ps.paths.squared_path_norm(network).item() == pytest.approx(4 * before, rel=1e-12)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", of_each_kind(ZOO), ids=str)
 def test_is_that_of_one_example_whatever_the_batch(case):
     model = case.model(torch.float64)

@@ -49,7 +49,7 @@ def test_what_is_active_follows_from_basis_values_and_signs(case, rule):
     assert_close(found.outputs, before.outputs, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.sample(18)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("case", of_each_kind(SHOWN), ids=str)
 def test_the_weights_are_a_member_of_the_class_with_skeleton_weights_of_one(case):
     network = traced(case, torch.float64)[1]

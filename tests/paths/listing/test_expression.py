@@ -26,7 +26,7 @@ SHOWN = [case for case in ZOO if case.name not in MANY | SIGNED and not case.nor
 RULES = ["largest", "cyclic", "random"]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "rule"),
     slow_besides(in_turn(NETS, RULES, everywhere=["skip"]), itertools.product(NETS, RULES)),

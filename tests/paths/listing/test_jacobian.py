@@ -22,7 +22,7 @@ MANY |= {"pool twice", "characters", "dense block", "cnn 2d"}
 COUNTED = [case for case in ZOO if case.name not in MANY and not case.normalizes]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", list(NETS))
 def test_rank_of_the_fixtures(name):
     net = load(name)
@@ -43,7 +43,7 @@ def test_rank_of_the_fixtures(name):
     )
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("case", of_each_kind(COUNTED), ids=str)
 def test_rank_is_weights_minus_classes(case):
     _, network = traced(case, torch.float64)

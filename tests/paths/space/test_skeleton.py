@@ -41,7 +41,7 @@ def choose(network, rule="largest"):
 # --- known numbers --------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", list(NETS))
 def test_basis_paths_and_values_are_those_of_the_fixture(name):
     net, known = load(name), KNOWN["nets"][name]
@@ -68,7 +68,7 @@ def test_cyclic_rule_is_that_of_the_paper():
 # --- what a skeleton is ---------------------------------------------------------------------------
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("case", "rule"), by_rules(ZOO), ids=str)
 def test_edges_are_where_they_belong(case, rule):
     _, network = traced(case, torch.float64)
@@ -82,7 +82,7 @@ def test_edges_are_where_they_belong(case, rule):
             assert network.parameters[name][index] != 0
 
 
-@pytest.mark.sample(11)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize(("case", "rule"), by_rules(UNTIED), ids=str)
 def test_there_are_as_many_independent_basis_paths_as_dimensions(case, rule):
     _, network = traced(case, torch.float64)
