@@ -9,12 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 import numpy as np
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
+import optuna
 from pydantic.dataclasses import dataclass
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
@@ -65,14 +60,13 @@ class Dimension:
     log: bool = False
     points: int = GRID_POINTS
 
-    @property
-    def distribution(self) -> BaseDistribution:
-        """What Optuna draws from."""
+    def draw(self, trial: optuna.Trial) -> Any:
+        """Return the value that a trial of Optuna takes."""
         if self.values:
-            return CategoricalDistribution(self.values)
+            return trial.suggest_categorical(self.name, self.values)
         if self._whole:
-            return IntDistribution(int(self.low), int(self.high), log=self.log)
-        return FloatDistribution(self.low, self.high, log=self.log)
+            return trial.suggest_int(self.name, int(self.low), int(self.high), log=self.log)
+        return trial.suggest_float(self.name, self.low, self.high, log=self.log)
 
     @property
     def ends(self) -> tuple[Any, Any]:

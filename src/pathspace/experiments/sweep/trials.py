@@ -7,6 +7,7 @@ runs ended is an attribute of the trial.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import zlib
@@ -39,10 +40,6 @@ LEAST = 5
 """Points that came through before one is pruned."""
 ENDED = "runs"
 """The attribute of a trial that holds how its runs ended. A trial without it was stopped."""
-PLACE = "place"
-"""The attribute of a trial that takes the place of a stopped one: the number of the first."""
-Named = tuple[str, str]
-"""The method and the start of a study."""
 
 
 @dataclass(frozen=True)
@@ -226,13 +223,17 @@ class _Pruning(Part):
     def __init__(self, monitor: Monitor, trial: optuna.Trial) -> None:
         super().__init__(monitor, "", 0, 1)
         self._trial = trial
+        # a stopped command may have told some steps
+        trials = trial.study.get_trials(deepcopy=False)
+        self._told = set(trials[trial.number].intermediate_values)
 
     def validated(self, config: RunConfig, validation: Validation) -> None:
         """See `monitor.Monitor`."""
         super().validated(config, validation)
         if validation.step == 0 or not math.isfinite(validation.error):
             return
-        self._trial.report(validation.error, validation.step)
+        if validation.step not in self._told:
+            self._trial.report(validation.error, validation.step)
         if self._trial.should_prune():
             raise PrunedError(validation.step, validation.error)
 
@@ -245,48 +246,56 @@ class _Points:
         self._plan = plan
         self._place = runs.place(settings.checkpoint_every)
         self._monitor = runs.monitor
-        names = [(method, start) for method in settings.methods for start in settings.starts]
-        self._studies = _studies(runs.output / JOURNAL, plan, names)
+        self._studies = _studies(runs.output / JOURNAL, settings, plan)
         # Points that are the same runs, as where a method ignores what is searched: by the key of
         # the first run.
-        self._running: dict[str, list[tuple[Named, optuna.Trial]]] = {}
+        self._running: dict[str, list[optuna.Trial]] = {}
         self._done: dict[str, list[Run]] = {}
-        self._ended: dict[tuple[int, int], Point] = {}
-        for name, study in self._studies.items():
-            for trial in study.get_trials(deepcopy=False):
-                if ENDED in trial.user_attrs:
-                    self._keep(name, trial, [Run(**run) for run in trial.user_attrs[ENDED]])
-        runs.monitor.stage(
-            "Sweeping on the validation split", plan.trials * len(names), len(self._ended)
-        )
+        trials = [trial for study in self._studies for trial in _begun(study)]
+        done = sum(trial.state.is_finished() for trial in trials)
+        points = plan.trials * len(self._studies)
+        runs.monitor.stage("Sweeping on the validation split", points, done)
 
     def ended(self) -> tuple[Point, ...]:
-        """Return the points that are over."""
-        return tuple(self._ended[place] for place in sorted(self._ended))
+        """Return the points that are over, of one study after the other."""
+        found = []
+        for study in self._studies:
+            for trial in _begun(study):
+                runs = tuple(Run(**run) for run in trial.user_attrs[ENDED])
+                found.append(Point(*_names(study), trial.params, runs))
+        return tuple(found)
 
     def jobs(self) -> Iterator[PointJob]:
         """Draw the remaining points, one when it is asked for, all studies in turn; give those that are to be run."""
+        stopped = [
+            optuna.Trial(study, trial._trial_id)
+            for study in self._studies
+            for trial in study.get_trials(states=[TrialState.RUNNING])
+        ]
+        for trial in stopped:
+            yield from self._next(trial)
         for _ in range(self._plan.trials):
-            for name, study in self._studies.items():
-                if sum(map(_is_begun, study.get_trials(deepcopy=False))) < self._plan.trials:
-                    yield from self._next(name, study)
+            for study in self._studies:
+                if len(_begun(study)) < self._plan.trials:
+                    yield from self._next(study.ask())
 
-    def _next(self, name: Named, study: optuna.Study) -> Iterator[PointJob]:
-        trial = study.ask({each.name: each.distribution for each in self._plan.search})
+    def _next(self, trial: optuna.Trial) -> Iterator[PointJob]:
+        point = {dimension.name: dimension.draw(trial) for dimension in self._plan.search}
         seeds = range(self._settings.seeds)
+        names = _names(trial.study)
         try:
-            configs = [config_of(self._settings, name, trial.params, seed) for seed in seeds]
+            configs = [config_of(self._settings, names, point, seed) for seed in seeds]
         except ConfigurationError as error:
-            self._tell(name, trial, [_failed(FIRST_TUNING_SEED + seed, error) for seed in seeds])
+            self._tell(trial, [_failed(FIRST_TUNING_SEED + seed, error) for seed in seeds])
             return
         runs = tuple(PlacedRun(config, self._place) for config in configs)
-        job = PointJob(_label(name, trial), runs, trial if self._plan.prune == "median" else None)
+        job = PointJob(_label(trial), runs, trial if self._plan.prune == "median" else None)
         if job.key in self._done:
-            self._tell(name, trial, self._done[job.key])
+            self._tell(trial, self._done[job.key])
         elif job.key in self._running:
-            self._running[job.key].append((name, trial))
+            self._running[job.key].append(trial)
         else:
-            self._running[job.key] = [(name, trial)]
+            self._running[job.key] = [trial]
             yield job
 
     def end(self, ended: JobOutcome) -> None:
@@ -301,43 +310,47 @@ class _Points:
         runs = (
             ended.result if error is None else [_failed(run.config.seed, error) for run in job.runs]
         )
-        for name, trial in self._running.pop(job.key):
+        for trial in self._running.pop(job.key):
             if isinstance(error, WorkerDiedError):  # it is done when the sweep is resumed
-                self._keep(name, trial, runs)
+                _keep(trial, runs)
             else:
                 self._done[job.key] = runs
-                self._tell(name, trial, runs)
+                self._tell(trial, runs)
 
-    def _tell(self, name: Named, trial: optuna.Trial, runs: Sequence[Run]) -> None:
-        study = self._studies[name]
-        trial.set_user_attr(ENDED, [asdict(run) for run in runs])
+    def _tell(self, trial: optuna.Trial, runs: Sequence[Run]) -> None:
+        _keep(trial, runs)
         if any(run.state == "pruned" for run in runs):
-            study.tell(trial, state=TrialState.PRUNED)
+            trial.study.tell(trial, state=TrialState.PRUNED)
         elif any(run.steps is None for run in runs):
-            study.tell(trial, state=TrialState.FAIL)
+            trial.study.tell(trial, state=TrialState.FAIL)
         else:
             errors = [math.inf if run.error is None else run.error for run in runs]
-            study.tell(trial, math.fsum(errors) / len(errors))
-        self._keep(name, trial, runs)
+            trial.study.tell(trial, math.fsum(errors) / len(errors))
         shown = "; ".join(run.reason or f"validation error {run.error:.4g}" for run in runs)
-        self._monitor.finished(_label(name, trial), shown)
-
-    def _keep(self, name: Named, trial: optuna.Trial | FrozenTrial, runs: Sequence[Run]) -> None:
-        place = trial.user_attrs.get(PLACE, trial.number)
-        self._ended[list(self._studies).index(name), place] = Point(
-            *name, trial.params, tuple(runs)
-        )
+        self._monitor.finished(_label(trial), shown)
 
 
-def _label(name: Named, trial: optuna.Trial) -> str:
-    return f"{', '.join(name)}, rate {trial.params[RATE]:g}"
+def _keep(trial: optuna.Trial, runs: Sequence[Run]) -> None:
+    trial.set_user_attr(ENDED, [asdict(run) for run in runs])
 
 
-def _is_begun(trial: FrozenTrial) -> bool:
-    return ENDED in trial.user_attrs or trial.state == TrialState.RUNNING
+def _names(study: optuna.Study) -> tuple[str, str]:
+    """Return the method and the start of a study."""
+    method, start = study.study_name.split(", ")
+    return method, start
 
 
-def _studies(file: Path, plan: Plan, names: Sequence[Named]) -> dict[Named, optuna.Study]:
+def _label(trial: optuna.Trial) -> str:
+    return f"{trial.study.study_name}, rate {trial.params[RATE]:g}"
+
+
+def _begun(study: optuna.Study) -> list[FrozenTrial]:
+    """Return the trials of a study that are running or over."""
+    trials = study.get_trials(deepcopy=False)
+    return [t for t in trials if ENDED in t.user_attrs or t.state == TrialState.RUNNING]
+
+
+def _studies(file: Path, settings: Settings, plan: Plan) -> list[optuna.Study]:
     """Return the studies of a journal, which is made where there is none.
 
     Raises:
@@ -353,7 +366,8 @@ def _studies(file: Path, plan: Plan, names: Sequence[Named]) -> dict[Named, optu
         os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
     try:
         storage = JournalStorage(_JournalFile(str(file)))
-        return {name: _study(storage, plan, name) for name in names}
+        names = itertools.product(settings.methods, settings.starts)
+        return [_study(storage, plan, ", ".join(name)) for name in names]
     except StorageError:
         raise
     except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -363,20 +377,16 @@ def _studies(file: Path, plan: Plan, names: Sequence[Named]) -> dict[Named, optu
         ) from error
 
 
-def _study(storage: JournalStorage, plan: Plan, name: Named) -> optuna.Study:
-    study = optuna.create_study(storage=storage, study_name=", ".join(name), load_if_exists=True)
+def _study(storage: JournalStorage, plan: Plan, name: str) -> optuna.Study:
+    study = optuna.create_study(storage=storage, study_name=name, load_if_exists=True)
     # With its own seed each time: a sampler that begins anew would draw the points of before.
-    seed = zlib.crc32(f"{study.study_name}, {len(study.trials)}".encode())
+    seed = zlib.crc32(f"{name}, {len(study.trials)}".encode())
     study.sampler = TPESampler(seed=seed) if plan.sampler == "tpe" else RandomSampler(seed=seed)
     study.pruner = MedianPruner(LEAST) if plan.prune == "median" else NopPruner()
     if any(trial.value is not None and ENDED not in trial.user_attrs for trial in study.trials):
         raise ValueError("it is of another version of pathspace")
     for point in plan.grid() if plan.sampler == "grid" else ():
         study.enqueue_trial(point, skip_if_exists=True)
-    for trial in study.get_trials(states=[TrialState.RUNNING]):  # a stopped command left it
-        point = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
-        study.enqueue_trial(point, {PLACE: trial.user_attrs.get(PLACE, trial.number)})
-        study.tell(trial.number, state=TrialState.FAIL)
     return study
 
 
