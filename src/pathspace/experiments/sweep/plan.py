@@ -6,14 +6,15 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import optuna
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
-from pathspace.experiments.layers import LARGEST, check_setting, plain_values, read_value
+from pathspace.experiments.layers import LARGEST, check_setting, plain_values, problem, read_value
 from pathspace.experiments.run import RunConfig
 from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings, settings_from
 
@@ -38,6 +39,10 @@ NOT_OF_A_RUN = {
     "tuning_epochs", "verified_seeds", "shared_rates", "target_error", "checkpoint_every", "method_options",
     "method_rates", *TABLES,
 }  # fmt: skip
+
+Value = bool | int | float | Annotated[str, Field(min_length=1)]
+Number = Annotated[int | float, Field(ge=-LARGEST, le=LARGEST)]
+Points = Annotated[int, Field(ge=2)]
 
 
 @dataclass(frozen=True)
@@ -129,8 +134,12 @@ def plan_from(
         ConfigurationError: Says what is wrong, and what to give.
     """
     _check_options(sampler, trials, prune)
-    dimensions = _parsed(searched)
+    dimensions = [parse_search(text) for text in searched]
     names = [dimension.name for dimension in dimensions]
+    for dimension in dimensions:
+        _check_values(dimension)
+        if names.count(dimension.name) > 1:
+            raise ConfigurationError(f"--search names {dimension.name!r} twice: give it once.")
     if DECAY not in names and len(settings.weight_decays) > 1:
         dimensions.insert(0, Dimension(DECAY, settings.weight_decays))
     if RATE not in names:
@@ -156,17 +165,6 @@ def _check_options(sampler: str, trials: int | None, prune: str) -> None:
         raise ConfigurationError(
             f"The option --trials is {trials}: a grid does all of its points; give --sampler random or tpe, too."
         )
-
-
-def _parsed(searched: Sequence[str]) -> list[Dimension]:
-    """Return what `--search` names, each once."""
-    dimensions = [parse_search(text) for text in searched]
-    names = [dimension.name for dimension in dimensions]
-    for dimension in dimensions:
-        _check_values(dimension)
-        if names.count(dimension.name) > 1:
-            raise ConfigurationError(f"--search names {dimension.name!r} twice: give it once.")
-    return dimensions
 
 
 def _rates(settings: Settings, sampler: str) -> Dimension:
@@ -202,51 +200,35 @@ def parse_search(text: str) -> Dimension:
     return Dimension(name, _listed(name, rest, text))
 
 
-def _listed(name: str, written: str, text: str) -> tuple[float | int | str | bool, ...]:
+def _listed(name: str, written: str, text: str) -> tuple[Value, ...]:
     """Return the values that a `--search` lists, each once."""
     values = read_value(written) if written.startswith("[") else written.split(",")
     if not isinstance(values, list):
         raise ConfigurationError(f"--search {text!r} is no list: write {EXAMPLE}.")
-    read = [read_value(one) if isinstance(one, str) else one for one in values]
-    if not read or not all(map(_is_value, read)):
+    read = tuple(read_value(one) if isinstance(one, str) else one for one in values)
+    if problem(tuple[Value, ...], read) or not read:
         raise ConfigurationError(
             f"--search {text!r} needs numbers, names, true or false: write {EXAMPLE}."
         )
-    if name in (RATE, DECAY) and not all(map(_is_number, read)):
+    if name in GRIDS and problem(tuple[Number, ...], read):
         raise ConfigurationError(f"--search {text!r} needs numbers: write {EXAMPLE}.")
     return tuple(dict.fromkeys(read))
 
 
-def _is_value(value: Any) -> bool:
-    if isinstance(value, float):
-        return math.isfinite(value)
-    return isinstance(value, bool | int | str) and value != ""
-
-
 def _range(name: str, parts: list[str], text: str) -> Dimension:
+    """Return the range that a `--search` names, from its parts between colons."""
     log = "log" in parts[2:3]
-    rest = parts[3:] if log else parts[2:]
-    low, high, *more = (read_value(part) for part in (*parts[:2], *rest))
-    points = more[0] if more else GRID_POINTS
-    numbers = len(more) < 2 and all(map(_is_number, (low, high, points)))
-    if not numbers or not _is_range(low, high, points, log=log):
+    low, high, *more = (read_value(part) for part in (*parts[:2], *parts[2 + log :]))
+    points = more or [GRID_POINTS]
+    numbers = not problem(tuple[Number, Number, Points], (low, high, *points))
+    if not numbers or low >= high or (log and low <= 0):
         raise ConfigurationError(
             f"--search {text!r} is no range: write NAME=LOW:HIGH, with :log for equal factors and :5 for five points "
             f"of a grid, such as {EXAMPLE}."
         )
     if name in REAL:
         low, high = float(low), float(high)
-    return Dimension(name, low=low, high=high, log=log, points=points)
-
-
-def _is_range(low: float, high: float, points: Any, *, log: bool) -> bool:
-    if log and low <= 0:
-        return False
-    return low < high and isinstance(points, int) and points >= 2
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
+    return Dimension(name, low=low, high=high, log=log, points=points[0])
 
 
 def _check_values(dimension: Dimension) -> None:

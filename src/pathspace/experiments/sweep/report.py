@@ -21,7 +21,7 @@ from pathspace.experiments.report.document import (
 from pathspace.experiments.report.figures import COLOURS
 from pathspace.experiments.report.table import count, digits_of
 from pathspace.experiments.sweep.plan import DECAY, RATE, Plan
-from pathspace.experiments.sweep.trials import Point, Sweep
+from pathspace.experiments.sweep.trials import Point, Run, Sweep
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,29 +43,26 @@ def points_of(found: Sweep) -> list[Point]:
     return list(by_values.values())
 
 
-def best_points(points: Sequence[Point]) -> list[Point]:
+def best_points(found: Sweep) -> list[Point]:
     """Return the point of the least mean error, then loss, of every method and start; the first one if none has any."""
     grouped: dict[tuple[str, str], list[Point]] = {}
-    for point in points:
+    for point in points_of(found):
         grouped.setdefault((point.method, point.start), []).append(point)
     return [min(group, key=lambda point: point.score) for group in grouped.values()]
 
 
 def best_table(found: Sweep) -> Table:
     """Return the best point of every method and start."""
-    best = best_points(points_of(found))
-    return Table(found.task_description, _columns(found), _rows(found, best), _notes(found, best))
+    best = best_points(found)
+    return _table(found.task_description, [_cells(found, p) for p in best], _notes(found, best))
 
 
 def points_table(found: Sweep) -> Table:
     """Return all points."""
     points = points_of(found)
     runs = sum(len(point.runs) for point in found.points)
-    return Table(
-        f"{count(len(points), 'point')}, {count(runs, 'run')}",
-        _columns(found),
-        _rows(found, points),
-    )
+    title = f"{count(len(points), 'point')}, {count(runs, 'run')}"
+    return _table(title, [_cells(found, point) for point in points])
 
 
 def failures_table(found: Sweep) -> Table | None:
@@ -73,30 +70,30 @@ def failures_table(found: Sweep) -> Table | None:
     lost = [(point, run) for point in found.points for run in point.runs if run.reason]
     if not lost:
         return None
-    columns = ("optimizer", "start", *_titles(found.plan), "seed", "state", "reason")
-    rows = []
-    for point, run in lost[:FAILURES_SHOWN]:
-        values = _values(found.plan, point.point)
-        cells = (
-            METHODS[point.method].label,
-            point.start,
-            *values,
-            str(run.seed),
-            run.state,
-            run.reason,
-        )
-        rows.append(TableRow(cells))
+    rows = [
+        {**_names(point), "seed": str(run.seed), "state": run.state, "reason": run.reason}
+        for point, run in lost[:FAILURES_SHOWN]
+    ]
     more = len(lost) - len(rows)
     notes = (f"And {more} more, in trials.csv.",) if more else ()
-    return Table("Runs without a result that counts, and why", columns, tuple(rows), notes)
+    cells = tuple(TableRow(tuple(row.values())) for row in rows)
+    return Table("Runs without a result that counts, and why", tuple(rows[0]), cells, notes)
 
 
-def _titles(plan: Plan) -> list[str]:
-    return [TITLES.get(dimension.name, dimension.name) for dimension in plan.search]
+def _table(title: str, rows: Sequence[Mapping[str, str]], notes: Sequence[str] = ()) -> Table:
+    """Return a table of rows that have their cells by the titles of the columns, which are the same in all."""
+    told = []
+    before = ""
+    for row in rows:
+        told.append(TableRow(tuple(row.values()), begins_method=row["optimizer"] != before))
+        before = row["optimizer"]
+    return Table(title, tuple(rows[0]) if rows else (), tuple(told), tuple(notes))
 
 
-def _values(plan: Plan, point: Mapping[str, Any]) -> list[str]:
-    return [_shown(point[dimension.name]) for dimension in plan.search]
+def _names(point: Point) -> dict[str, str]:
+    """Return the cells that say which point it is, by the titles of their columns."""
+    values = {TITLES.get(name, name): _shown(value) for name, value in point.point.items()}
+    return {"optimizer": METHODS[point.method].label, "start": point.start, **values}
 
 
 def _shown(value: Any) -> str:
@@ -105,49 +102,27 @@ def _shown(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _columns(found: Sweep) -> tuple[str, ...]:
-    pruned = ("pruned",) if found.plan.prune != "none" else ()
-    what = (f"validation {found.metric}", "validation loss", "runs", "failed", *pruned)
-    return ("optimizer", "start", *_titles(found.plan), *what)
-
-
-def _rows(found: Sweep, points: Sequence[Point]) -> tuple[TableRow, ...]:
-    rows = []
-    before = ""
-    for point in points:
-        rows.append(TableRow(_cells(found, point), begins_method=point.method != before))
-        before = point.method
-    return tuple(rows)
-
-
-def _cells(found: Sweep, point: Point) -> tuple[str, ...]:
+def _cells(found: Sweep, point: Point) -> dict[str, str]:
+    """Return the cells of a point by the titles of their columns."""
     digits = digits_of(found.metric)
-    names = _values(found.plan, point.point)
-    if _at_edge(found.plan, point):
-        names[_rate_index(found.plan)] += "*"
     error, deviation, loss = point.mean("error"), point.deviation, point.mean("loss")
     spread = "" if deviation is None else f" ± {deviation:{digits}}"
-    pruned = (str(point.states["pruned"]),) if found.plan.prune != "none" else ()
-    return (
-        METHODS[point.method].label,
-        point.start,
-        *names,
-        NOTHING if error is None else f"{error:{digits}}{spread}",
-        NOTHING if loss is None else f"{loss:.4g}",
-        str(len(point.runs)),
-        str(point.states["failed"]),
-        *pruned,
-    )
-
-
-def _rate_index(plan: Plan) -> int:
-    return [dimension.name for dimension in plan.search].index(RATE)
+    cells = _names(point)
+    if _at_edge(found.plan, point):
+        cells[TITLES[RATE]] += "*"
+    cells[f"validation {found.metric}"] = NOTHING if error is None else f"{error:{digits}}{spread}"
+    cells["validation loss"] = NOTHING if loss is None else f"{loss:.4g}"
+    cells["runs"] = str(len(point.runs))
+    cells["failed"] = str(point.states["failed"])
+    if found.plan.prune != "none":
+        cells["pruned"] = str(point.states["pruned"])
+    return cells
 
 
 def _at_edge(plan: Plan, point: Point) -> bool:
     """Whether the rate is the least or the greatest value of a list of several."""
-    values = plan.search[_rate_index(plan)].values
-    return len(values) > 1 and point.point[RATE] in (min(values), max(values))
+    (rates,) = [dimension.values for dimension in plan.search if dimension.name == RATE]
+    return len(rates) > 1 and point.point[RATE] in (min(rates), max(rates))
 
 
 def _notes(found: Sweep, best: Sequence[Point]) -> tuple[str, ...]:
@@ -195,45 +170,40 @@ def report(found: Sweep, *, title: str, configuration: dict[str, Any]) -> Report
     if lost is not None:
         sections.append(Section("Without a result", lost))
     sections.append(Section("All points", points_table(found), printed=False))
-    return Report(title, sections, configuration, as_json(found, configuration))
-
-
-def as_json(found: Sweep, configuration: dict[str, Any]) -> dict[str, Any]:
-    """Return a sweep as plain values for JSON, with None for what is missing or not finite."""
-    best = [
-        {
-            "method": point.method,
-            "label": METHODS[point.method].label,
-            "start": point.start,
-            "point": dict(point.point),
-            "validation_error_mean": point.mean("error"),
-            "validation_error_deviation": point.deviation,
-            "validation_loss_mean": point.mean("loss"),
-            "at_edge": _at_edge(found.plan, point),
-        }
-        for point in best_points(points_of(found))
-    ]
-    trials = [
-        {
-            "method": point.method,
-            "start": point.start,
-            "point": dict(point.point),
-            "seed": run.seed,
-            "state": run.state,
-            "validation_error": run.error,
-            "validation_loss": run.loss,
-            "pruned_at": run.steps if run.state == "pruned" else None,
-            "reason": run.reason,
-        }
-        for point in found.points
-        for run in point.runs
-    ]
-    return {
+    results = {
         "task": found.task_description,
         "metric": found.metric,
-        "best": best,
-        "trials": trials,
+        "best": [_point_json(found, point) for point in best_points(found)],
+        "trials": [_run_json(point, run) for point in found.points for run in point.runs],
         "configuration": configuration,
+    }
+    return Report(title, sections, configuration, results)
+
+
+def _point_json(found: Sweep, point: Point) -> dict[str, Any]:
+    return {
+        "method": point.method,
+        "label": METHODS[point.method].label,
+        "start": point.start,
+        "point": dict(point.point),
+        "validation_error_mean": point.mean("error"),
+        "validation_error_deviation": point.deviation,
+        "validation_loss_mean": point.mean("loss"),
+        "at_edge": _at_edge(found.plan, point),
+    }
+
+
+def _run_json(point: Point, run: Run) -> dict[str, Any]:
+    return {
+        "method": point.method,
+        "start": point.start,
+        "point": dict(point.point),
+        "seed": run.seed,
+        "state": run.state,
+        "validation_error": run.error,
+        "validation_loss": run.loss,
+        "pruned_at": run.steps if run.state == "pruned" else None,
+        "reason": run.reason,
     }
 
 
@@ -245,6 +215,7 @@ def draw(found: Sweep) -> Drawing:
     points, name = points_of(found), _varied(found)
     for axis, what in zip(figure.subplots(1, 2), ("error", "loss"), strict=True):
         _panel(axis, found, points, name, what)
+        _label_axes(axis, found, points, name, what)
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right upper")
     return figure
 
@@ -259,50 +230,29 @@ def _varied(found: Sweep) -> str:
 
 
 def _panel(axis: Axes, found: Sweep, points: Sequence[Point], name: str, what: str) -> None:
-    """Draw error or loss over what varies."""
+    """Draw error or loss over what varies: a dot for each run, and what failed or was pruned at the upper edge."""
+    starts = found.settings.starts
     for number, method in enumerate(found.settings.methods):
-        for start, line in zip(
-            found.settings.starts, LINES * len(found.settings.starts), strict=False
-        ):
+        colour = COLOURS[number % len(COLOURS)]
+        for place, start in enumerate(starts):
             own = [point for point in points if (point.method, point.start) == (method, start)]
-            colour = COLOURS[number % len(COLOURS)]
-            label = METHODS[method].label + (f", {start}" if len(found.settings.starts) > 1 else "")
-            _draw_runs(axis, own, name, what, colour=colour)
-            best = _best_means(own, name, what)
+            label = METHODS[method].label + (f", {start}" if len(starts) > 1 else "")
+            best: dict[Any, float] = {}
+            for point in own:
+                x, values, mean = point.point[name], point.values(what), point.mean(what)
+                axis.plot([x] * len(values), values, ".", alpha=0.5, color=colour)
+                if mean is not None:
+                    best[x] = min(mean, best.get(x, math.inf))
+            line = LINES[place % len(LINES)]
             axis.plot(
                 sorted(best), [best[x] for x in sorted(best)], line, label=label, color=colour
             )
-            # at the upper edge, first method above: what failed has no error to be drawn at
-            _draw_lost(axis, own, name, height=0.98 - 0.025 * number, colour=colour)
-    _label_axes(axis, found, points, name, what)
-
-
-def _draw_runs(axis: Axes, points: Sequence[Point], name: str, what: str, *, colour: str) -> None:
-    """Draw a dot for each run."""
-    for point in points:
-        values = point.values(what)
-        axis.plot([point.point[name]] * len(values), values, ".", alpha=0.5, color=colour)
-
-
-def _best_means(points: Sequence[Point], name: str, what: str) -> dict[Any, float]:
-    """Return the least mean over seeds at every place of the horizontal axis."""
-    best: dict[Any, float] = {}
-    for point in points:
-        mean = point.mean(what)
-        if mean is not None:
-            place = point.point[name]
-            best[place] = min(mean, best.get(place, math.inf))
-    return best
-
-
-def _draw_lost(
-    axis: Axes, points: Sequence[Point], name: str, *, height: float, colour: str
-) -> None:
-    """Mark the points that failed or were pruned."""
-    edge = axis.get_xaxis_transform()
-    for state, mark in (("failed", "x"), ("pruned", "v")):
-        lost = [point.point[name] for point in points if point.states[state]]
-        axis.plot(lost, [height] * len(lost), mark, markersize=5, transform=edge, color=colour)
+            for state, mark in (("failed", "x"), ("pruned", "v")):
+                lost = [point.point[name] for point in own if point.states[state]]
+                # first method above: what failed has no error to be drawn at
+                height = [0.98 - 0.025 * number] * len(lost)
+                edge = axis.get_xaxis_transform()
+                axis.plot(lost, height, mark, markersize=5, transform=edge, color=colour)
 
 
 def _label_axes(axis: Axes, found: Sweep, points: Sequence[Point], name: str, what: str) -> None:
