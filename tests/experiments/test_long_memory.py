@@ -1,28 +1,20 @@
 """Long memory: runs end as they should, controls change kappa as they say, and the comparison tests what it says."""
 
 import itertools
-import json
 import math
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from pydantic import TypeAdapter
-from typer.testing import CliRunner
 
 import pathspace as ps
-from pathspace.cli import app
-from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.layers import laid_over
 from pathspace.experiments.long_memory.cells import (
     Cell,
-    Result,
     Setting,
     chosen_rate,
     compared,
-    compute,
     reported_cells,
     settings,
     tuning_cells,
@@ -30,21 +22,16 @@ from pathspace.experiments.long_memory.cells import (
 from pathspace.experiments.long_memory.methods import METHODS, RECURRENT, ChangedKappa
 from pathspace.experiments.long_memory.protocol import PROBLEMS, Protocol
 from pathspace.experiments.long_memory.report import build_tables
-from pathspace.experiments.long_memory.training import Outcome, Trainer, train
+from pathspace.experiments.long_memory.training import Result, Trainer, compute
 from pathspace.experiments.models import ReluRNN
 from pathspace.experiments.recipes import load_recipe
 from pathspace.experiments.report.statistics import holm, sign_test
 from pathspace.experiments.settings import FIRST_TUNING_SEED
-from pathspace.experiments.storage import write_checked
 
 T, H, B = 20, 8, 16
 RATE, SEED = 0.01, 7
 SMALL = Setting("addition", T, H)
 PROTOCOL = Protocol(steps_per_length=5, batch_size=B)
-
-
-def protocol_from(*layers: Any) -> Protocol:
-    return laid_over(Protocol, layers)
 
 
 def advanced(method: str, steps: int, **changes: Any) -> Trainer:
@@ -85,19 +72,21 @@ def test_the_adam_of_the_path_is_adam_on_the_balanced_network_without_a_metric()
 
 
 def test_a_run_ends_when_it_has_learned_diverged_or_taken_all_steps() -> None:
-    setting = Setting("addition", 3, 2 * H)
+    setting, target = Setting("addition", 3, 2 * H), PROBLEMS["addition"].target
     protocol = replace(PROTOCOL, steps_per_length=100, test_size=64)
+    threads = torch.get_num_threads()
     learned, lost, slow = (
-        train(Cell(setting, "path-muon", rate, 0), protocol) for rate in (0.03, 1e30, 1e-6)
+        compute(Cell(setting, "path-muon", rate, 0), protocol) for rate in (0.03, 1e30, 1e-6)
     )
+    assert torch.get_num_threads() == threads
     assert learned.steps is not None
     assert learned.error is not None
     assert learned.steps % 20 == 0
-    assert learned.error < PROBLEMS["addition"].target
-    assert lost == Outcome(1e30, 0, None, None)
+    assert learned.error < target
+    assert (lost.steps, lost.error) == (None, None)
     assert slow.steps is None
     assert slow.error is not None
-    assert slow.error > PROBLEMS["addition"].target
+    assert slow.error > target
 
 
 # -- controls --------------------------------------------------------------------------------------
@@ -206,28 +195,29 @@ def test_holm_s_adjustment() -> None:
 SETTING = Setting("addition", 100, 64)
 
 
-def results(method: str, outcomes: list[Outcome]) -> list[Result]:
-    return [Result(Cell(SETTING, method, o.rate, o.seed), o, 1.0) for o in outcomes]
+def result(method: str, rate: float, seed: int, steps: int | None, error: float | None) -> Result:
+    return Result(Cell(SETTING, method, rate, seed), steps, error, 1.0)
 
 
 def test_the_rate_of_most_successes_is_chosen_then_of_fewest_steps_then_of_the_least_error() -> (
     None
 ):
     some = [
-        Outcome(0.1, 0, 50, 0.0),
-        Outcome(0.1, 1, None, 0.5),
-        Outcome(0.2, 0, 90, 0.0),
-        Outcome(0.2, 1, 90, 0.0),
+        result("muon", 0.1, 0, 50, 0.0),
+        result("muon", 0.1, 1, None, 0.5),
+        result("muon", 0.2, 0, 90, 0.0),
+        result("muon", 0.2, 1, 90, 0.0),
     ]
-    assert chosen_rate(results("muon", some), "muon") == 0.2
-    faster = [Outcome(0.3, 0, 80, 0.0), Outcome(0.3, 1, 80, 0.0)]
-    assert chosen_rate(results("muon", [*some, *faster]), "muon") == 0.3
-    none = [Outcome(0.1, 0, None, None), Outcome(0.2, 0, None, 0.3), Outcome(0.3, 0, None, 0.4)]
-    assert chosen_rate(results("muon", none), "muon") == 0.2
+    assert chosen_rate(some, "muon") == 0.2
+    faster = [result("muon", 0.3, seed, 80, 0.0) for seed in (0, 1)]
+    assert chosen_rate([*some, *faster], "muon") == 0.3
+    errors = {0.1: None, 0.2: 0.3, 0.3: 0.4}
+    none = [result("muon", rate, 0, None, error) for rate, error in errors.items()]
+    assert chosen_rate(none, "muon") == 0.2
 
 
 def test_rates_are_chosen_on_seeds_that_are_not_reported() -> None:
-    asked = protocol_from(("a test", {"seeds": 7, "tuning_seeds": 5, "lengths": [100, 200]}))
+    asked = Protocol(seeds=7, tuning_seeds=5, lengths=(100, 200))
     assert settings(asked) == [SETTING, Setting("addition", 200, 64)]
     tuning = tuning_cells(asked, SETTING)
     reported = reported_cells(asked, SETTING, dict.fromkeys(asked.methods, 0.01))
@@ -248,11 +238,10 @@ def test_pairs_are_tested_and_the_verdict_is_in_words() -> None:
     }
     tuning, reported = [], []
     for method, steps in learns.items():
-        runs = [(r, s) for r in (0.1, 0.2) for s in range(12)]
-        tried = [Outcome(r, 1000 + s, steps(s) if r == 0.1 else None, 0.0) for r, s in runs]
-        tuning += results(method, tried)
-        reported += results(method, [Outcome(0.1, s, steps(s), 0.0) for s in range(20)])
-    rows = {row.method: row for row in compared(asked, SETTING, tuning, reported)}
+        tuning += [result(method, 0.1, 1000 + s, steps(s), 0.0) for s in range(12)]
+        tuning += [result(method, 0.2, 1000 + s, None, 0.0) for s in range(12)]
+        reported += [result(method, 0.1, s, steps(s), 0.0) for s in range(20)]
+    rows = {row.method: row for row in compared(asked, tuning, reported)}
     assert not rows["path-muon"].against
     assert (rows["path-muon"].window, rows["muon"].window) == (1, 0)
     assert math.isinf(rows["muon"].median_steps)
@@ -283,110 +272,13 @@ def test_pairs_are_tested_and_the_verdict_is_in_words() -> None:
     assert len({method.label for method in METHODS.values()}) == len(METHODS)
 
 
-# -- the command -----------------------------------------------------------------------------------
-
-TINY = {
-    "lengths": [5],
-    "hidden": [4],
-    "problems": ["addition", "subtraction"],
-    "methods": ["path-muon", "balanced-adamw", "permuted"],
-    "learning_rates": [0.01, 0.1],
-    "seeds": 2,
-    "tuning_seeds": 1,
-    "test_size": 50,
-    "steps_per_length": 4,
-}
-COMMAND = ["reproduce", "long-memory", "--size", "smoke", "--workers", "1"]
-COMMAND += [
-    word for name, value in TINY.items() for word in ("--set", f"{name}={json.dumps(value)}")
-]
-
-
-def call(*words: str) -> Any:
-    return CliRunner().invoke(app, [*COMMAND, *words])
-
-
-def test_the_command_reports_stops_and_continues(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "table [small]"  # no markup
-    first = call("--output", str(folder))
-    assert first.exit_code == 0, first.output
-    assert f"Report: {folder / 'report.html'}" in first.stdout
-    assert "balanced once" in first.stdout
-    content = json.loads((folder / "results.json").read_text())
-    assert [setting["problem"] for setting in content["settings"]] == ["addition", "subtraction"]
-    assert set(content["settings"][0]["methods"]) == set(TINY["methods"])
-    assert (folder / "long-memory.png").read_bytes().startswith(b"\x89PNG")
-    assert "<svg" in (folder / "report.html").read_text()
-    assert len((folder / "table.csv").read_text().splitlines()) == 1 + 2 * 3
-
-    # seen above
-    monkeypatch.setattr(
-        "pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>")
-    )
-
-    # broken off: one cell is missing, one was marked so that doing it again would show
-    (folder / "report.html").unlink()
-    files = sorted((folder / "cells").glob("addition-*-path-muon-*-seed-0.json"))
-    marked = json.loads(files[0].read_text())
-    marked["outcome"]["error"] = 0.125
-    write_checked(files[0], marked)
-    next((folder / "cells").glob("subtraction-*-permuted-*-seed-1.json")).unlink()
-    refused = CliRunner().invoke(app, ["reproduce", "long-memory", "--output", str(folder)])
-    assert refused.exit_code == 2
-    assert "other settings" in refused.stderr
-    assert call("--output", str(folder)).exit_code == 0
-    again = json.loads((folder / "results.json").read_text())
-    assert again["settings"][0]["methods"]["path-muon"]["reported"][0]["error"] == 0.125
-    assert again["settings"][1] == content["settings"][1]
-
-    taken = call("--output", str(folder), "--json")
-    assert "was finished already" in taken.stderr
-    assert json.loads(taken.stdout)["settings"] == again["settings"]
-
-
-def test_a_cell_is_the_same_each_time_and_can_be_read_back() -> None:
-    asked = protocol_from(("a test", TINY))
-    cell = tuning_cells(asked, settings(asked)[0])[0]
-    threads = torch.get_num_threads()
-    one, other = compute(cell, asked), compute(cell, asked)
-    assert torch.get_num_threads() == threads
-    assert one.outcome == other.outcome
-    assert TypeAdapter(Result).validate_python(json.loads(json.dumps(asdict(one)))) == one
-
-
 def test_the_recipe_has_the_sizes_that_it_needs() -> None:
     recipe = load_recipe("long-memory")
     assert next(iter(recipe.sizes)) == "small"
-    full = protocol_from(*recipe.layers("full"))
+    full = laid_over(Protocol, recipe.layers("full"))
     assert (full.problems, full.lengths, full.hidden) == (
         tuple(PROBLEMS),
         (100, 200, 400),
         (64, 128),
     )
     assert full.seeds >= 40
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"epochs": 3}, "Unknown setting 'epochs' in a test: choose from problems, lengths"),
-        ({"problems": ["division"]}, "Unknown name 'division' in the setting 'problems'"),
-        ({"methods": ["sgd"]}, "Unknown name 'sgd' in the setting 'methods'"),
-        ({"methods": ["muon"]}, "Unknown method 'path-muon' in the setting 'reference'"),
-        ({"lengths": []}, "'lengths' is .* give at least one"),
-        ({"lengths": [1]}, r"'lengths' is \[1\]: give 2 or more each"),
-        ({"hidden": 64}, "'hidden' is 64: give a list"),
-        ({"learning_rates": [0.1, 0.1]}, "give each one once"),
-        ({"learning_rates": [-1.0]}, r"'learning_rates' is \[-1.0\]: give more than 0 each"),
-        ({"learning_rates": [1e300]}, r"'learning_rates' is \[1e.300\]: give at most 1e.30 each"),
-        ({"learning_rates": [0.0, 0.1]}, "give more than 0 each"),
-        ({"seeds": 1001}, "'seeds' is 1001: give at most 1000"),
-        ({"seeds": 0}, "'seeds' is 0: give 1 or more"),
-        ({"warmup": 1.0}, "'warmup' is 1.0: give less than 1"),
-    ],
-)
-def test_impossible_settings_are_refused_by_name(change: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigurationError, match=says):
-        protocol_from(("a test", change))

@@ -2,12 +2,13 @@
 
 The module of such an engine has `Protocol`, how its table is made, and `NEEDS`, packages; a
 function `fill(protocol, do, folder)`, which returns what `do(kind, cells, compute)` computes, in
-one call or several; and `report_of(protocol, results, *, title, configuration, published)`.
+one call or several; and `sections_of(protocol, results, published)`, which returns the sections of
+the report and its numbers for `results.json`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -24,7 +25,7 @@ from pathspace.experiments.layers import Layer, laid_over, plain_values
 from pathspace.experiments.monitor import Monitor, Shown
 from pathspace.experiments.published import load_published
 from pathspace.experiments.recipes import ENGINES, Recipe
-from pathspace.experiments.report.document import print_report, write_report
+from pathspace.experiments.report.document import Report, TableRow, print_report, write_report
 from pathspace.experiments.runner import versions
 from pathspace.experiments.storage import make_folder, read_checked, write_checked
 from pathspace.extras import install
@@ -107,13 +108,12 @@ def reproduce_table(recipe: Recipe, size: str, options: Layer, context: Context)
     with begun(asked, context, given=bool(size or options[1])) as (settled, output):
         do = partial(all_results, output=output, context=context)
         results = engine.fill(settled.protocol, do, output)
-        found = engine.report_of(
-            settled.protocol,
-            results,
-            title=recipe.title,
-            configuration=settled.as_dict(),
-            published=load_published(recipe.name),
+        sections, numbers = engine.sections_of(
+            settled.protocol, results, load_published(recipe.name)
         )
+        configuration = settled.as_dict()
+        numbers = {**numbers, "configuration": configuration}
+        found = Report(recipe.title, sections, configuration, numbers)
         write_report(found, output)
     print_report(found, output, as_json=context.as_json)
 
@@ -195,3 +195,13 @@ def all_results(
     runner = replace(context, device="cpu").runner()  # tables compute on the processor alone
     with Shown(Console(stderr=True), quiet=context.quiet) as monitor, runner:
         return runner.all_results(jobs, monitor, "Computing")
+
+
+def grouped_rows(rows: Iterable[Iterable[str]]) -> tuple[TableRow, ...]:
+    """Return rows of a table whose first cell names a group, which is shown in the first row of each."""
+    found: list[TableRow] = []
+    for row in rows:
+        cells = tuple(row)
+        begins = not found or found[-1].cells[0] != cells[0]
+        found.append(TableRow(cells, begins_method=begins))
+    return tuple(found)

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,14 +28,13 @@ from pathspace.experiments.report.document import (
     NOTHING,
     Figure,
     Lines,
-    Report,
     Section,
     Table,
-    TableRow,
     published_section,
 )
 from pathspace.experiments.report.table import count
 from pathspace.experiments.storage import make_folder, write_json
+from pathspace.experiments.tables import grouped_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -248,11 +246,6 @@ def wrong_lines(model: SequenceModel, text: str) -> float:
     return xor.error_rate(pi[:, bits], (corpus.expected == bits[1]).astype(int))
 
 
-def passes_needed(result: Result, protocol: Protocol) -> float:
-    """Return the passes at the first look that was good enough, infinity where none was."""
-    return result.looks[-1].passes if result.learned(protocol) else math.inf
-
-
 COLUMNS = ("steps", "seed", "learned after", "lines wrong", "on the third text", "seconds")
 
 
@@ -261,26 +254,24 @@ def build_table(protocol: Protocol, results: Sequence[Result]) -> Table:
     rows = []
     for steps in protocol.steps:
         found = [result for result in results if result.cell.steps == steps]
-        for number, result in enumerate(found):
-            needed = passes_needed(result, protocol)
-            cells = (
-                steps,
-                str(result.cell.seed),
-                NOTHING if math.isinf(needed) else f"{needed:,.0f} passes",
-                f"{result.looks[-1].wrong:.2%}",
-                f"{result.test:.2%}",
-                f"{result.seconds:.0f}",
-            )
-            rows.append(TableRow(cells, begins_method=number == 0))
+        rows += [_cells(protocol, result) for result in found]
         learned = sum(result.learned(protocol) for result in found)
-        seconds = f"{sum(result.seconds for result in found):.0f}"
-        rows.append(
-            TableRow(
-                (steps, "all", f"{learned} of {len(found)}", "", "", seconds), begins_method=False
-            )
-        )
+        seconds = sum(result.seconds for result in found)
+        rows.append((steps, "all", f"{learned} of {len(found)}", "", "", f"{seconds:.0f}"))
     title = f"Distant XOR, T = {protocol.length}: learned within {protocol.passes:,} passes"
-    return Table(title, COLUMNS, tuple(rows), notes(protocol))
+    return Table(title, COLUMNS, grouped_rows(rows), notes(protocol))
+
+
+def _cells(protocol: Protocol, result: Result) -> tuple[str, ...]:
+    last = result.looks[-1]
+    return (
+        result.cell.steps,
+        str(result.cell.seed),
+        f"{last.passes:,} passes" if result.learned(protocol) else NOTHING,
+        f"{last.wrong:.2%}",
+        f"{result.test:.2%}",
+        f"{result.seconds:.0f}",
+    )
 
 
 def notes(protocol: Protocol) -> tuple[str, ...]:
@@ -320,39 +311,22 @@ def draw(protocol: Protocol, results: Sequence[Result]) -> Drawing:
     return figure
 
 
-def as_json(
-    protocol: Protocol, results: Sequence[Result], configuration: dict[str, Any]
-) -> dict[str, Any]:
-    """Return all numbers as plain values."""
-    return {
-        "learned": {
-            steps: sum(r.learned(protocol) for r in results if r.cell.steps == steps)
-            for steps in protocol.steps
-        },
-        "networks": [asdict(result) for result in results],
-        "configuration": configuration,
-    }
-
-
-def report_of(
-    protocol: Protocol,
-    results: Sequence[Result],
-    *,
-    title: str,
-    configuration: dict[str, Any],
-    published: Published | None,
-) -> Report:
-    """Return the report of all networks."""
+def sections_of(
+    protocol: Protocol, results: Sequence[Result], published: Published | None
+) -> tuple[list[Section], dict[str, Any]]:
+    """Return the sections of the report and its numbers; see `tables`."""
     looks = [
-        (result.cell.steps, result.cell.seed, look.passes, look.wrong, look.nats)
+        (result.cell.steps, result.cell.seed, *astuple(look))
         for result in results
         for look in result.looks
     ]
-    numbers = {"looks.csv": Lines(("steps", "seed", "passes", "wrong", "nats_a_line"), looks)}
+    looks_csv = Lines(("steps", "seed", "passes", "wrong", "nats_a_line"), looks)
     figure = Figure("xor.png", partial(draw, protocol, results))
-    sections = [
-        Section("Results", build_table(protocol, results), "table.csv", figure, numbers=numbers)
-    ]
+    table = build_table(protocol, results)
+    sections = [Section("Results", table, "table.csv", figure, numbers={"looks.csv": looks_csv})]
     if published is not None:
         sections.append(published_section(published))
-    return Report(title, sections, configuration, as_json(protocol, results, configuration))
+    learned = dict.fromkeys(protocol.steps, 0)
+    for result in results:
+        learned[result.cell.steps] += result.learned(protocol)
+    return sections, {"learned": learned, "networks": [asdict(result) for result in results]}

@@ -7,4 +7,4 @@
 from pathspace.experiments.long_memory.cells import fill as fill
 from pathspace.experiments.long_memory.protocol import NEEDS as NEEDS
 from pathspace.experiments.long_memory.protocol import Protocol as Protocol
-from pathspace.experiments.long_memory.report import report_of as report_of
+from pathspace.experiments.long_memory.report import sections_of as sections_of

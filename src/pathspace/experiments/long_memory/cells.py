@@ -6,7 +6,7 @@ All methods see the same seeds, hence the same starts and batches, so every test
 from __future__ import annotations
 
 import math
-import time
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,27 +14,9 @@ from itertools import product
 from pathlib import Path
 
 from pathspace.experiments.long_memory.protocol import Cell, Protocol, Setting
-from pathspace.experiments.long_memory.training import Outcome, train
-from pathspace.experiments.monitor import ProgressCallback, unheard
+from pathspace.experiments.long_memory.training import Result, compute
 from pathspace.experiments.report.statistics import LEVEL, holm, sign_test
 from pathspace.experiments.settings import FIRST_TUNING_SEED
-
-
-@dataclass(frozen=True)
-class Result:
-    """What became of a run, and the processor time that it took."""
-
-    cell: Cell
-    outcome: Outcome
-    seconds: float
-
-    @property
-    def words(self) -> str:
-        """What came out, in a line."""
-        cell, steps = self.cell, self.outcome.steps
-        where = f"{cell.setting.problem}, T = {cell.setting.length}, H = {cell.setting.hidden}"
-        how = "did not learn it" if steps is None else f"learned it in {steps} steps"
-        return f"{cell.method} at {cell.rate:g}, seed {cell.seed} ({where}): {how}, {self.seconds:.0f} s"
 
 
 def settings(protocol: Protocol) -> list[Setting]:
@@ -60,12 +42,12 @@ def reported_cells(protocol: Protocol, setting: Setting, rates: Mapping[str, flo
     ]
 
 
-def by_rate(results: Sequence[Result], method: str) -> dict[float, list[Outcome]]:
+def by_rate(results: Sequence[Result], method: str) -> dict[float, list[Result]]:
     """Return all runs of a method by their rate."""
-    found: dict[float, list[Outcome]] = {}
+    found: dict[float, list[Result]] = {}
     for result in results:
         if result.cell.method == method:
-            found.setdefault(result.cell.rate, []).append(result.outcome)
+            found.setdefault(result.cell.rate, []).append(result)
     return dict(sorted(found.items()))
 
 
@@ -76,20 +58,13 @@ def chosen_rate(results: Sequence[Result], method: str) -> float:
     median error.
     """
 
-    def order(item: tuple[float, list[Outcome]]) -> tuple[float, ...]:
-        rate, outcomes = item
-        steps = [outcome.steps for outcome in outcomes if outcome.steps is not None]
-        errors = sorted(math.inf if o.error is None else o.error for o in outcomes)
-        return -len(steps), sum(steps), errors[len(errors) // 2], rate
+    def order(item: tuple[float, list[Result]]) -> tuple[float, ...]:
+        rate, runs = item
+        steps = [run.steps for run in runs if run.steps is not None]
+        errors = [math.inf if run.error is None else run.error for run in runs]
+        return -len(steps), sum(steps), statistics.median_high(errors), rate
 
     return min(by_rate(results, method).items(), key=order)[0]
-
-
-def compute(cell: Cell, protocol: Protocol, report: ProgressCallback = unheard) -> Result:
-    """Train; the same numbers each time, on one machine and version."""
-    began = time.process_time()
-    outcome = train(cell, protocol, report)
-    return Result(cell, outcome, round(time.process_time() - began, 2))
 
 
 def fill(
@@ -102,9 +77,9 @@ def fill(
     of_protocol = partial(compute, protocol=protocol)
     for setting in settings(protocol):
         tuning = do(Result, tuning_cells(protocol, setting), of_protocol)
-        rates = chosen_rates(protocol, tuning)
+        rates = {method: chosen_rate(tuning, method) for method in protocol.methods}
         reported = do(Result, reported_cells(protocol, setting, rates), of_protocol)
-        rows[setting] = compared(protocol, setting, tuning, reported)
+        rows[setting] = compared(protocol, tuning, reported)
     return rows
 
 
@@ -138,33 +113,31 @@ class Row:
     Attributes:
         method: A name in `methods.METHODS`.
         rate: The chosen rate.
-        tuning: Outcomes by rate, on seeds that are not reported.
-        reported: Outcomes at the chosen rate.
+        tuning: Runs by rate, on seeds that are not reported.
+        reported: Runs at the chosen rate.
         against: By what is compared, "learned", "steps" and "window"; empty for the reference.
     """
 
     method: str
     rate: float
-    tuning: Mapping[float, Sequence[Outcome]]
-    reported: Sequence[Outcome]
+    tuning: Mapping[float, Sequence[Result]]
+    reported: Sequence[Result]
     against: Mapping[str, Against]
 
     @property
     def window(self) -> int:
         """At how many rates at least half of the tuning runs learned the problem."""
-        return sum(2 * learned(outcomes) >= len(outcomes) for outcomes in self.tuning.values())
+        return sum(2 * learned(runs) >= len(runs) for runs in self.tuning.values())
 
     @property
     def median_steps(self) -> float:
         """Median steps of all reported runs, infinite for those that never learned."""
-        steps = sorted(map(_steps, self.reported))
-        half = len(steps) // 2
-        return steps[half] if len(steps) % 2 else (steps[half - 1] + steps[half]) / 2
+        return statistics.median(map(_steps, self.reported))
 
 
-def learned(outcomes: Sequence[Outcome]) -> int:
+def learned(runs: Sequence[Result]) -> int:
     """Return how many runs learned the problem."""
-    return sum(outcome.steps is not None for outcome in outcomes)
+    return sum(run.steps is not None for run in runs)
 
 
 def rates_learned(row: Row) -> list[int]:
@@ -172,47 +145,37 @@ def rates_learned(row: Row) -> list[int]:
     return [learned(runs) for runs in zip(*row.tuning.values(), strict=True)]
 
 
-def chosen_rates(protocol: Protocol, tuning: Sequence[Result]) -> dict[str, float]:
-    """Return the rate of every method."""
-    return {method: chosen_rate(tuning, method) for method in protocol.methods}
-
-
-def compared(
-    protocol: Protocol, setting: Setting, tuning: Sequence[Result], reported: Sequence[Result]
-) -> list[Row]:
+def compared(protocol: Protocol, tuning: Sequence[Result], reported: Sequence[Result]) -> list[Row]:
     """Return the rows of a setting, in the order of the methods."""
-    tuning, reported = (
-        [r for r in results if r.cell.setting == setting] for results in (tuning, reported)
-    )
-    rows = {
-        method: Row(method, rate, by_rate(tuning, method), by_rate(reported, method)[rate], {})
-        for method, rate in chosen_rates(protocol, tuning).items()
-    }
+    rows = []
+    for method in protocol.methods:
+        ((rate, runs),) = by_rate(reported, method).items()
+        rows.append(Row(method, rate, by_rate(tuning, method), runs, {}))
     against = _against_reference(rows, protocol.reference)
-    return [replace(row, against=against[method]) for method, row in rows.items()]
+    return [replace(row, against=against[row.method]) for row in rows]
 
 
-def _against_reference(rows: Mapping[str, Row], name: str) -> dict[str, dict[str, Against]]:
+def _against_reference(rows: Sequence[Row], name: str) -> dict[str, dict[str, Against]]:
     """Return by method, and by what is compared, each method but the reference against it."""
     measures: dict[str, Callable[[Row], Sequence[float]]] = {
-        "learned": lambda row: [outcome.steps is not None for outcome in row.reported],
+        "learned": lambda row: [run.steps is not None for run in row.reported],
         # never: minus infinity
-        "steps": lambda row: [-_steps(outcome) for outcome in row.reported],
+        "steps": lambda row: [-_steps(run) for run in row.reported],
         "window": rates_learned,
     }
-    others = [method for method in rows if method != name]
-    against: dict[str, dict[str, Against]] = {method: {} for method in rows}
+    (reference,) = [row for row in rows if row.method == name]
+    others = [row for row in rows if row.method != name]
+    against: dict[str, dict[str, Against]] = {row.method: {} for row in rows}
     for what, measure in measures.items():
-        reference = measure(rows[name])
-        tests = [_signs(measure(rows[method]), reference) for method in others]
+        tests = [_signs(measure(row), measure(reference)) for row in others]
         adjusted = holm([sign_test(*signs) for signs in tests])
-        for method, signs, p in zip(others, tests, adjusted, strict=True):
-            against[method][what] = Against(*signs, p)
+        for row, signs, p in zip(others, tests, adjusted, strict=True):
+            against[row.method][what] = Against(*signs, p)
     return against
 
 
-def _steps(outcome: Outcome) -> float:
-    return math.inf if outcome.steps is None else outcome.steps
+def _steps(run: Result) -> float:
+    return math.inf if run.steps is None else run.steps
 
 
 def _signs(ours: Sequence[float], theirs: Sequence[float]) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +16,12 @@ from pathspace.experiments.report.document import (
     NOTHING,
     Figure,
     Lines,
-    Report,
     Section,
     Table,
-    TableRow,
 )
 from pathspace.experiments.report.figures import set_rate_axis
 from pathspace.experiments.storage import finite
+from pathspace.experiments.tables import grouped_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,37 +29,37 @@ if TYPE_CHECKING:
 
 
 COLUMNS = (
-    "metric", "method", "tuning runs", "window", "p", "rate", "learned it", "p", "median steps", "p", "diverged",
+    "metric", "method", "tuning runs", "window", "p of the window", "rate", "learned it", "p of what learned it",
+    "median steps", "p of the steps", "diverged",
 )  # fmt: skip
+"""Of the file; a table has "p" for each p."""
 
 
 def build_tables(protocol: Protocol, rows: Mapping[Setting, Sequence[Row]]) -> list[Table]:
     """Put the comparison into words, a table for each setting; the last one has the notes."""
     tables = []
-    for number, (setting, found) in enumerate(rows.items(), 1):
+    columns = tuple("p" if column.startswith("p of") else column for column in COLUMNS)
+    for setting, found in rows.items():
         title = (
             f"{setting.problem.capitalize()}, T = {setting.length}, H = {setting.hidden}: learned in "
             f"{protocol.steps_per_length * setting.length:,} steps"
         )
-        lines, before = [], ""
-        for row in found:
-            group = METHODS[row.method].group
-            lines.append(TableRow((group, *_cells(protocol, row)), begins_method=group != before))
-            before = group
-        said = (*_verdicts(protocol, found), *(notes(protocol) if number == len(rows) else ()))
-        tables.append(Table(title, COLUMNS, tuple(lines), said))
-    return tables
+        cells = grouped_rows(_cells(protocol, row) for row in found)
+        tables.append(Table(title, columns, cells, tuple(_verdicts(protocol, found))))
+    last = tables[-1]
+    return [*tables[:-1], replace(last, notes=(*last.notes, *notes(protocol)))]
 
 
 def _cells(protocol: Protocol, row: Row) -> tuple[str, ...]:
-    runs = sum(len(outcomes) for outcomes in row.tuning.values())
+    tuning = sum(map(len, row.tuning.values()))
     rates = len(protocol.learning_rates)
     p = {name: _p(test.p) for name, test in row.against.items()}
     edge = row.rate in (min(protocol.learning_rates), max(protocol.learning_rates)) and rates > 1
     median = row.median_steps
     return (
+        METHODS[row.method].group,
         METHODS[row.method].label,
-        f"{sum(map(learned, row.tuning.values()))} of {runs}",
+        f"{sum(map(learned, row.tuning.values()))} of {tuning}",
         f"{row.window} of {rates}",
         p.get("window", NOTHING),
         f"{row.rate:g}{'*' * edge}",
@@ -68,7 +67,7 @@ def _cells(protocol: Protocol, row: Row) -> tuple[str, ...]:
         p.get("learned", NOTHING),
         NOTHING if math.isinf(median) else f"{median:,.0f}",
         p.get("steps", NOTHING),
-        str(sum(outcome.error is None for outcome in row.reported)),
+        str(sum(run.error is None for run in row.reported)),
     )
 
 
@@ -119,62 +118,44 @@ def notes(protocol: Protocol) -> tuple[str, ...]:
     )
 
 
-def as_json(
-    protocol: Protocol, rows: Mapping[Setting, Sequence[Row]], configuration: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return all numbers as plain values."""
-    return {
-        "settings": [
-            {
-                **asdict(setting),
-                "methods": {row.method: _row_json(row) for row in found},
-            }
-            for setting, found in rows.items()
-        ],
-        "reference": protocol.reference,
-        "configuration": dict(configuration),
-    }
-
-
 def _row_json(row: Row) -> dict[str, Any]:
     return {
         "rate": row.rate,
-        "tuning": {f"{rate:g}": learned(outcomes) for rate, outcomes in row.tuning.items()},
+        "tuning": {f"{rate:g}": learned(runs) for rate, runs in row.tuning.items()},
         "rates_learned": rates_learned(row),
         "window": row.window,
         "learned": learned(row.reported),
         "runs": len(row.reported),
         "median_steps": finite(row.median_steps),
         "against_reference": {name: asdict(test) for name, test in row.against.items()},
-        "reported": [asdict(outcome) for outcome in row.reported],
+        "reported": [
+            {"rate": row.rate, "seed": run.cell.seed, "steps": run.steps, "error": run.error}
+            for run in row.reported
+        ],
     }
 
 
-def report_of(
+def sections_of(
     protocol: Protocol,
     rows: Mapping[Setting, Sequence[Row]],
-    *,
-    title: str,
-    configuration: dict[str, Any],
     published: Published | None,  # noqa: ARG001
-) -> Report:
-    """Return the report of all settings; their tables are one CSV file."""
+) -> tuple[list[Section], dict[str, Any]]:
+    """Return the tables of all settings, which are one CSV file, and the numbers; see `tables`."""
     tables = build_tables(protocol, rows)
-    names = iter(("p of the window", "p of what learned it", "p of the steps"))
-    columns = ("problem", "T", "H", *(next(names) if c == "p" else c for c in COLUMNS))
+    sections = [Section(table.title, table) for table in tables]
     lines = [
         (*asdict(setting).values(), *row.cells)
         for setting, table in zip(rows, tables, strict=True)
         for row in table.rows
     ]
-    first, *others = tables
     figure = Figure("long-memory.png", partial(draw, protocol, rows))
-    numbers = {"table.csv": Lines(columns, lines)}
-    sections = [
-        Section(first.title, first, figure=figure, numbers=numbers),
-        *(Section(table.title, table) for table in others),
+    numbers = {"table.csv": Lines(("problem", "T", "H", *COLUMNS), lines)}
+    sections[0] = replace(sections[0], figure=figure, numbers=numbers)
+    found = [
+        {**asdict(setting), "methods": {row.method: _row_json(row) for row in of_setting}}
+        for setting, of_setting in rows.items()
     ]
-    return Report(title, sections, configuration, as_json(protocol, rows, configuration))
+    return sections, {"settings": found, "reference": protocol.reference}
 
 
 COLOURS = {"muon": "#0072b2", "muon-hidden": "#cc79a7", "soap": "#d55e00", "adamw": "#009e73"}
@@ -193,7 +174,7 @@ def draw(protocol: Protocol, rows: Mapping[Setting, Sequence[Row]]) -> Drawing:
         for row in found:
             style = _style(protocol, row.method)
             _curve(left, row, most, style)
-            shares = [learned(outcomes) / len(outcomes) for outcomes in row.tuning.values()]
+            shares = [learned(runs) / len(runs) for runs in row.tuning.values()]
             right.plot(list(row.tuning), shares, marker="o", markersize=3, **style)
         left.set_title(f"{setting.problem}, T = {setting.length}, H = {setting.hidden}")
         left.set(xlabel="step", ylabel="reported runs that have learned it", xlim=(0, most))
@@ -207,7 +188,7 @@ def draw(protocol: Protocol, rows: Mapping[Setting, Sequence[Row]]) -> Drawing:
 
 
 def _curve(axis: Axes, row: Row, most: int, style: dict[str, Any]) -> None:
-    steps = sorted(outcome.steps for outcome in row.reported if outcome.steps is not None)
+    steps = sorted(run.steps for run in row.reported if run.steps is not None)
     shares = [k / len(row.reported) for k in range(len(steps) + 1)]
     axis.step(
         [0, *steps, most],

@@ -7,6 +7,7 @@ seen; where its mean over the last 20 steps is below the target, the test sequen
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections import deque
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from pathspace.experiments.long_memory.protocol import PROBLEMS, Cell, Protocol
 from pathspace.experiments.models import ReluRNN
 from pathspace.experiments.monitor import ProgressCallback, unheard
 from pathspace.experiments.run import factor
+from pathspace.experiments.storage import finite
 
 CHECK_EVERY = 20
 TEST_SEED = 999_983
@@ -28,20 +30,28 @@ BATCHES, PERMUTATIONS = 1_000_000, 2_000_000
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Result:
     """What became of a run.
 
     Attributes:
-        rate: Its learning rate.
-        seed: Decides its start and its batches.
+        cell: Which run.
         steps: Steps until it had learned the problem; None if it never had.
         error: Of the test sequences, in the end; None if it diverged.
+        seconds: Processor time that it took.
     """
 
-    rate: float
-    seed: int
+    cell: Cell
     steps: int | None
     error: float | None
+    seconds: float
+
+    @property
+    def words(self) -> str:
+        """What came out, in a line."""
+        cell = self.cell
+        where = f"{cell.setting.problem}, T = {cell.setting.length}, H = {cell.setting.hidden}"
+        how = "did not learn it" if self.steps is None else f"learned it in {self.steps} steps"
+        return f"{cell.method} at {cell.rate:g}, seed {cell.seed} ({where}): {how}, {self.seconds:.0f} s"
 
 
 class Trainer:
@@ -85,7 +95,7 @@ class Trainer:
         length = self.cell.setting.length
         x, y = self.problem.draw(self.batches, protocol.batch_size, length)
         self.optimizer.zero_grad()
-        loss = self._errors(x, y).mean()
+        loss = self._error(x, y)
         loss.backward()
         rate = self.cell.rate * factor("cosine", protocol.warmup, self.step, self.steps)
         for group in self.optimizer.param_groups:
@@ -106,49 +116,53 @@ class Trainer:
     @torch.no_grad()
     def error(self, x: Tensor, y: Tensor) -> float:
         """Return the mean squared error on sequences and their answers."""
-        return self._errors(x, y).mean().item()
+        return self._error(x, y).item()
 
-    def _errors(self, x: Tensor, y: Tensor) -> Tensor:
-        return (self.model(x)[:, 0] - y).square()
+    def _error(self, x: Tensor, y: Tensor) -> Tensor:
+        return (self.model(x)[:, 0] - y).square().mean()
 
 
-def train(cell: Cell, protocol: Protocol, report: ProgressCallback = unheard) -> Outcome:
+def compute(cell: Cell, protocol: Protocol, report: ProgressCallback = unheard) -> Result:
     """Train until the run has learned the problem, diverged, or taken all its steps.
+
+    The numbers are the same each time, on one machine and version.
 
     Args:
         cell: Which run.
         protocol: How runs are done.
         report: Told after each step how far the run is.
     """
+    began = time.process_time()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the matrices are small: more threads only wait for each other
     try:
         with warnings.catch_warnings():
             # at the highest rates it is, and the table says so
             warnings.filterwarnings("ignore", message="training is running away")
-            return _train(Trainer(cell, protocol), report)
+            steps, error = _train(Trainer(cell, protocol), report)
     finally:
         torch.set_num_threads(threads)
+    return Result(cell, steps, error, round(time.process_time() - began, 2))
 
 
-def _train(trainer: Trainer, report: ProgressCallback) -> Outcome:
-    cell, steps, target = trainer.cell, trainer.steps, trainer.problem.target
+def _train(trainer: Trainer, report: ProgressCallback) -> tuple[int | None, float | None]:
+    """Return the steps until the problem was learned, and the error in the end; see `Result`."""
+    steps, target = trainer.steps, trainer.problem.target
     test = _generator(TEST_SEED)
-    x, y = trainer.problem.draw(test, trainer.protocol.test_size, cell.setting.length)
+    x, y = trainer.problem.draw(test, trainer.protocol.test_size, trainer.cell.setting.length)
     recent: deque[float] = deque(maxlen=CHECK_EVERY)
     while trainer.step < steps:
         loss = trainer.advance()
         if loss is None:
-            return Outcome(cell.rate, cell.seed, None, None)
+            return None, None
         recent.append(loss)
         report(trainer.step / steps, f"step {trainer.step}/{steps}, loss {loss:.4g}")
         checks = trainer.step % CHECK_EVERY == 0 or trainer.step == steps
         if checks and sum(recent) / len(recent) < target:
             error = trainer.error(x, y)
             if error < target:
-                return Outcome(cell.rate, cell.seed, trainer.step, error)
-    error = trainer.error(x, y)
-    return Outcome(cell.rate, cell.seed, None, error if math.isfinite(error) else None)
+                return trainer.step, error
+    return None, finite(trainer.error(x, y))
 
 
 def _generator(seed: int) -> torch.Generator:

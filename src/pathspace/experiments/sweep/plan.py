@@ -42,7 +42,7 @@ NOT_OF_A_RUN = {
 
 Value = bool | int | float | Annotated[str, Field(min_length=1)]
 Number = Annotated[int | float, Field(ge=-LARGEST, le=LARGEST)]
-Points = Annotated[int, Field(ge=2)]
+Points = Annotated[int, Field(ge=2, le=LARGEST)]
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from pathspace.experiments.report.figures import COLOURS
 from pathspace.experiments.report.table import count, digits_of
 from pathspace.experiments.sweep.plan import DECAY, RATE, Plan
 from pathspace.experiments.sweep.trials import Point, Run, Sweep
+from pathspace.experiments.tables import grouped_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -82,12 +83,8 @@ def failures_table(found: Sweep) -> Table | None:
 
 def _table(title: str, rows: Sequence[Mapping[str, str]], notes: Sequence[str] = ()) -> Table:
     """Return a table of rows that have their cells by the titles of the columns, which are the same in all."""
-    told = []
-    before = ""
-    for row in rows:
-        told.append(TableRow(tuple(row.values()), begins_method=row["optimizer"] != before))
-        before = row["optimizer"]
-    return Table(title, tuple(rows[0]) if rows else (), tuple(told), tuple(notes))
+    cells = grouped_rows(row.values() for row in rows)
+    return Table(title, tuple(rows[0]) if rows else (), cells, tuple(notes))
 
 
 def _names(point: Point) -> dict[str, str]:

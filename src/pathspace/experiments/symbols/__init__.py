@@ -3,4 +3,4 @@
 from pathspace.experiments.symbols.cells import fill as fill
 from pathspace.experiments.symbols.protocol import NEEDS as NEEDS
 from pathspace.experiments.symbols.protocol import Protocol as Protocol
-from pathspace.experiments.symbols.report import report_of as report_of
+from pathspace.experiments.symbols.report import sections_of as sections_of

@@ -11,16 +11,18 @@ import math
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
 from pathspace.experiments.monitor import ProgressCallback, unheard
 from pathspace.experiments.symbols.protocol import BASELINES, LENGTHS, MERGED, RULES, Protocol
 
+Drawn = tuple[str, str, str]
+"""A training, a validation and a test text."""
 LOOKS = 200  # points of a curve
 DRAWN, SHOWN = 4000, 600  # symbols that a network writes, and signs of it on the page
 
@@ -37,12 +39,7 @@ class Cell:
     @property
     def key(self) -> str:
         """A file name."""
-        name = (
-            f"{self.row}-{self.text}-{self.size}".replace(", ", "-")
-            .replace("+", "-")
-            .replace(" ", "-")
-            .lower()
-        )
+        name = re.sub(r", |\+| ", "-", f"{self.row}-{self.text}-{self.size}").lower()
         return f"{name}-draw{self.draw}" if self.draw else name
 
 
@@ -90,26 +87,22 @@ class _Trained:
     held: float
     test: float
     model: Any = None
-    broke_off: bool = False
     curve: tuple[tuple[int, float, float], ...] = ()
 
 
 class _SpentError(Exception):
-    """The processor time of a training is spent."""
+    """The processor time of a training is spent, which is its argument."""
 
 
 def cells(protocol: Protocol) -> list[Cell]:
     """Return all cells with all sizes: one draw after the other, of each those that take longest first."""
     sizes = {"bzip2": (0,), "CTW": protocol.depths, "dense HMM": protocol.states}
-    found = [
-        Cell(row, text, size, draw)
-        for draw in range(protocol.seeds)
-        for text in protocol.texts
-        for row in protocol.rows
-        for size in (
-            (protocol.merged[text]["units"],) if row == MERGED else sizes.get(row, protocol.units)
-        )
-    ]
+    found = []
+    for draw, text, row in product(range(protocol.seeds), protocol.texts, protocol.rows):
+        own = sizes.get(row, protocol.units)
+        if row == MERGED:
+            own = (protocol.merged[text]["units"],)
+        found += [Cell(row, text, size, draw) for size in own]
     slow = ("anbn", "music", "alphabet", "alphabet-9")
     return sorted(
         found,
@@ -126,17 +119,12 @@ def fill(protocol: Protocol, do: Callable[..., list[Score]], folder: Path) -> li
 def best(scores: Sequence[Score]) -> dict[tuple[str, str, int], Score]:
     """Return by row, text and draw the score of the size that the validation text prefers."""
     chosen: dict[tuple[str, str, int], Score] = {}
-    for score in scores:
-        place = (score.cell.row, score.cell.text, score.cell.draw)
-        if place not in chosen or (score.validation, score.cell.size) < (
-            chosen[place].validation,
-            chosen[place].cell.size,
-        ):
-            chosen[place] = score
+    for score in sorted(scores, key=lambda score: (score.validation, score.cell.size)):
+        chosen.setdefault((score.cell.row, score.cell.text, score.cell.draw), score)
     return chosen
 
 
-def texts(name: str, protocol: Protocol) -> tuple[str, str, str]:
+def texts(name: str, protocol: Protocol) -> Drawn:
     """Return the training, the validation and the test text of a column."""
     import numpy as np
 
@@ -165,60 +153,61 @@ def compute(cell: Cell, protocol: Protocol, report: ProgressCallback = unheard) 
     from pathspace.sequences.tasks import regret
 
     protocol = protocol.drawn(cell.draw)
-    text, held, test = texts(cell.text, protocol)
+    drawn = texts(cell.text, protocol)
     began = time.process_time()
     if cell.row in BASELINES:
-        found = _baseline(cell, protocol, text, held, test)
+        held_bits, test_bits = _baseline(cell, protocol, drawn)
+        found = _Trained(held_bits, test_bits)
+    elif cell.row == MERGED:
+        found = _merged(cell, protocol, drawn, report)
     else:
-        train = _merged if cell.row == MERGED else _network
-        found = train(cell, protocol, text, held, test, report)
-    training = None if found.model is None else found.model.training_
-    return Score(
+        found = _network(cell, protocol, drawn, report)
+    _, held, test = drawn
+    score = Score(
         cell,
         regret(cell.text, held, found.held),
         regret(cell.text, test, found.test),
         round(time.process_time() - began, 2),
-        training.passes if training is not None else 0,
-        found.broke_off,
-        training.tries if training is not None else 0,
-        tuple((passes, at, regret(cell.text, held, bits)) for passes, at, bits in found.curve),
-        shown(found.model.sample(DRAWN, seed=0)) if found.model is not None else "",
+        passes=0,
+    )
+    if found.model is None:
+        return score
+    training = found.model.training_
+    return replace(
+        score,
+        passes=training.passes,
+        broke_off=training.broke_off,
+        tries=training.tries,
+        curve=tuple(
+            (passes, at, regret(cell.text, held, bits)) for passes, at, bits in found.curve
+        ),
+        sample=shown(found.model.sample(DRAWN, seed=0)),
     )
 
 
-def _baseline(cell: Cell, protocol: Protocol, text: str, held: str, test: str) -> _Trained:
+def _baseline(cell: Cell, protocol: Protocol, drawn: Drawn) -> list[float]:
+    """Return the code lengths of the validation and of the test text."""
     from pathspace.sequences import baselines
     from pathspace.sequences.text import Alphabet
 
     if cell.row == "bzip2":
-        parts = (
-            baselines.compressed_bits("bzip2", part.encode(), text.encode())
-            for part in (held, test)
+        text, *parts = (part.encode() for part in drawn)
+        return [baselines.compressed_bits("bzip2", part, text) for part in parts]
+    alphabet = Alphabet.of(drawn)
+    text, *parts = (alphabet.encode(part) for part in drawn)
+    if cell.row == "CTW":
+        return [baselines.context_tree_bits(p, len(alphabet), cell.size, text) for p in parts]
+    if cell.row == "HMM":
+        hidden = baselines.SparseHiddenMarkov(
+            cell.size, iterations=protocol.iterations, seed=protocol.seed
         )
     else:
-        alphabet = Alphabet.of([text, held, test])
-        before, *encoded = (alphabet.encode(part) for part in (text, held, test))
-        if cell.row == "CTW":
-            parts = (
-                baselines.context_tree_bits(part, len(alphabet), cell.size, before)
-                for part in encoded
-            )
-        else:
-            if cell.row == "HMM":
-                hidden = baselines.SparseHiddenMarkov(
-                    cell.size, iterations=protocol.iterations, seed=protocol.seed
-                )
-            else:
-                hidden = baselines.HiddenMarkov(cell.size, protocol.iterations)
-            hidden.fit(before, len(alphabet))
-            parts = (hidden.bits(part) for part in encoded)
-    held_bits, test_bits = parts
-    return _Trained(held_bits, test_bits)
+        hidden = baselines.HiddenMarkov(cell.size, protocol.iterations)
+    hidden.fit(text, len(alphabet))
+    return [hidden.bits(part) for part in parts]
 
 
-def _network(
-    cell: Cell, protocol: Protocol, text: str, held: str, test: str, report: ProgressCallback
-) -> _Trained:
+def _network(cell: Cell, protocol: Protocol, drawn: Drawn, report: ProgressCallback) -> _Trained:
     from pathspace import sequences
 
     kind, rule = cell.row.split(", ")
@@ -228,8 +217,9 @@ def _network(
     passes, restarts = protocol.passes[cell.text], protocol.restarts.get(cell.text, 1)
     heat = min(protocol.heat, passes) if restarts > 1 else 0
     kept = -(-restarts // 4) if heat else restarts
-    counted = _Counted(report, restarts * heat + kept * (passes - heat))
-    entries = []
+    counted = _counted(report, restarts * heat + kept * (passes - heat))
+    seconds = protocol.seconds.get(cell.text, math.inf)
+    fits = []
     for start in range(restarts):
         model = getattr(sequences, kind)(
             cell.size,
@@ -240,109 +230,106 @@ def _network(
             patience=protocol.patience,
             seed=protocol.seed + start,
         )
-        fit = _Fit(model, protocol.seconds.get(cell.text), counted)
-        fit(text, held, test)
-        entries.append((model.training_.result_bits, start, fit))
+        fits.append(_Fit(model, drawn, seconds, counted))
+        fits[-1].train()
     if heat:
-        entries = sorted(entries, key=lambda entry: entry[:2])[:kept]
-    found = []
-    for _, _, fit in entries:
-        if heat and not fit.ended:
-            fit.model.set_params(passes=passes)
-            fit(text, held, test, resume=True)
-        model = fit.model
-        found.append(
-            _Trained(model.bits(held), model.bits(test), model, fit.broke_off, fit.thinned())
-        )
+        fits = sorted(fits, key=lambda fit: fit.model.training_.result_bits)[:kept]
+        for fit in fits:
+            fit.go_on(passes)
+    found = (fit.trained() for fit in fits)
     return min(found, key=lambda one: (one.held, one.test))
 
 
-def _merged(
-    cell: Cell, protocol: Protocol, text: str, held: str, test: str, report: ProgressCallback
-) -> _Trained:
+def _merged(cell: Cell, protocol: Protocol, drawn: Drawn, report: ProgressCallback) -> _Trained:
     """Train networks of which half learn one text and stop on the other, and make them one."""
     from pathspace.sequences import PCNN
     from pathspace.sequences.tasks import TASKS
 
+    text, held, test = drawn
     options = protocol.merged[cell.text]
     model = PCNN(connectivity=protocol.connectivity, folds=2, seed=protocol.seed, **options)
     heat = min(options["heat"], options["passes"])
     rest = options["ensemble"] * (options["passes"] - heat)
-    counted = _Counted(report, options["restarts"] * heat + rest)
-    with _broken_off_quietly():
+    counted = _counted(report, options["restarts"] * heat + rest)
+    # the table marks what broke off
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
         model.fit([text, held], alphabet=test, report=counted)
     # what the halves did not learn is both texts together
     validation = model.training_.result_bits - TASKS[cell.text].true_bits(text)
-    return _Trained(validation, model.bits(test), model, model.training_.broke_off)
+    return _Trained(validation, model.bits(test), model)
 
 
-@contextmanager
-def _broken_off_quietly() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # the table marks what broke off
-        yield
+def _counted(report: ProgressCallback, most: int) -> Callable[[Any], None]:
+    """Return what reports how many passes the networks of a cell have done, of the most that they may take."""
+    numbers = count(1)
+
+    def told(_training: Any) -> None:
+        done = next(numbers)
+        report(done / most, f"{done:,} of at most {most:,} passes")
+
+    return told
 
 
-class _Counted:
-    """Reports how many passes the networks of a cell have done, of the most that they may take."""
-
-    def __init__(self, report: ProgressCallback, most: int) -> None:
-        self._report = report
-        self._most = most
-        self._done = 0
-
-    def __call__(self, training: Any) -> None:
-        """Count a pass."""
-        del training
-        self._done += 1
-        words = f"{self._done:,} of at most {self._most:,} passes"
-        self._report(self._done / self._most, words)
-
-
+@dataclass
 class _Fit:
-    """A training that may go on: how far it is, and why it ended.
+    """A training that may go on.
 
     Attributes:
         model: What is trained.
-        broke_off: Whether its gradient was not finite.
-        ended: Whether it is not to go on.
+        drawn: The training, the validation and the test text; of the last one, its symbols alone.
+        seconds: Processor time of the training, from its first pass on.
+        counted: Told about each pass.
+        curve: Looks at the validation text: (pass, processor seconds, bits).
+        spent: Processor time so far.
+        ended: Whether the time is spent, or the gradient was not finite.
     """
 
-    def __init__(self, model: Any, seconds: float | None, counted: Callable[[Any], None]) -> None:
-        self.model, self.broke_off, self.ended = model, False, False
-        self._budget, self._curve, self._spent = seconds, [], 0.0
-        self._counted = counted
+    model: Any
+    drawn: Drawn
+    seconds: float
+    counted: Callable[[Any], None]
+    curve: list[tuple[int, float, float]] = field(default_factory=list)
+    spent: float = 0.0
+    ended: bool = False
 
-    def __call__(self, text: str, held: str, test: str, *, resume: bool = False) -> None:
-        """Train, or go on."""
-        latest: list[Any] = [self.model.training_ if resume else None]
+    def train(self, *, resume: bool = False) -> None:
+        """Train for the passes of the model."""
+        text, held, test = self.drawn
         began: float | None = None
-        before = self._spent
+        before = self.spent
 
         def remember(training: Any) -> None:
             nonlocal began
             # after the first pass: nothing is compiled then
             began = time.process_time() if began is None else began
-            latest[0], self._spent = training, before + time.process_time() - began
-            self._counted(training)
+            self.spent = before + time.process_time() - began
+            self.counted(training)
             if training.passes % self.model.validate_every == 0:
-                self._curve.append(
-                    (training.passes, round(self._spent, 3), training.validation_bits)
-                )
-            if self._budget is not None and self._spent > self._budget:
-                raise _SpentError
+                look = (training.passes, round(self.spent, 3), training.validation_bits)
+                self.curve.append(look)
+            if self.spent > self.seconds:
+                raise _SpentError(training)
 
         try:
-            with _broken_off_quietly():
-                # of the test text, its symbols alone
+            # the table marks what broke off
+            with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
                 self.model.fit(text, held, alphabet=test, resume=resume, report=remember)
-        except _SpentError:
-            self.model.training_, self.ended = latest[0], True
+        except _SpentError as spent:
+            (self.model.training_,) = spent.args
+            self.ended = True
         else:
-            self.broke_off = self.ended = self.model.training_.broke_off
+            self.ended = self.model.training_.broke_off
 
-    def thinned(self) -> tuple[tuple[int, float, float], ...]:
-        """Return the looks at the validation text, at most `LOOKS` of them, the last one included."""
-        looks = [look for look in self._curve if math.isfinite(look[2])]
+    def go_on(self, passes: int) -> None:
+        """Train until so many passes are done, unless it has ended."""
+        if not self.ended:
+            self.model.set_params(passes=passes)
+            self.train(resume=True)
+
+    def trained(self) -> _Trained:
+        """Return the network, with at most `LOOKS` looks at the validation text, the last one included."""
+        _, held, test = self.drawn
+        looks = [look for look in self.curve if math.isfinite(look[2])]
         every = -(-len(looks) // LOOKS) or 1
-        return tuple(looks[::-1][::every][::-1])
+        thinned = tuple(looks[::-1][::every][::-1])
+        return _Trained(self.model.bits(held), self.model.bits(test), self.model, thinned)

@@ -6,11 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import product
 from statistics import fmean, mean, stdev
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pathspace.experiments.published import Published
-from pathspace.experiments.report.document import NOTHING, Figure, Report, Section, Table, TableRow
+from pathspace.experiments.report.document import NOTHING, Figure, Section, Table, TableRow
 from pathspace.experiments.report.statistics import Interval, t_interval
 from pathspace.experiments.storage import finite
 from pathspace.experiments.symbols.cells import Score, best, shown, texts
@@ -38,10 +39,11 @@ def build_table(protocol: Protocol, scores: Sequence[Score], published: Publishe
     before = ""
     for row in protocol.rows:
         group, variant = ("baseline", row) if row in BASELINES else row.split(", ")
+        draws = [[chosen[row, text, k] for k in range(protocol.seeds)] for text in protocol.texts]
         seconds = sum(score.seconds for score in scores if score.cell.row == row)
+        cells = (*map(_regret, draws), "/".join(map(_sizes, draws)), f"{seconds:.0f}")
         shown = "" if group == before else group
-        cells = (shown, variant, *_regrets_and_sizes(protocol, chosen, row), f"{seconds:.0f}")
-        rows.append(TableRow(cells, begins_method=bool(shown)))
+        rows.append(TableRow((shown, variant, *cells), begins_method=bool(shown)))
         before = group
     broken = any(BROKEN in cell for row in rows for cell in row.cells)
     if published is not None:
@@ -51,41 +53,35 @@ def build_table(protocol: Protocol, scores: Sequence[Score], published: Publishe
     return Table(title, columns, tuple(rows), notes(protocol, published, broken=broken))
 
 
-def _regrets_and_sizes(
-    protocol: Protocol, chosen: Mapping[tuple[str, str, int], Score], row: str
-) -> list[str]:
-    """Return the cells of a row: its regret on each text, and the sizes that were chosen for all of them."""
-    regrets = []
-    sizes = []
-    for text in protocol.texts:
-        draws = [chosen[row, text, draw] for draw in range(protocol.seeds)]
-        regrets.append(_regret(draws))
-        taken = sorted({score.cell.size for score in draws})
-        sizes.append(",".join(str(size or NOTHING) for size in taken))
-    return [*regrets, "/".join(sizes)]
-
-
-def _published_rows(protocol: Protocol, published: Published) -> list[TableRow]:
-    """Return a row for the best numbers of the paper, and one for each method that it names."""
-    numbers: dict[str, dict[str, str]] = {}
-    for result in published.results:
-        values = numbers.setdefault(result.method, {})
-        if result.value is not None:
-            values[result.label] = f"{result.value:,.1f}"
-    rows = []
-    for name, values in numbers.items():
-        cells = (values.get(text, NOTHING) for text in protocol.texts)
-        first = "" if name else "published"
-        row = (first, name or "the best", *cells, "", "")
-        rows.append(TableRow(row, begins_method=not name))
-    return rows
-
-
 def _regret(draws: Sequence[Score]) -> str:
     bits, broken = [score.test for score in draws], BROKEN * any(score.broke_off for score in draws)
     if len(bits) == 1:
         return f"{bits[0]:,.1f}{broken}"
     return f"{mean(bits):,.1f} ± {stdev(bits):,.1f}{broken}"
+
+
+def _sizes(draws: Sequence[Score]) -> str:
+    """Return the sizes that were chosen."""
+    taken = sorted({score.cell.size for score in draws})
+    return ",".join(str(size or NOTHING) for size in taken)
+
+
+def _published_rows(protocol: Protocol, published: Published) -> list[TableRow]:
+    """Return a row for the best numbers of the paper, and one for each method that it names."""
+    rows = []
+    for name in dict.fromkeys(result.method for result in published.results):
+        values = _published(published, name)
+        numbers = (f"{values[text]:,.1f}" if text in values else NOTHING for text in protocol.texts)
+        first = "" if name else "published"
+        row = (first, name or "the best", *numbers, "", "")
+        rows.append(TableRow(row, begins_method=not name))
+    return rows
+
+
+def _published(published: Published | None, row: str = "") -> dict[str, float]:
+    """Return the numbers of the paper for a row by text; for none, the best ones."""
+    results = () if published is None else published.results
+    return {r.label: r.value for r in results if r.method == row and r.value is not None}
 
 
 def notes(
@@ -109,13 +105,17 @@ def notes(
             f"Mean ± standard deviation of {protocol.seeds} draws, each with texts, graphs and start values of its own."
         )
     if protocol.seconds:
+        bounded = [text for text in protocol.texts if text in protocol.seconds]
+        budgets = ", ".join(f"{text} {protocol.seconds[text]:g}" for text in bounded)
         found.append(
             f"Budget of work: at most so many processor seconds for one network of one size, from its first pass on, "
-            f"with the passes that were undone: {_budgets(protocol)}."
+            f"with the passes that were undone: {budgets}."
         )
     if MERGED in protocol.rows:
+        options = ((text, protocol.merged[text]) for text in protocol.texts)
+        merged = ", ".join(f"{text} {o['ensemble']} of {o['restarts']}" for text, o in options)
         found.append(
-            f"Merged: not in the paper. So many networks made one: {_merged_of(protocol)}; half of them learned the "
+            f"Merged: not in the paper. So many networks made one: {merged}; half of them learned the "
             "training text and stopped on the validation text, the others the reverse, so that it has learned two "
             "texts where all other rows have learned one."
         )
@@ -129,19 +129,6 @@ def notes(
     if published is not None:
         found.append(f"Published: {published.source} {published.setting}")
     return tuple(found)
-
-
-def _budgets(protocol: Protocol) -> str:
-    bounded = (text for text in protocol.texts if text in protocol.seconds)
-    return ", ".join(f"{text} {protocol.seconds[text]:g}" for text in bounded)
-
-
-def _merged_of(protocol: Protocol) -> str:
-    options = protocol.merged
-    return ", ".join(
-        f"{text} {options[text]['ensemble']} of {options[text]['restarts']}"
-        for text in protocol.texts
-    )
 
 
 def _starts(protocol: Protocol) -> str:
@@ -159,8 +146,16 @@ def _starts(protocol: Protocol) -> str:
 
 def sizes_table(protocol: Protocol, scores: Sequence[Score]) -> Table:
     """Return what every size came to."""
-    lines = [
-        (
+
+    def order(score: Score) -> tuple[int, int, int, int]:
+        cell = score.cell
+        text, row = protocol.texts.index(cell.text), protocol.rows.index(cell.row)
+        return text, row, cell.draw, cell.size
+
+    several = protocol.seeds > 1
+    rows = []
+    for score in sorted(scores, key=order):
+        cells = (
             score.cell.text,
             score.cell.row,
             str(score.cell.size or NOTHING),
@@ -169,18 +164,13 @@ def sizes_table(protocol: Protocol, scores: Sequence[Score]) -> Table:
             str(score.passes or NOTHING),
             str(score.tries or NOTHING),
             f"{score.seconds:.1f}",
-            *((str(score.cell.draw),) if protocol.seeds > 1 else ()),
+            str(score.cell.draw),
         )
-        for text in protocol.texts
-        for row in protocol.rows
-        for score in sorted(scores, key=lambda score: (score.cell.draw, score.cell.size))
-        if (score.cell.row, score.cell.text) == (row, text)
-    ]
-    columns = ("text", "model", "size", "validation", "test", "passes", "tries", "seconds")
-    columns += ("draw",) if protocol.seeds > 1 else ()
+        rows.append(TableRow(cells if several else cells[:-1]))
+    columns = ("text", "model", "size", "validation", "test", "passes", "tries", "seconds", "draw")
     note = "Tries: passes with those that were undone. Validation chooses, test decides nothing."
-    rows = tuple(TableRow(line) for line in lines)
-    return Table("Bits beyond the true code length, of every size", columns, rows, (note,))
+    title = "Bits beyond the true code length, of every size"
+    return Table(title, columns if several else columns[:-1], tuple(rows), (note,))
 
 
 def samples(protocol: Protocol, scores: Sequence[Score]) -> tuple[tuple[str, str], ...]:
@@ -189,84 +179,51 @@ def samples(protocol: Protocol, scores: Sequence[Score]) -> tuple[tuple[str, str
     Of the first draw.
     """
     chosen = best([score for score in scores if score.sample and not score.cell.draw]).values()
-    if not chosen:
-        return ()
     found = []
-    for text in protocol.texts:
+    for text in protocol.texts if chosen else ():
         found.append((f"{text}: the generator", shown(texts(text, protocol)[2])))
-        for score in _preferred([score for score in chosen if score.cell.text == text]):
+        own = [score for score in chosen if score.cell.text == text]
+        single = [score for score in own if score.cell.row != MERGED]
+        merged = [score for score in own if score.cell.row == MERGED]
+        preferred = sorted(single, key=lambda score: score.validation)[:1]
+        for score in (*preferred, *merged):
             found.append((f"{text}: {score.cell.row}, {score.cell.size} units", score.sample))
     return tuple(found)
 
 
-def _preferred(scores: Sequence[Score]) -> list[Score]:
-    """Return the network that the validation text prefers, and the merged ones."""
-    single = [score for score in scores if score.cell.row != MERGED]
-    merged = [score for score in scores if score.cell.row == MERGED]
-    return [*sorted(single, key=lambda score: score.validation)[:1], *merged]
-
-
-def as_json(
-    protocol: Protocol,
-    scores: Sequence[Score],
-    configuration: dict[str, Any],
-    published: Published | None,
-) -> dict[str, Any]:
-    """Return all numbers as plain values."""
-    chosen = best(scores)
-    return {
-        "unit": "bits beyond the true code length",
-        "rows": [
-            {
-                "row": row,
-                "text": text,
-                "draw": draw,
-                "size": chosen[row, text, draw].cell.size,
-                "test": chosen[row, text, draw].test,
-                "validation": chosen[row, text, draw].validation,
-            }
-            for row in protocol.rows
-            for text in protocol.texts
-            for draw in range(protocol.seeds)
-        ],
-        "pairs": pairs_as_json(pairs_of(protocol, scores)),
-        "scores": [asdict(score) for score in scores],
-        "published": None
-        if published is None
-        else {
-            "source": published.source,
-            "results": [
-                {"text": r.label, "row": r.method, "value": r.value} for r in published.results
-            ],
-        },
-        "configuration": configuration,
-    }
-
-
-def report_of(
-    protocol: Protocol,
-    scores: Sequence[Score],
-    *,
-    title: str,
-    configuration: dict[str, Any],
-    published: Published | None,
-) -> Report:
-    """Return the report: the table, of several draws pairs of rows, and all sizes."""
+def sections_of(
+    protocol: Protocol, scores: Sequence[Score], published: Published | None
+) -> tuple[list[Section], dict[str, Any]]:
+    """Return the table, of several draws pairs of rows, all sizes, and the numbers; see `tables`."""
     table = build_table(protocol, scores, published)
     figure = Figure("symbols.png", partial(draw, protocol, scores, published))
     sections = [Section("Results", table, "table.csv", figure, samples=samples(protocol, scores))]
-    if pairs := pairs_of(protocol, scores):
+    pairs = pairs_of(protocol, scores)
+    if pairs:
         compared = pairs_table(protocol, pairs)
         sections.append(Section(compared.title, compared, "pairs.csv"))
     over_time = None
     if any(score.curve for score in scores):
         over_time = Figure("validation.png", partial(draw_over_time, protocol, scores))
-    sections.append(
-        Section("All sizes", sizes_table(protocol, scores), figure=over_time, printed=False)
-    )
-    return Report(
-        title, sections, configuration, as_json(protocol, scores, configuration, published)
-    )
+    sizes = sizes_table(protocol, scores)
+    sections.append(Section("All sizes", sizes, figure=over_time, printed=False))
+    chosen = best(scores)
+    rows = []
+    for row, text, number in product(protocol.rows, protocol.texts, range(protocol.seeds)):
+        score = chosen[row, text, number]
+        which = {"row": row, "text": text, "draw": number, "size": score.cell.size}
+        rows.append({**which, "test": score.test, "validation": score.validation})
+    of_paper = None
+    if published is not None:
+        results = [{"text": r.label, "row": r.method, "value": r.value} for r in published.results]
+        of_paper = {"source": published.source, "results": results}
+    return sections, {
+        "unit": "bits beyond the true code length",
+        "rows": rows,
+        "pairs": [pair.as_dict() for pair in pairs],
+        "scores": [asdict(score) for score in scores],
+        "published": of_paper,
+    }
 
 
 LEAST_SECONDS = 1e-3  # as curves are rounded
@@ -280,17 +237,17 @@ def draw(protocol: Protocol, scores: Sequence[Score], published: Published | Non
     size = (1.6 + 3.2 * len(protocol.texts), 0.9 + 0.28 * len(protocol.rows))
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(1, len(protocol.texts), sharey=True, squeeze=False)[0]
+    best_ones = _published(published)
     for axis, text in zip(axes, protocol.texts, strict=True):
         regrets = {
             row: [max(chosen[row, text, draw].test, 1.0) for draw in range(protocol.seeds)]
             for row in protocol.rows
         }
         values = _draw_bars(axis, regrets)
-        best_ones = [] if published is None else _best_published(published, text)
-        for value in best_ones:
-            axis.axvline(value, color="black", linewidth=1, linestyle=(0, (3, 2)))
-        least = min([*values, *best_ones])
-        axis.set_xlim(left=10 ** math.floor(math.log10(least)))
+        if text in best_ones:
+            axis.axvline(best_ones[text], color="black", linewidth=1, linestyle=(0, (3, 2)))
+            values.append(best_ones[text])
+        axis.set_xlim(left=10 ** math.floor(math.log10(min(values))))
         axis.set_title(text)
         axis.set_xlabel("bits beyond the truth")
     axes[0].set_yticks(range(len(protocol.rows))[::-1], protocol.rows)
@@ -323,15 +280,6 @@ def _draw_bars(axis: Axes, regrets: Mapping[str, Sequence[float]]) -> list[float
     axis.set_xscale("log")
     axis.xaxis.set_minor_formatter(NullFormatter())
     return values
-
-
-def _best_published(published: Published, text: str) -> list[float]:
-    """Return the best numbers of the paper for a text."""
-    return [
-        result.value
-        for result in published.results
-        if result.label == text and not result.method and result.value is not None
-    ]
 
 
 def draw_over_time(protocol: Protocol, scores: Sequence[Score]) -> Drawing:
@@ -400,14 +348,21 @@ class Pair:
     fewer: int
 
     @property
-    def verdict(self) -> Literal["fewer", "more", "not decided"]:
+    def verdict(self) -> str:
         """What the interval says of the first row's bits."""
-        verdicts: dict[int, Literal["fewer", "more", "not decided"]] = {
-            -1: "fewer",
-            0: "not decided",
-            1: "more",
+        return {-1: "fewer", 0: "not decided", 1: "more"}[self.difference.sign]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON, with None for what is not finite."""
+        return {
+            "first": self.first,
+            "second": self.second,
+            "text": self.text,
+            "difference": finite(self.difference.mean),
+            "half_interval": finite(self.difference.half),
+            "fewer": self.fewer,
+            "verdict": self.verdict,
         }
-        return verdicts[self.difference.sign]
 
 
 def pairs_of(protocol: Protocol, scores: Sequence[Score]) -> list[Pair]:
@@ -415,55 +370,36 @@ def pairs_of(protocol: Protocol, scores: Sequence[Score]) -> list[Pair]:
     if protocol.seeds == 1:
         return []
     chosen = best(scores)
+    there = [pair for pair in COMPARED if {*pair} <= {*protocol.rows}]
     found = []
-    for first, second in COMPARED:
-        if {first, second} <= set(protocol.rows):
-            for text in protocol.texts:
-                differences = [
-                    chosen[first, text, draw].test - chosen[second, text, draw].test
-                    for draw in range(protocol.seeds)
-                ]
-                fewer = sum(difference < 0 for difference in differences)
-                found.append(Pair(first, second, text, t_interval(differences), fewer))
+    for (first, second), text in product(there, protocol.texts):
+        differences = [
+            chosen[first, text, draw].test - chosen[second, text, draw].test
+            for draw in range(protocol.seeds)
+        ]
+        fewer = sum(difference < 0 for difference in differences)
+        found.append(Pair(first, second, text, t_interval(differences), fewer))
     return found
 
 
 def pairs_table(protocol: Protocol, pairs: Sequence[Pair]) -> Table:
     """Put pairs into words."""
     rows = []
-    for before, pair in zip([None, *pairs], pairs, strict=False):
-        begins = before is None or (before.first, before.second) != (pair.first, pair.second)
-        rows.append(
-            TableRow(
-                (
-                    f"{pair.first} against {pair.second}" if begins else "",
-                    pair.text,
-                    pair.difference.words(",.1f", sign="+"),
-                    f"{pair.fewer} of {protocol.seeds}",
-                    pair.verdict,
-                ),
-                begins_method=begins,
-            )
+    before = ""
+    for pair in pairs:
+        name = f"{pair.first} against {pair.second}"
+        cells = (
+            name if name != before else "",
+            pair.text,
+            pair.difference.words(",.1f", sign="+"),
+            f"{pair.fewer} of {protocol.seeds}",
+            pair.verdict,
         )
+        rows.append(TableRow(cells, begins_method=name != before))
+        before = name
     note = (
         "Difference: bits of the first minus bits of the second, paired by draws, ± half of Student's 95 % interval. "
         "Fewer or more: it excludes 0. The paper has fewer throughout."
     )
     columns = ("pair", "text", "difference", "fewer in", "verdict")
     return Table("What the paper compares", columns, tuple(rows), (note,))
-
-
-def pairs_as_json(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
-    """Return pairs as plain values for JSON, with None for what is not finite."""
-    return [
-        {
-            "first": pair.first,
-            "second": pair.second,
-            "text": pair.text,
-            "difference": finite(pair.difference.mean),
-            "half_interval": finite(pair.difference.half),
-            "fewer": pair.fewer,
-            "verdict": pair.verdict,
-        }
-        for pair in pairs
-    ]
