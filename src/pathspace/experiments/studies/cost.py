@@ -76,8 +76,21 @@ def study(
         "cost.csv": Lines(tuple(values[0]), [tuple(one.values()) for one in values]),
         "cost.json": {"rounds": rounds, "steps": steps, "costs": values},
     }
+    rows = [
+        TableRow(
+            (
+                METHODS[cost.method].label,
+                f"{cost.seconds:.3f}",
+                f"{cost.ratio:.2f}",
+                f"{cost.lower:.2f} to {cost.upper:.2f}",
+            )
+        )
+        for cost in costs
+    ]
+    heading = "Cost of an epoch"
+    columns = ("optimizer", "seconds", f"beside {METHODS[costs[0].method].label}", "quartiles")
     note = f"Medians over {rounds} rounds of {steps} steps a method, taken in turn; quartiles."
-    return [Section("Cost of an epoch", _table(costs, note), numbers=numbers)]
+    return [Section(heading, Table(heading, columns, tuple(rows), (note,)), numbers=numbers)]
 
 
 def measure(
@@ -131,19 +144,3 @@ def _turn(settings: Settings, task: Task, name: str, steps: int) -> Callable[[],
         return clock() - began
 
     return turn
-
-
-def _table(costs: list[Cost], note: str) -> Table:
-    columns = ("optimizer", "seconds", f"beside {METHODS[costs[0].method].label}", "quartiles")
-    rows = [
-        TableRow(
-            (
-                METHODS[cost.method].label,
-                f"{cost.seconds:.3f}",
-                f"{cost.ratio:.2f}",
-                f"{cost.lower:.2f} to {cost.upper:.2f}",
-            )
-        )
-        for cost in costs
-    ]
-    return Table("Cost of an epoch", columns, tuple(rows), (note,))

@@ -13,6 +13,7 @@ second term out for its size.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -21,7 +22,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from pydantic import Field
-from torch import nn
 
 import pathspace
 from pathspace.experiments.compare import Comparison
@@ -30,6 +30,7 @@ from pathspace.experiments.layers import Count, Several
 from pathspace.experiments.models import build_model
 from pathspace.experiments.monitor import UNHEARD, Monitor, Part
 from pathspace.experiments.report.document import Figure, Lines, Section, Table, TableRow
+from pathspace.experiments.storage import finite
 from pathspace.experiments.tasks import build_task
 
 if TYPE_CHECKING:
@@ -113,27 +114,28 @@ def measure(
     chosen = comparison.choices[method, first].learning_rate
     name, options = settings.model_of(method)
     options = {**options, "hidden": hidden}
-    fresh = [
-        ratios(_fresh(name, task.input_size, task.output_size, options, seed), lengths)
-        for seed in range(settings.seeds)
-    ]
-    before = [None if None in c else math.fsum(c) / len(c) for c in zip(*fresh, strict=True)]
-    config = settings.run_config(method, first, chosen, 0, evaluate_test=False)
+    fresh = []
+    for seed in range(settings.seeds):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = build_model(name, task.input_size, task.output_size, options)
+        fresh.append(ratios(model, lengths))
+    before = [None if None in c else statistics.fmean(c) for c in zip(*fresh, strict=True)]
     after: list[float | None] = []
+    config = settings.run_config(method, first, chosen, 0, evaluate_test=False)
     result = run(
         replace(config, model_options=options),
         task,
         listener=monitor,
         finished=lambda model: after.extend(ratios(model, lengths)),
     )
-    trained = after if result.diverged_at is None else [None] * len(lengths)
-    return [
-        Ratio(start, hidden, length, one, other)
-        for length, one, other in zip(lengths, before, trained, strict=True)
-    ]
+    if result.diverged_at is not None:
+        after = [None] * len(lengths)
+    found = zip(lengths, before, after, strict=True)
+    return [Ratio(start, hidden, *each) for each in found]
 
 
-def ratios(model: nn.Module, lengths: Sequence[int]) -> list[float | None]:
+def ratios(model: Any, lengths: Sequence[int]) -> list[float | None]:
     """Return |kappa2| / |kappa1| of the recurrent matrix at every length; None where one of them is not finite.
 
     Args:
@@ -142,48 +144,34 @@ def ratios(model: nn.Module, lengths: Sequence[int]) -> list[float | None]:
     """
     found: list[float | None] = []
     for length in lengths:
-        network = pathspace.trace(model, _example(model, length))
+        example = torch.zeros(2, length, dtype=torch.int64)
+        if model.embedding is None:
+            example = torch.zeros(2, length, model.symbols)
+        network = pathspace.trace(model, example)
         try:
             second = pathspace.paths.second_term(network)[RECURRENT].double()
             first = pathspace.paths.kappa(network)[RECURRENT].double()
         except FloatingPointError:
             found.append(None)
-            continue
-        ratio = (second.norm() / first.norm()).item()
-        found.append(ratio if math.isfinite(ratio) else None)
+        else:
+            found.append(finite((second.norm() / first.norm()).item()))
     return found
 
 
-def _example(model: Any, length: int) -> torch.Tensor:
-    if model.embedding is not None:
-        return torch.zeros(2, length, dtype=torch.int64)
-    return torch.zeros(2, length, model.symbols)
-
-
-def _fresh(name: str, inputs: int, outputs: int, options: dict[str, Any], seed: int) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return build_model(name, inputs, outputs, options)
-
-
 def _table(start: str, rows: Sequence[Ratio]) -> Table:
-    lengths = sorted({row.length for row in rows})
-    lines = []
-    for units in sorted({row.hidden for row in rows}):
-        cells = {row.length: row for row in rows if (row.start, row.hidden) == (start, units)}
-        lines.append(TableRow((str(units), *(_cell(cells[length]) for length in lengths))))
+    cells: dict[int, list[str]] = {}
+    for row in sorted(rows, key=lambda row: (row.hidden, row.length)):
+        if row.start == start:
+            values = ("not finite" if v is None else f"{v:.2g}" for v in (row.before, row.after))
+            cells.setdefault(row.hidden, [str(row.hidden)]).append(" > ".join(values))
+    lines = tuple(TableRow(tuple(line)) for line in cells.values())
     title = f"|kappa2| / |kappa1| of the recurrent matrix, {start} start: before > after training"
     note = (
         "Before: mean over the seeds. After: training as above, one seed. Not finite: training diverged, or a term "
         "exceeds float64."
     )
-    return Table(title, ("H", *(f"T = {length}" for length in lengths)), tuple(lines), (note,))
-
-
-def _cell(row: Ratio) -> str:
-    return " > ".join(
-        "not finite" if value is None else f"{value:.2g}" for value in (row.before, row.after)
-    )
+    columns = ("H", *(f"T = {length}" for length in sorted({row.length for row in rows})))
+    return Table(title, columns, lines, (note,))
 
 
 def _draw(rows: Sequence[Ratio]) -> Drawing:

@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Any
 from pathspace.experiments.compare import Comparison
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.monitor import UNHEARD, Monitor
-from pathspace.experiments.report.document import NOTHING, Figure, Lines, Section, Table, TableRow
+from pathspace.experiments.report.document import NOTHING, Figure, Lines, Section, Table
 from pathspace.experiments.report.figures import set_log_axis
 from pathspace.experiments.report.table import error_label
 from pathspace.experiments.storage import finite
+from pathspace.experiments.tables import grouped_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -91,20 +92,12 @@ def study(
         return [Section(heading, Table("No table by measure and use", (), (), (why,)))]
     starts = comparison.settings.starts
     lines = [
-        (
-            e.measure,
-            e.use,
-            e.method,
-            *(e.errors[start] for start in starts),
-            e.difference,
-            e.milliseconds,
-        )
+        (e.measure, e.use, e.method, *e.errors.values(), e.difference, e.milliseconds)
         for e in found
     ]
+    columns = ("measure", "use", "method", *starts, "difference", "milliseconds")
     numbers = {
-        "unification.csv": Lines(
-            ("measure", "use", "method", *starts, "difference", "milliseconds"), lines
-        ),
+        "unification.csv": Lines(columns, lines),
         "unification.json": {"metric": comparison.metric, "cells": [asdict(e) for e in found]},
     }
     figure = Figure("unification.png", partial(_draw, comparison, found))
@@ -113,12 +106,12 @@ def study(
 
 def entries(comparison: Comparison) -> list[Entry]:
     """Return the cells that the comparison has methods for."""
-    return [
-        _entry(comparison, measure, use, method)
-        for measure, methods in MEASURES.items()
-        for use, method in zip(USES, methods, strict=True)
-        if method in comparison.settings.methods
-    ]
+    found = []
+    for measure, methods in MEASURES.items():
+        for use, method in zip(USES, methods, strict=True):
+            if method in comparison.settings.methods:
+                found.append(_entry(comparison, measure, use, method))
+    return found
 
 
 def _entry(comparison: Comparison, measure: str, use: str, method: str) -> Entry:
@@ -130,36 +123,29 @@ def _entry(comparison: Comparison, measure: str, use: str, method: str) -> Entry
         measure,
         use,
         method,
-        {start: row.mean_test_error for start, row in best.items()},
-        {start: error_label(comparison, row) for start, row in best.items()},
-        None if largest is None else largest == 0.0,
-        finite(largest),
-        round(1e3 * statistics.median(steps), 3) if steps else 0.0,
+        errors={start: row.mean_test_error for start, row in best.items()},
+        labels={start: error_label(comparison, row) for start, row in best.items()},
+        same_curve=None if largest is None else largest == 0.0,
+        difference=finite(largest),
+        milliseconds=round(1e3 * statistics.median(steps), 3) if steps else 0.0,
     )
 
 
 def _table(comparison: Comparison, found: Sequence[Entry]) -> Table:
-    starts = comparison.settings.starts
     rows = []
-    for use in USES:
-        for number, entry in enumerate(entry for entry in found if entry.use == use):
-            same = NOTHING if entry.same_curve is None else ("yes" if entry.same_curve else "no")
-            errors = (entry.labels[start] for start in starts)
-            cells = (
-                use,
-                entry.measure,
-                METHODS[entry.method].label,
-                *errors,
-                same,
-                f"{entry.milliseconds:.2f}",
-            )
-            rows.append(TableRow(cells, begins_method=number == 0))
+    for entry in sorted(found, key=lambda entry: USES.index(entry.use)):
+        same = {None: NOTHING, True: "yes", False: "no"}[entry.same_curve]
+        label = METHODS[entry.method].label
+        cells = (entry.use, entry.measure, label, *entry.labels.values(), same)
+        rows.append((*cells, f"{entry.milliseconds:.2f}"))
     note = (
         "D: paths; M: second moment; C: covariance of what enters a node. Errors: each start at the rate that is best "
         "from it. Same curve: whether the training losses from all starts agree to the last bit at one rate."
     )
+    starts = comparison.settings.starts
     columns = ("use", "measure", "method", *starts, "same curve", "ms a step")
-    return Table(f"Test {comparison.metric}, by measure and use", columns, tuple(rows), (note,))
+    title = f"Test {comparison.metric}, by measure and use"
+    return Table(title, columns, grouped_rows(rows), (note,))
 
 
 def _draw(comparison: Comparison, found: Sequence[Entry]) -> Drawing:
