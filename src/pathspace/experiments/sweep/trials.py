@@ -177,12 +177,14 @@ class PointJob:
 
     def __call__(self, monitor: Monitor) -> list[Run]:
         """Do the runs that have no result yet, and return how each ended."""
-        first, *others = [
-            Part(monitor, self.label, number, len(self.runs)) for number in range(len(self.runs))
-        ]
-        ended = [_end(self.runs[0], _Pruning(first, self.trial) if self.trial else first)]
-        if ended[0].state != "pruned":
-            ended += [_end(run, part) for run, part in zip(self.runs[1:], others, strict=True)]
+        ended = []
+        for number, run in enumerate(self.runs):
+            part = Part(monitor, self.label, number, len(self.runs))
+            if number == 0 and self.trial is not None:
+                part = _Pruning(part, self.trial)
+            ended.append(_end(run, part))
+            if ended[-1].state == "pruned":
+                break
         return ended
 
 
@@ -196,10 +198,11 @@ def _end(run: PlacedRun, monitor: Monitor) -> Run:
             run.keep(result)
     except StorageError:
         raise
-    except PrunedError as error:
+    except optuna.TrialPruned as pruned:
         checkpoint.remove(run.folder)
-        reason = f"pruned at step {error.step}: worse than the median there"
-        return Run(seed, "pruned", reason, error.error, steps=error.step)
+        step, error = pruned.args
+        reason = f"pruned at step {step}: worse than the median there"
+        return Run(seed, "pruned", reason, error, steps=step)
     except Exception as error:
         return _failed(seed, error)
     lost = _lost(result)
@@ -208,17 +211,8 @@ def _end(run: PlacedRun, monitor: Monitor) -> Run:
     return Run(seed, state, lost, error, loss, len(result.losses), result.seconds)
 
 
-class PrunedError(Exception):
-    """A run was ended because it was worse than most: the step, and its validation error there."""
-
-    def __init__(self, step: int, error: float) -> None:
-        super().__init__(step, error)
-        self.step = step
-        self.error = error
-
-
 class _Pruning(Part):
-    """Hands on what a run tells, and ends it where Optuna's pruner says so."""
+    """Hands on what a run tells, and ends it, with the step and its error, where Optuna's pruner says so."""
 
     def __init__(self, monitor: Monitor, trial: optuna.Trial) -> None:
         super().__init__(monitor, "", 0, 1)
@@ -235,7 +229,7 @@ class _Pruning(Part):
         if validation.step not in self._told:
             self._trial.report(validation.error, validation.step)
         if self._trial.should_prune():
-            raise PrunedError(validation.step, validation.error)
+            raise optuna.TrialPruned(validation.step, validation.error)
 
 
 class _Points:
