@@ -1,7 +1,6 @@
 """Long memory: runs end as they should, controls change kappa as they say, and the comparison tests what it says."""
 
 import itertools
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -241,18 +240,19 @@ def test_pairs_are_tested_and_the_verdict_is_in_words() -> None:
         tuning += [result(method, 0.1, 1000 + s, steps(s), 0.0) for s in range(12)]
         tuning += [result(method, 0.2, 1000 + s, None, 0.0) for s in range(12)]
         reported += [result(method, 0.1, s, steps(s), 0.0) for s in range(20)]
-    rows = {row.method: row for row in compared(asked, tuning, reported)}
-    assert not rows["path-muon"].against
+    rows = compared(asked, tuning, reported)
+    assert not rows["path-muon"].against_reference
     assert (rows["path-muon"].window, rows["muon"].window) == (1, 0)
-    assert math.isinf(rows["muon"].median_steps)
-    muon, soap = rows["muon"].against, rows["soap"].against
+    assert rows["path-muon"].rates_learned == [1] * 12
+    assert (rows["path-muon"].median_steps, rows["muon"].median_steps) == (100, None)
+    muon, soap = rows["muon"].against_reference, rows["soap"].against_reference
     assert (muon["learned"].wins, muon["learned"].losses) == (0, 20)
     assert muon["learned"].p == pytest.approx(2 * 2 * 0.5**20)  # the smaller one of two
     assert (muon["learned"].verdict, soap["learned"].verdict) == ("worse", "")
     assert (soap["steps"].wins, soap["steps"].losses) == (0, 10)
     assert soap["steps"].verdict == "worse"
     assert muon["window"].losses == 12
-    (table,) = build_tables(asked, {SETTING: list(rows.values())})
+    (table,) = build_tables(asked, {SETTING: rows})
     assert table.rows[1].cells[1:7] == (
         "Muon on the weights",
         "0 of 24",

@@ -12,11 +12,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from pathspace.experiments.long_memory.protocol import Cell, Protocol, Setting
 from pathspace.experiments.long_memory.training import Result, compute
 from pathspace.experiments.report.statistics import LEVEL, holm, sign_test
 from pathspace.experiments.settings import FIRST_TUNING_SEED
+from pathspace.experiments.storage import finite
 
 
 def settings(protocol: Protocol) -> list[Setting]:
@@ -71,7 +73,7 @@ def fill(
     protocol: Protocol,
     do: Callable[..., list[Result]],
     folder: Path,  # noqa: ARG001
-) -> dict[Setting, list[Row]]:
+) -> dict[Setting, dict[str, Row]]:
     """Return the rows of all settings, choosing rates before the reported runs; see `tables`."""
     rows = {}
     of_protocol = partial(compute, protocol=protocol)
@@ -108,76 +110,81 @@ class Against:
 
 @dataclass(frozen=True)
 class Row:
-    """One method.
+    """What is said of one method.
 
     Attributes:
-        method: A name in `methods.METHODS`.
         rate: The chosen rate.
-        tuning: Runs by rate, on seeds that are not reported.
-        reported: Runs at the chosen rate.
-        against: By what is compared, "learned", "steps" and "window"; empty for the reference.
+        tuning: By rate how many runs learned the problem, on seeds that are not reported.
+        rates_learned: For each of these seeds at how many rates it learned the problem.
+        window: At how many rates at least half of the tuning runs learned it.
+        learned: How many of the runs at the chosen rate learned it.
+        runs: How many there are.
+        median_steps: Their median steps; None where it is that of a run that never learned.
+        against_reference: By what is compared, "learned", "steps" and "window"; empty for the
+            reference.
+        reported: The runs at the chosen rate.
     """
 
-    method: str
     rate: float
-    tuning: Mapping[float, Sequence[Result]]
-    reported: Sequence[Result]
-    against: Mapping[str, Against]
-
-    @property
-    def window(self) -> int:
-        """At how many rates at least half of the tuning runs learned the problem."""
-        return sum(2 * learned(runs) >= len(runs) for runs in self.tuning.values())
-
-    @property
-    def median_steps(self) -> float:
-        """Median steps of all reported runs, infinite for those that never learned."""
-        return statistics.median(map(_steps, self.reported))
+    tuning: Mapping[str, int]
+    rates_learned: Sequence[int]
+    window: int
+    learned: int
+    runs: int
+    median_steps: float | None
+    against_reference: Mapping[str, Against]
+    reported: Sequence[Mapping[str, Any]]
 
 
-def learned(runs: Sequence[Result]) -> int:
-    """Return how many runs learned the problem."""
-    return sum(run.steps is not None for run in runs)
-
-
-def rates_learned(row: Row) -> list[int]:
-    """Return for each tuning seed at how many rates it learned the problem."""
-    return [learned(runs) for runs in zip(*row.tuning.values(), strict=True)]
-
-
-def compared(protocol: Protocol, tuning: Sequence[Result], reported: Sequence[Result]) -> list[Row]:
-    """Return the rows of a setting, in the order of the methods."""
-    rows = []
+def compared(
+    protocol: Protocol, tuning: Sequence[Result], reported: Sequence[Result]
+) -> dict[str, Row]:
+    """Return the rows of a setting by method."""
+    rows = {}
+    measures: dict[str, dict[str, Sequence[float]]] = {"learned": {}, "steps": {}, "window": {}}
     for method in protocol.methods:
-        ((rate, runs),) = by_rate(reported, method).items()
-        rows.append(Row(method, rate, by_rate(tuning, method), runs, {}))
-    against = _against_reference(rows, protocol.reference)
-    return [replace(row, against=against[row.method]) for row in rows]
+        tried = {
+            rate: [run.steps is not None for run in runs]
+            for rate, runs in by_rate(tuning, method).items()
+        }
+        runs = [run for run in reported if run.cell.method == method]
+        steps = [math.inf if run.steps is None else run.steps for run in runs]
+        rows[method] = Row(
+            rate=runs[0].cell.rate,
+            tuning={f"{rate:g}": sum(learned) for rate, learned in tried.items()},
+            rates_learned=[sum(of_seed) for of_seed in zip(*tried.values(), strict=True)],
+            window=sum(2 * sum(learned) >= len(learned) for learned in tried.values()),
+            learned=sum(map(math.isfinite, steps)),
+            runs=len(runs),
+            median_steps=finite(statistics.median(steps)),
+            against_reference={},
+            reported=[
+                {
+                    "rate": run.cell.rate,
+                    "seed": run.cell.seed,
+                    "steps": run.steps,
+                    "error": run.error,
+                }
+                for run in runs
+            ],
+        )
+        measures["learned"][method] = [math.isfinite(step) for step in steps]
+        measures["steps"][method] = [-step for step in steps]  # never: minus infinity
+        measures["window"][method] = rows[method].rates_learned
+    for what, values in measures.items():
+        for method, test in _against(values, protocol.reference).items():
+            against = {**rows[method].against_reference, what: test}
+            rows[method] = replace(rows[method], against_reference=against)
+    return rows
 
 
-def _against_reference(rows: Sequence[Row], name: str) -> dict[str, dict[str, Against]]:
-    """Return by method, and by what is compared, each method but the reference against it."""
-    measures: dict[str, Callable[[Row], Sequence[float]]] = {
-        "learned": lambda row: [run.steps is not None for run in row.reported],
-        # never: minus infinity
-        "steps": lambda row: [-_steps(run) for run in row.reported],
-        "window": rates_learned,
-    }
-    (reference,) = [row for row in rows if row.method == name]
-    others = [row for row in rows if row.method != name]
-    against: dict[str, dict[str, Against]] = {row.method: {} for row in rows}
-    for what, measure in measures.items():
-        tests = [_signs(measure(row), measure(reference)) for row in others]
-        adjusted = holm([sign_test(*signs) for signs in tests])
-        for row, signs, p in zip(others, tests, adjusted, strict=True):
-            against[row.method][what] = Against(*signs, p)
-    return against
-
-
-def _steps(run: Result) -> float:
-    return math.inf if run.steps is None else run.steps
-
-
-def _signs(ours: Sequence[float], theirs: Sequence[float]) -> tuple[int, int]:
-    pairs = list(zip(ours, theirs, strict=True))
-    return sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
+def _against(values: Mapping[str, Sequence[float]], reference: str) -> dict[str, Against]:
+    """Return each method but the reference against it, by values of pairs, of which the greater is better."""
+    others = [method for method in values if method != reference]
+    signs: list[tuple[int, int]] = []
+    for method in others:
+        pairs = list(zip(values[method], values[reference], strict=True))
+        signs.append((sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)))
+    adjusted = holm([sign_test(*each) for each in signs])
+    tests = zip(others, signs, adjusted, strict=True)
+    return {method: Against(*each, p) for method, each, p in tests}

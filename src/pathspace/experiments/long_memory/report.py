@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pathspace.experiments.long_memory.cells import Row, Setting, learned, rates_learned
+from pathspace.experiments.long_memory.cells import Row, Setting
 from pathspace.experiments.long_memory.methods import METHODS
 from pathspace.experiments.long_memory.protocol import Protocol
 from pathspace.experiments.published import Published
@@ -20,11 +19,9 @@ from pathspace.experiments.report.document import (
     Table,
 )
 from pathspace.experiments.report.figures import set_rate_axis
-from pathspace.experiments.storage import finite
 from pathspace.experiments.tables import grouped_rows
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawing
 
 
@@ -35,7 +32,7 @@ COLUMNS = (
 """Of the file; a table has "p" for each p."""
 
 
-def build_tables(protocol: Protocol, rows: Mapping[Setting, Sequence[Row]]) -> list[Table]:
+def build_tables(protocol: Protocol, rows: Mapping[Setting, Mapping[str, Row]]) -> list[Table]:
     """Put the comparison into words, a table for each setting; the last one has the notes."""
     tables = []
     columns = tuple("p" if column.startswith("p of") else column for column in COLUMNS)
@@ -44,54 +41,50 @@ def build_tables(protocol: Protocol, rows: Mapping[Setting, Sequence[Row]]) -> l
             f"{setting.problem.capitalize()}, T = {setting.length}, H = {setting.hidden}: learned in "
             f"{protocol.steps_per_length * setting.length:,} steps"
         )
-        cells = grouped_rows(_cells(protocol, row) for row in found)
+        cells = grouped_rows(_cells(protocol, *item) for item in found.items())
         tables.append(Table(title, columns, cells, tuple(_verdicts(protocol, found))))
     last = tables[-1]
     return [*tables[:-1], replace(last, notes=(*last.notes, *notes(protocol)))]
 
 
-def _cells(protocol: Protocol, row: Row) -> tuple[str, ...]:
-    tuning = sum(map(len, row.tuning.values()))
-    rates = len(protocol.learning_rates)
-    p = {name: _p(test.p) for name, test in row.against.items()}
-    edge = row.rate in (min(protocol.learning_rates), max(protocol.learning_rates)) and rates > 1
-    median = row.median_steps
+def _cells(protocol: Protocol, name: str, row: Row) -> tuple[str, ...]:
+    rates = protocol.learning_rates
+    p = {what: _p(test.p) for what, test in row.against_reference.items()}
+    edge = len(rates) > 1 and row.rate in (min(rates), max(rates))
     return (
-        METHODS[row.method].group,
-        METHODS[row.method].label,
-        f"{sum(map(learned, row.tuning.values()))} of {tuning}",
-        f"{row.window} of {rates}",
+        METHODS[name].group,
+        METHODS[name].label,
+        f"{sum(row.tuning.values())} of {len(rates) * protocol.tuning_seeds}",
+        f"{row.window} of {len(rates)}",
         p.get("window", NOTHING),
         f"{row.rate:g}{'*' * edge}",
-        f"{learned(row.reported)} of {len(row.reported)}",
+        f"{row.learned} of {row.runs}",
         p.get("learned", NOTHING),
-        NOTHING if math.isinf(median) else f"{median:,.0f}",
+        NOTHING if row.median_steps is None else f"{row.median_steps:,.0f}",
         p.get("steps", NOTHING),
-        str(sum(run.error is None for run in row.reported)),
+        str(sum(run["error"] is None for run in row.reported)),
     )
 
 
 def _p(value: float) -> str:
-    return "<0.001" if value < 0.001 else f"{value:.3f}" if value < 0.1 else f"{value:.2f}"
+    if value < 0.001:
+        return "<0.001"
+    return f"{value:.3f}" if value < 0.1 else f"{value:.2f}"
 
 
-def _verdicts(protocol: Protocol, rows: Sequence[Row]) -> list[str]:
+def _verdicts(protocol: Protocol, rows: Mapping[str, Row]) -> list[str]:
     """Say against which methods the reference stands out, and in what."""
     reference = METHODS[protocol.reference].label
     sentences = []
-    for name, more, fewer in (
+    for what, more, fewer in (
         ("learned", "learns it on more seeds than", "on fewer than"),
         ("steps", "learns it sooner than", "later than"),
         ("window", "learns it at more rates than", "at fewer than"),
     ):
-        found = {
-            verdict: [
-                METHODS[r.method].label
-                for r in rows
-                if r.against and r.against[name].verdict == verdict
-            ]
-            for verdict in ("worse", "better", "")
-        }
+        found: dict[str, list[str]] = {"worse": [], "better": [], "": []}
+        for name, row in rows.items():
+            if row.against_reference:
+                found[row.against_reference[what].verdict].append(METHODS[name].label)
         parts = [f"{more}: {'; '.join(found['worse']) or 'none'}"]
         parts += [f"{fewer}: {'; '.join(found['better'])}"] if found["better"] else []
         parts += [f"no difference shown: {'; '.join(found[''])}"] if found[""] else []
@@ -118,26 +111,9 @@ def notes(protocol: Protocol) -> tuple[str, ...]:
     )
 
 
-def _row_json(row: Row) -> dict[str, Any]:
-    return {
-        "rate": row.rate,
-        "tuning": {f"{rate:g}": learned(runs) for rate, runs in row.tuning.items()},
-        "rates_learned": rates_learned(row),
-        "window": row.window,
-        "learned": learned(row.reported),
-        "runs": len(row.reported),
-        "median_steps": finite(row.median_steps),
-        "against_reference": {name: asdict(test) for name, test in row.against.items()},
-        "reported": [
-            {"rate": row.rate, "seed": run.cell.seed, "steps": run.steps, "error": run.error}
-            for run in row.reported
-        ],
-    }
-
-
 def sections_of(
     protocol: Protocol,
-    rows: Mapping[Setting, Sequence[Row]],
+    rows: Mapping[Setting, Mapping[str, Row]],
     published: Published | None,  # noqa: ARG001
 ) -> tuple[list[Section], dict[str, Any]]:
     """Return the tables of all settings, which are one CSV file, and the numbers; see `tables`."""
@@ -152,7 +128,7 @@ def sections_of(
     numbers = {"table.csv": Lines(("problem", "T", "H", *COLUMNS), lines)}
     sections[0] = replace(sections[0], figure=figure, numbers=numbers)
     found = [
-        {**asdict(setting), "methods": {row.method: _row_json(row) for row in of_setting}}
+        {**asdict(setting), "methods": {name: asdict(row) for name, row in of_setting.items()}}
         for setting, of_setting in rows.items()
     ]
     return sections, {"settings": found, "reference": protocol.reference}
@@ -163,22 +139,28 @@ CONTROLS = ("#000000", "#7f7f7f", "#cc79a7", "#e69f00", "#56b4e9")
 LINES = {"path": "-", "balanced once": (0, (4, 1.5)), "the weights": (0, (1, 1.5)), "control": "-"}
 
 
-def draw(protocol: Protocol, rows: Mapping[Setting, Sequence[Row]]) -> Drawing:
+def draw(protocol: Protocol, rows: Mapping[Setting, Mapping[str, Row]]) -> Drawing:
     """Draw a line of two panels for each setting."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 0.6 + 3.4 * len(rows)), layout="constrained")
     axes = figure.subplots(len(rows), 2, squeeze=False)
+    rates = sorted(protocol.learning_rates)
     for (setting, found), (left, right) in zip(rows.items(), axes, strict=True):
         most = protocol.steps_per_length * setting.length
-        for row in found:
-            style = _style(protocol, row.method)
-            _curve(left, row, most, style)
-            shares = [learned(runs) / len(runs) for runs in row.tuning.values()]
-            right.plot(list(row.tuning), shares, marker="o", markersize=3, **style)
+        for name, row in found.items():
+            style = _style(protocol, name)
+            steps = sorted(run["steps"] for run in row.reported if run["steps"] is not None)
+            learned = [k / row.runs for k in range(len(steps) + 1)]
+            label = METHODS[name].label
+            left.step(
+                [0, *steps, most], [*learned, learned[-1]], where="post", label=label, **style
+            )
+            shares = [learned / protocol.tuning_seeds for learned in row.tuning.values()]
+            right.plot(rates, shares, marker="o", markersize=3, **style)
         left.set_title(f"{setting.problem}, T = {setting.length}, H = {setting.hidden}")
         left.set(xlabel="step", ylabel="reported runs that have learned it", xlim=(0, most))
-        set_rate_axis(right, {rate for row in found for rate in row.tuning})
+        set_rate_axis(right, rates)
         right.set(xlabel="learning rate", ylabel="tuning runs that learned it")
         for axis in (left, right):
             axis.set_ylim(-0.03, 1.03)
@@ -187,32 +169,13 @@ def draw(protocol: Protocol, rows: Mapping[Setting, Sequence[Row]]) -> Drawing:
     return figure
 
 
-def _curve(axis: Axes, row: Row, most: int, style: dict[str, Any]) -> None:
-    steps = sorted(run.steps for run in row.reported if run.steps is not None)
-    shares = [k / len(row.reported) for k in range(len(steps) + 1)]
-    axis.step(
-        [0, *steps, most],
-        [*shares, shares[-1]],
-        where="post",
-        label=METHODS[row.method].label,
-        **style,
-    )
-
-
 def _style(protocol: Protocol, name: str) -> dict[str, Any]:
     method = METHODS[name]
+    line = LINES[method.group]
     if method.group == "control":
         controls = [other for other in protocol.methods if METHODS[other].group == "control"]
-        return {
-            "color": CONTROLS[controls.index(name)],
-            "linewidth": 1.0,
-            "linestyle": LINES["control"],
-        }
-    thick = 2.2 if name == protocol.reference else 1.4
+        colour = CONTROLS[controls.index(name)]
+        return {"color": colour, "linewidth": 1.0, "linestyle": line}
+    width = 2.2 if name == protocol.reference else 1.4
     alpha = 0.5 if 0 < method.power < 1 else 1.0
-    return {
-        "color": COLOURS[method.rule],
-        "linewidth": thick,
-        "linestyle": LINES[method.group],
-        "alpha": alpha,
-    }
+    return {"color": COLOURS[method.rule], "linewidth": width, "linestyle": line, "alpha": alpha}
