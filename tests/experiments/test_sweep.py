@@ -238,15 +238,18 @@ def test_runs_are_those_that_compare_chooses_rates_by(tiny_settings: Make) -> No
 
 
 class StopsAfter(Monitor):
-    """Presses Ctrl-C, in effect, once so many runs are over."""
+    """Presses Ctrl-C, in effect, once so many points are over, or in the second epoch of so many runs."""
 
-    def __init__(self, runs: int) -> None:
-        self.left = runs
+    def __init__(self, points: int, runs: int = -1) -> None:
+        self.left = points
+        self.runs = runs
         self.begun: list[str] = []
 
     def validated(self, config: RunConfig, validation: Validation) -> None:
         if validation.step == 0:
             self.begun.append(config.key)
+        if len(self.begun) == self.runs and validation.step == 8:
+            raise KeyboardInterrupt
 
     def finished(self, label: str, words: str) -> None:  # noqa: ARG002
         self.left -= 1
@@ -329,31 +332,30 @@ def test_a_point_that_is_drawn_twice_is_run_once(
 def test_points_are_pruned_only_where_that_was_asked_for(
     tiny_settings: Make, tmp_path: Path
 ) -> None:
-    settings = tiny_settings(
-        methods=["sgd"], starts=["default"], seeds=2, epochs=2, learning_rates=[0.01]
-    )
-    rates = ",".join(f"{rate:g}" for rate in (0.1, 0.09, 0.08, 0.07, 0.06, 1e-7, 2e-7))
-    search = [f"learning_rate={rates}"]
+    settings = tiny_settings(methods=["sgd"], starts=["default"], seeds=2, epochs=2)
+    search = ["learning_rate=0.1,0.09,0.08,0.07,0.06,1e-7,2e-7"]
     found = swept(settings, plan_from(settings, search), tmp_path / "all")
     assert set(states(found)) == {"complete"}
-    pruned = swept(settings, plan_from(settings, search, prune="median"), tmp_path / "pruned")
+    plan = plan_from(settings, search, prune="median")
+    pruned = swept(settings, plan, tmp_path / "pruned")
     assert states(pruned) == ["complete"] * 10 + ["pruned"] * 2  # at their first seed
     (last,) = pruned.points[-1].runs
     assert last.steps == 4
     assert last.reason == "pruned at step 4: worse than the median there"
     assert "Pruned, as asked for" in " ".join(best_table(pruned).notes)
     assert not list((tmp_path / "pruned").glob("runs/*/checkpoint*"))
-    again = swept(settings, plan_from(settings, search, prune="median"), tmp_path / "pruned")
-    assert numbers(again) == numbers(pruned)
+    assert numbers(swept(settings, plan, tmp_path / "pruned")) == numbers(pruned)
+    # a run that has told its first epoch tells it again
+    with pytest.raises(KeyboardInterrupt):
+        swept(settings, plan, tmp_path / "stopped", StopsAfter(-1, runs=5))
+    assert numbers(swept(settings, plan, tmp_path / "stopped")) == numbers(pruned)
 
 
 def test_a_pruned_point_that_is_the_same_run_is_not_run_again(
     tiny_settings: Make, tmp_path: Path
 ) -> None:
     methods = ["sgd", "path-sgd"]
-    settings = tiny_settings(
-        methods=methods, starts=["default"], seeds=1, epochs=2, learning_rates=[0.01]
-    )
+    settings = tiny_settings(methods=methods, starts=["default"], seeds=1, epochs=2)
     # SGD's step has no bound: each rate is one run of it, and two points
     search = ["learning_rate=0.1,0.09,0.08,1e-7", "clip_step=1.0,2.0"]
     monitor = StopsAfter(-1)
