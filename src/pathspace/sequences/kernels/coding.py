@@ -78,7 +78,7 @@ class Coder(NamedTuple):
     content: NDArray[np.uint8]
 
 
-@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False, forceinline=True)
 def chances(child, v, net):
     """Return the probability that the network gives to each of the two sides of node v."""
     left = child[v, 0]
@@ -87,14 +87,14 @@ def chances(child, v, net):
     return zero, net.pi[~right] if right < 0 else net.mass[right]
 
 
-@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False, forceinline=True)
 def network_log_odds(child, v, net):
     """Return log of the odds that the network gives to digit 1 at node v."""
     zero, one = chances(child, v, net)
     return min(max(math.log((one + 1e-300) / (zero + 1e-300)), -FARTHEST), FARTHEST)
 
 
-@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False, forceinline=True)
 def masses(child, net):
     """Write the probability that the network gives to each node: that of the symbols behind it."""
     for v in range(len(child)):
@@ -102,7 +102,7 @@ def masses(child, net):
         net.mass[v] = zero + one
 
 
-@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False, forceinline=True)
 def encode(coder, digit, p):
     """Narrow the interval to the side of the digit, and put out the bytes that are settled."""
     low = coder.interval[0]
@@ -121,7 +121,7 @@ def encode(coder, digit, p):
     coder.interval[1] = high
 
 
-@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False, forceinline=True)
 def decode(coder, p):
     """Return the digit in whose side the code lies, and narrow the interval as the encoder did."""
     low = coder.interval[0]

@@ -46,14 +46,14 @@ def combine(a, b):
     return h ^ ((h >> 29) & 0x7FFFFFFFF)
 
 
-@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False, forceinline=True)
 def back(m, distance):
     """Return 1 + the symbol so far back, 0 before the text."""
     at = m.place[T] - distance
     return m.history[at] + 1 if at >= m.place[BEGIN] else 0
 
 
-@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False, forceinline=True)
 def basic_contexts(m, role):
     """Write the hashes of the last symbols and of words."""
     h = 1
@@ -75,7 +75,7 @@ def basic_contexts(m, role):
     m.keys[ORDERS + 1] = combine(words, ORDERS + 1)
 
 
-@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False, forceinline=True)
 def _begin_line(m, row):
     """Begin a line, whose fields are kept in this row."""
     t = m.place[T]
@@ -88,7 +88,7 @@ def _begin_line(m, row):
     m.place[FIELD] = 0
 
 
-@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False, forceinline=True)
 def _begin_field(m):
     """Begin the next field of a line."""
     m.place[FIELD] += 1
@@ -102,7 +102,7 @@ def _begin_field(m):
         m.place[ABOVE] = above + 1
 
 
-@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False, forceinline=True)
 def follow_line(m, role):
     """Go on in the line, by the symbol that was read last."""
     before = back(m, 1)
@@ -119,14 +119,14 @@ def follow_line(m, role):
         m.place[ABOVE] += 1
 
 
-@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False, forceinline=True)
 def _symbol_above(m, further):
     """Return 1 + the symbol of the line before that is so much further than the one above, 0 if there is none."""
     at = m.place[ABOVE] - 1 + further
     return m.history[at] + 1 if m.place[ABOVE] > 0 and at < m.place[LINE] else 0
 
 
-@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False, forceinline=True)
 def line_contexts(m):
     """Write the hashes of the place in the line; of a text without lines, those of further symbols and words."""
     before = back(m, 1)
@@ -145,36 +145,43 @@ def line_contexts(m):
     m.keys[k + 2] = combine(combine(m.keys[ORDERS - 1], back(m, ORDERS)), -k - 2)
 
 
-@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False, forceinline=True)
+def _go_on(m, t):
+    """Go on with the match by one symbol; a wrong guess here and there (a digit of the time) does not end it."""
+    missed = m.history[m.place[POINTER]] != m.history[t - 1]
+    m.place[LENGTH] = 0 if missed else m.place[LENGTH] + 1
+    m.place[MISSES] = (m.place[MISSES] << 1 | missed) & 15
+    m.place[POINTER] += 1
+
+
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False, forceinline=True)
+def _shared_length(m, t, q):
+    """Return how many symbols before q are those before t, up to 32."""
+    most = min(q, t - m.place[BEGIN], 32)
+    length = 0
+    while length < most and m.history[q - 1 - length] == m.history[t - 1 - length]:
+        length += 1
+    return length
+
+
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False, forceinline=True)
 def match(m):
     """Go on with the match, or find a longer one; return the symbol it lets expect, or -1."""
     t = m.place[T]
-    begin = m.place[BEGIN]
-    if t == begin:
+    if t == m.place[BEGIN]:
         m.place[POINTER] = m.place[LENGTH] = m.place[MISSES] = 0
     m.place[HERE] = -1
-    if t - begin < SHORTEST:
+    if t - m.place[BEGIN] < SHORTEST:
         return -1
     if m.place[POINTER] > 0:
-        # what is guessed wrong here and there (a digit of the time) does not end it
-        missed = m.history[m.place[POINTER]] != m.history[t - 1]
-        m.place[LENGTH] = 0 if missed else m.place[LENGTH] + 1
-        m.place[MISSES] = (m.place[MISSES] << 1 | missed) & 15
-        m.place[POINTER] += 1
+        _go_on(m, t)
     h = 7
     for d in range(1, SHORTEST + 1):
         h = combine(h, m.history[t - d])
     m.place[HERE] = (h >> 7) & (len(m.last) - 1)
     if m.place[LENGTH] < 16:
         q = m.last[m.place[HERE]]
-        length = 0
-        while (
-            length < 32
-            and length < q
-            and length < t - begin
-            and m.history[q - 1 - length] == m.history[t - 1 - length]
-        ):
-            length += 1
+        length = _shared_length(m, t, q)
         if length >= SHORTEST and length > m.place[LENGTH]:
             m.place[POINTER] = q
             m.place[LENGTH] = length
@@ -193,7 +200,7 @@ def state_of_match(length, misses):
     return 1 + 4 * min(length + step, 15) + min(count, 3)
 
 
-@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False, forceinline=True)
 def expected_digit(tree, guess, v, k):
     """Return the digit that leads from node v, after k decisions, to the guess; -1 if the guess is not behind it."""
     if guess < 0 or k >= tree.depth[guess] or tree.node[guess, k] != v:

@@ -23,7 +23,8 @@ def njit(*, owns_arrays: bool = True, **options: Any) -> Callable[[Callable[...,
         owns_arrays: whether references to arrays are counted. A function that makes no array, nor
             part of one, needs no count, which takes more than half of the time where functions hand
             on a tuple of many arrays.
-        options: those of `numba.njit`.
+        options: those of `numba.njit`. ``forceinline`` belongs on functions that get tuples of
+            arrays: a call copies every field of every array, some hundred numbers, to the stack.
     """
     if not owns_arrays:
         options["_nrt"] = False

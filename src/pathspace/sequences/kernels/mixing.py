@@ -203,7 +203,7 @@ def _find(cells, key):
     return free
 
 
-@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False, forceinline=True)
 def _look_up(m, root):
     """Write where the lines of all contexts for three decisions from node root on begin, -1 for those that are new."""
     for c in range(CONTEXTS):
@@ -212,7 +212,7 @@ def _look_up(m, root):
         m.lines[c] = line if m.cells[line] == _check(key) else -1
 
 
-@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False, forceinline=True)
 def _claim(m, root):
     """Write where these lines begin, and make those that are new."""
     for c in range(CONTEXTS):
@@ -236,7 +236,7 @@ def _learn_mixer(weights, row, x, k, step):
     add_row(weights, row, x, k, step)  # pyright: ignore[reportCallIssue]
 
 
-@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False, forceinline=True)
 def _row_of_last(m):
     """Return which weights belong to the last symbol."""
     if m.place[T] == m.place[BEGIN]:
@@ -252,7 +252,7 @@ def _step_of(f):
     return step, at - step
 
 
-@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False, forceinline=True)
 def _inputs(m, cell, k, expected):
     """Write the inputs of the contexts and of the match, and return how many contexts have been seen."""
     seen = 0
@@ -273,7 +273,7 @@ def _inputs(m, cell, k, expected):
     return seen
 
 
-@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False, forceinline=True)
 def _decide(m, tree, v, k, expected, net):
     """Return the probability of digit 1 at node v, of 2^30, and keep in row k what is needed to learn from the digit.
 
@@ -301,7 +301,7 @@ def _decide(m, tree, v, k, expected, net):
     return min(max(int(0.5 * (q + r) * SCALE), LEAST), SCALE - LEAST)
 
 
-@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False, forceinline=True)
 def _learn_weights(m, v, k, expected, digit):
     """Move the weights that have decided at node v, as row k tells."""
     rate = _RATE + _MORE_RATE / (1.0 + m.place[T] / _UNTIL)
@@ -320,7 +320,7 @@ def _learn_weights(m, v, k, expected, digit):
     m.corrections[row, step + 1] += _CORRECTION_RATE * way * (digit - m.corrections[row, step + 1])
 
 
-@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False, forceinline=True)
 def _learn_cells(m, cell, expected, digit):
     """Count the digit in all contexts."""
     for c in range(CONTEXTS):
@@ -343,7 +343,7 @@ def _learn_cells(m, cell, expected, digit):
         m.match_map[state] += _MATCH_RATE * ((expected == digit) - m.match_map[state])
 
 
-@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False, forceinline=True)
 def _before(m, tree, net):
     """Look at what has been read before the next symbol is predicted; return the guess of the match, or -1."""
     basic_contexts(m, tree.role)
@@ -355,6 +355,41 @@ def _before(m, tree, net):
         walk.predict(net.a, net.w, net.pi)
         masses(tree.child, net)
     return guess
+
+
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False, forceinline=True)
+def _decide_symbol(mode, y, guess, m, tree, net, coder):
+    """Decide the digits of symbol y one after the other, or decode them; return the symbol and what it costs."""
+    cost = 0.0
+    v = len(tree.child) - 1
+    k = 0
+    while v >= 0:
+        if k % GROUP == 0:
+            _look_up(m, v)
+        p = _decide(m, tree, v, k, expected_digit(tree, guess, v, k), net)
+        digit = decode(coder, p) if mode == DECODE else tree.digit[y, k]
+        if mode == ENCODE:
+            encode(coder, digit, p)
+        cost -= math.log2((p if digit else SCALE - p) / SCALE)
+        v = tree.child[v, digit]
+        k += 1
+    return ~v, cost
+
+
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False, forceinline=True)
+def _learn_symbol(mixing, y, guess, m, tree):
+    """Learn the digits of symbol y: the cells, and the weights too if these have decided."""
+    for k in range(tree.depth[y]):
+        v = tree.node[y, k]
+        digit = tree.digit[y, k]
+        expected = expected_digit(tree, guess, v, k)
+        if k % GROUP == 0:
+            _claim(m, v)
+        if mixing:
+            _learn_weights(m, v, k, expected, digit)
+        _learn_cells(m, tree.cell[v], expected, digit)
+    if m.place[HERE] >= 0:
+        m.last[m.place[HERE]] = m.place[T]
 
 
 @njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
@@ -379,36 +414,17 @@ def run(mode, x, chi, m, tree, net, coder, bits, stop):
     for t in range(len(x)):
         guess = _before(m, tree, net)
         mixing = mode != READ and chi[t]
+        y = x[t]
         cost = 0.0
-        v = len(tree.child) - 1
-        k = 0
-        while v >= 0 and mixing:
-            if k % GROUP == 0:
-                _look_up(m, v)
-            p = _decide(m, tree, v, k, expected_digit(tree, guess, v, k), net)
-            digit = decode(coder, p) if mode == DECODE else tree.digit[x[t], k]
-            if mode == ENCODE:
-                encode(coder, digit, p)
-            cost -= math.log2((p if digit else SCALE - p) / SCALE)
-            v = tree.child[v, digit]
-            k += 1
+        if mixing:
+            y, cost = _decide_symbol(mode, y, guess, m, tree, net, coder)
         if mode == DECODE:
-            x[t] = ~v
+            x[t] = y
         # all digits of a symbol are decided before one of them is learned, so that symbols have
         # probabilities
-        y = x[t]
-        for k in range(tree.depth[y] if learning else 0):
-            v = tree.node[y, k]
-            digit = tree.digit[y, k]
-            expected = expected_digit(tree, guess, v, k)
-            if k % GROUP == 0:
-                _claim(m, v)
-            if mixing:
-                _learn_weights(m, v, k, expected, digit)
-            _learn_cells(m, tree.cell[v], expected, digit)
+        if learning:
+            _learn_symbol(mixing, y, guess, m, tree)
         bits[t] = cost
-        if learning and m.place[HERE] >= 0:
-            m.last[m.place[HERE]] = m.place[T]
         m.history[m.place[T]] = y
         m.place[T] += 1
         if len(net.V) > 1:

@@ -181,7 +181,7 @@ def _dot(w, x):
     return min(max(s, -FARTHEST), FARTHEST)
 
 
-@njit(error_model="numpy", fastmath=False, cache=True)
+@njit(error_model="numpy", fastmath=False, cache=True, forceinline=True)
 def _decide(m, child, v, k, expected, net):
     """Return the probability of digit 1 at node v, of 2^30, and keep in row k what is needed to learn from the digit.
 
@@ -212,7 +212,7 @@ def _decide(m, child, v, k, expected, net):
     return p
 
 
-@njit(error_model="numpy", fastmath=False, cache=True)
+@njit(error_model="numpy", fastmath=False, cache=True, forceinline=True)
 def _learn_weights(m, v, k, expected, digit):
     """Move the weights that have decided at node v, as row k tells."""
     rate = _RATE + _MORE_RATE / (1.0 + m.place[T] / _UNTIL)
@@ -228,7 +228,7 @@ def _learn_weights(m, v, k, expected, digit):
         m.final[seen, j] += step * m.s[k, j]
 
 
-@njit(error_model="numpy", fastmath=False, cache=True)
+@njit(error_model="numpy", fastmath=False, cache=True, forceinline=True)
 def _learn_slots(m, v, expected, digit):
     """Count the digit in all contexts."""
     for c in range(CONTEXTS):
@@ -252,7 +252,7 @@ def _learn_slots(m, v, expected, digit):
         m.match_map[state] += _MATCH_RATE * ((expected == digit) - m.match_map[state])
 
 
-@njit(error_model="numpy", fastmath=False, cache=True)
+@njit(error_model="numpy", fastmath=False, cache=True, forceinline=True)
 def _before(m, tree, net):
     """Look at what has been read before the next symbol is predicted; return the guess of the match, or -1."""
     basic_contexts(m, tree.role)
@@ -262,6 +262,37 @@ def _before(m, tree, net):
         walk.predict(net.a, net.w, net.pi)
         masses(tree.child, net)
     return guess
+
+
+@njit(error_model="numpy", fastmath=False, cache=True, forceinline=True)
+def _decide_symbol(mode, y, guess, m, tree, net, coder):
+    """Decide the digits of symbol y one after the other, or decode them; return the symbol and what it costs."""
+    cost = 0.0
+    v = len(tree.child) - 1
+    k = 0
+    while v >= 0:
+        p = _decide(m, tree.child, v, k, expected_digit(tree, guess, v, k), net)
+        digit = decode(coder, p) if mode == DECODE else tree.digit[y, k]
+        if mode == ENCODE:
+            encode(coder, digit, p)
+        cost -= math.log2((p if digit else SCALE - p) / SCALE)
+        v = tree.child[v, digit]
+        k += 1
+    return ~v, cost
+
+
+@njit(error_model="numpy", fastmath=False, cache=True, forceinline=True)
+def _learn_symbol(mixing, y, guess, m, tree):
+    """Learn the digits of symbol y: the slots, and the weights too if these have decided."""
+    for k in range(tree.depth[y]):
+        v = tree.node[y, k]
+        digit = tree.digit[y, k]
+        expected = expected_digit(tree, guess, v, k)
+        if mixing:
+            _learn_weights(m, v, k, expected, digit)
+        _learn_slots(m, v, expected, digit)
+    if m.place[HERE] >= 0:
+        m.last[m.place[HERE]] = m.place[T]
 
 
 @njit(error_model="numpy", fastmath=False, cache=True)
@@ -286,32 +317,17 @@ def run(mode, x, chi, m, tree, net, coder, bits, stop):
     for t in range(len(x)):
         guess = _before(m, tree, net)
         mixing = mode != READ and chi[t]
+        y = x[t]
         cost = 0.0
-        v = len(tree.child) - 1
-        k = 0
-        while v >= 0 and mixing:
-            p = _decide(m, tree.child, v, k, expected_digit(tree, guess, v, k), net)
-            digit = decode(coder, p) if mode == DECODE else tree.digit[x[t], k]
-            if mode == ENCODE:
-                encode(coder, digit, p)
-            cost -= math.log2((p if digit else SCALE - p) / SCALE)
-            v = tree.child[v, digit]
-            k += 1
+        if mixing:
+            y, cost = _decide_symbol(mode, y, guess, m, tree, net, coder)
         if mode == DECODE:
-            x[t] = ~v
+            x[t] = y
         # all digits of a symbol are decided before one of them is learned, so that symbols have
         # probabilities
-        y = x[t]
-        for k in range(tree.depth[y] if learning else 0):
-            v = tree.node[y, k]
-            digit = tree.digit[y, k]
-            expected = expected_digit(tree, guess, v, k)
-            if mixing:
-                _learn_weights(m, v, k, expected, digit)
-            _learn_slots(m, v, expected, digit)
+        if learning:
+            _learn_symbol(mixing, y, guess, m, tree)
         bits[t] = cost
-        if learning and m.place[HERE] >= 0:
-            m.last[m.place[HERE]] = m.place[T]
         m.history[m.place[T]] = y
         m.place[T] += 1
         if len(net.V) > 1:
