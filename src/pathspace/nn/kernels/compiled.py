@@ -162,6 +162,15 @@ def _rows(rows, t, low, high):
 
 
 @njit(error_model="numpy")
+def _order(s, T, reverse):
+    """Return the step that comes as number s, the one before it, and the one after it."""
+    if reverse:
+        t = T - 1 - s
+        return t, t + 1, t - 1
+    return s, s - 1, s + 1
+
+
+@njit(error_model="numpy")
 def _forward(call, b_in, b_rec, out, last, low, high):
     """Write the states h_t of the sequences low to high, and their last ones.
 
@@ -195,8 +204,7 @@ def _forward(call, b_in, b_rec, out, last, low, high):
     _pack(unit, size, w_rec[0], w_rec[2], w_rec[1], H, H, from_rec)
     T = len(rows)
     for s in range(T):
-        t = T - 1 - s if reverse else s
-        before, after = (t + 1, t - 1) if reverse else (t - 1, t + 1)
+        t, before, after = _order(s, T, reverse)
         n = _rows(rows, t, low, high)
         m = min(n, _rows(rows, before, low, high))
         here = out + (first[t] + low) * row
@@ -217,6 +225,52 @@ def _forward(call, b_in, b_rec, out, last, low, high):
         if m < n:  # these end here
             _copy(unit, here + m * row, row, size, n - m, H, last + (low + m) * row, row, size)
     room[0] = 0  # Numba frees an array after its last use
+
+
+@njit(error_model="numpy")
+def _row(matrix, r):
+    """Return the address of row r of a matrix, which is its address and the bytes to the next row; 0 if it has none."""
+    address, stride = matrix
+    return address + r * stride if address else 0
+
+
+@njit(error_model="numpy")
+def _states_gradient(form, job, d, d_after, to_next, given, states, counts):
+    """Write d_t of a step.
+
+    Args:
+        form: The number 1, of the type of all; bytes of a number; H.
+        job: Room for a job with one product.
+        d: d_t, written: address, and from a row to the next, as of the matrices below.
+        d_after: d_{t+1}.
+        to_next: Address of W_rec in panels.
+        given: dL/dh_t by the states themselves and by the last states, each with address 0 for none.
+        states: h_t.
+        counts: How many sequences go on after this step, and how many it has.
+    """
+    unit, size, H = form
+    from_states, from_last = given
+    m, n = counts
+    # d_t = (dL/dh_t + W_rec^T d_{t+1}) [h_t > 0]
+    if m:
+        _begin(job, d[0], d[1], from_states[0], from_states[1])
+        job[6] = states[0]
+        job[7] = states[1]
+        _add(job, d_after[0], d_after[1], size, to_next, _PANELS, H)
+        _do(unit, size, job, m, H)
+    if m < n:  # these end here
+        _begin(job, _row(d, m), d[1], _row(from_states, m), from_states[1])
+        job[4] = _row(from_last, m)
+        job[5] = from_last[1]
+        job[6] = _row(states, m)
+        job[7] = states[1]
+        _do(unit, size, job, n - m, H)
+
+
+@njit(error_model="numpy")
+def _begin_sum(job, total, begun):
+    """Begin a job that adds products to a matrix, or, if the sum has not begun, writes them there."""
+    _begin(job, total[0], total[1], total[0] if begun else 0, total[1])
 
 
 @njit(error_model="numpy")
@@ -256,31 +310,20 @@ def _backward(call, out, g_out, g_last, g_x, g_h0, g_in, g_rec, g_bias, chunk, l
     to_in = np.empty(HEAD + chunk * PRODUCT, np.int64)
     to_rec = np.empty(HEAD + 2 * chunk * PRODUCT, np.int64)
     to_bias = np.empty(HEAD + chunk * PRODUCT, np.int64)
+    form = unit, size, H
     begun = 0
     waiting = 0
     for s in range(T - 1, -1, -1):
-        t = T - 1 - s if reverse else s
-        before, after = (t + 1, t - 1) if reverse else (t - 1, t + 1)
+        t, before, after = _order(s, T, reverse)
         n = _rows(rows, t, low, high)
         m = min(n, _rows(rows, after, low, high))
         begin = (first[t] + low) * row
         seen = g_out + t * g_step + first[t] * g_first + low * g_row if g_out else 0
         here = scratch + s % (chunk + 1) * step
         then = scratch + (s + 1) % (chunk + 1) * step
-        # d_t = (dL/dh_t + W_rec^T d_{t+1}) [h_t > 0]
-        if m:
-            _begin(job, here, pitch, seen, g_row)
-            job[6] = out + begin
-            job[7] = row
-            _add(job, then, pitch, size, to_next, _PANELS, H)
-            _do(unit, size, job, m, H)
-        if m < n:  # these end here
-            _begin(job, here + m * pitch, pitch, seen + m * g_row if seen else 0, g_row)
-            job[4] = g_last + (low + m) * row if g_last else 0
-            job[5] = row
-            job[6] = out + begin + m * row
-            job[7] = row
-            _do(unit, size, job, n - m, H)
+        given = (seen, g_row), (_row((g_last, row), low), row)
+        states = out + begin, row
+        _states_gradient(form, job, (here, pitch), (then, pitch), to_next, given, states, (m, n))
         if g_x:
             _begin(job, g_x + (first[t] + low) * size * D, size * D, 0, 0)
             _add(job, here, pitch, size, to_x, _PANELS, H)
@@ -291,9 +334,9 @@ def _backward(call, out, g_out, g_last, g_x, g_h0, g_in, g_rec, g_bias, chunk, l
             _add(job, here + m * pitch, pitch, size, to_next, _PANELS, H)
             _do(unit, size, job, n - m, H)
         if waiting == 0:
-            _begin(to_in, s_in, pitch, s_in if begun else 0, pitch)
-            _begin(to_rec, g_rec, row, g_rec if begun else 0, row)
-            _begin(to_bias, g_bias, row, g_bias if begun else 0, row)
+            _begin_sum(to_in, (s_in, pitch), begun)
+            _begin_sum(to_rec, (g_rec, row), begun)
+            _begin_sum(to_bias, (g_bias, row), begun)
         inputs = x + t * x_step + first[t] * x_first + low * x_row
         _add(to_in, inputs, x_input, x_row, here, pitch, n)
         if m:
