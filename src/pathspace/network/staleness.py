@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor, nn
@@ -37,8 +38,8 @@ class StalenessCheck:
         model: the model.
         parameters: name -> parameter of the network.
         call: how the model was called, with what is watched.
-        retraced: traces the model again, and returns what is watched then; None if the network is
-            another one.
+        retraced: a method that traces the model again, and returns what is watched then; None if
+            the network is another one.
 
     Attributes:
         call: with what is watched now.
@@ -52,7 +53,8 @@ class StalenessCheck:
         retraced: Callable[[], Call | None],
     ) -> None:
         self._model = model
-        self._retraced = retraced
+        # weak, since the network that has this method holds the check
+        self._retraced = WeakMethod(retraced)
         self._retracing = False
         self._checks = 0
         # part -> retraces in a row, and the last one's check
@@ -247,7 +249,8 @@ class StalenessCheck:
             raise RuntimeError(message)
         self._retracing = True
         try:
-            call = self._retraced()
+            retraced = self._retraced()
+            call = None if retraced is None else retraced()
         except Exception as error:  # the model's own, too, which may be of any kind
             raise RuntimeError(
                 f"{message}. (Whether it makes a difference is not known, as a second trace failed: "

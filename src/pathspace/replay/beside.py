@@ -7,6 +7,7 @@ steps tell how to compute the nodes of the network and the values that its param
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -499,7 +500,7 @@ class _Answers(Choices):
 
     def __init__(self, beside: Beside) -> None:
         super().__init__()
-        self._beside = beside
+        self._beside = weakref.proxy(beside)  # which holds these answers
 
     def answer(self, refusal: UntraceableError) -> bool:
         """Return what the batch answers to the next question."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -256,10 +257,17 @@ def with_hooks(module: nn.Module) -> Callable[..., Any]:
     return inner
 
 
-def observe(shadow: nn.Module, interpreter: Interpreter, outside: set[str]) -> None:
-    """Let the recorder know which module is running, and run those left outside without a trace."""
+@contextmanager
+def observed(shadow: nn.Module, interpreter: Interpreter, outside: set[str]) -> Iterator[None]:
+    """Let the recorder know which module is running, and run those left outside without a trace.
+
+    The copy gets its own forward methods back at the end: those of here hold the module that they
+    are in, which would keep the weights alive until garbage is collected.
+    """
     recorder = interpreter.recorder
-    for name, module in shadow.named_modules():
+    modules = dict(shadow.named_modules())
+    own = {name: module.__dict__.get("forward") for name, module in modules.items()}
+    for name, module in modules.items():
         forward = with_hooks(module) if name in outside else module.forward
 
         def run(
@@ -277,3 +285,10 @@ def observe(shadow: nn.Module, interpreter: Interpreter, outside: set[str]) -> N
                 recorder.module_path.pop()
 
         module.forward = run
+    try:
+        yield
+    finally:
+        for name, module in modules.items():
+            module.__dict__.pop("forward", None)
+            if own[name] is not None:
+                module.__dict__["forward"] = own[name]

@@ -53,7 +53,7 @@ from pathspace.network.trace.shadow import (
     hooks_of,
     known_hooks,
     may_change_results,
-    observe,
+    observed,
     put_into_form_,
     shadow_of,
 )
@@ -492,21 +492,21 @@ class _Plan:
         args, kwargs = arguments_for(
             recorder, self.example_input, batch_dim, examples.count, self.states
         )
-        observe(shadow, interpreter, self.outside)
         interpreter.begin(args, kwargs)
-        with uncompiled(), torch.no_grad(), interpreter:
-            before = dict(shadow.named_parameters())
-            kept = kept_by(shadow)
-            attributes = watched(self.model, self.outside)
-            held = present(shadow, attributes)
-            result = _run(recorder, shadow, args, kwargs)
-            _check_own(recorder, before, shadow)
-            picked = result if self.output is None else self.output(result)
-            interpreter.end(picked)
-        outputs, places, slots, cuts = outputs_of(recorder, picked, result, shadow, kept)
+        with observed(shadow, interpreter, self.outside):
+            with uncompiled(), torch.no_grad(), interpreter:
+                before = dict(shadow.named_parameters())
+                kept = kept_by(shadow)
+                attributes = watched(self.model, self.outside)
+                held = present(shadow, attributes)
+                result = _run(recorder, shadow, args, kwargs)
+                _check_own(recorder, before, shadow)
+                picked = result if self.output is None else self.output(result)
+                interpreter.end(picked)
+            outputs, places, slots, cuts = outputs_of(recorder, picked, result, shadow, kept)
+            as_before = unchanged(held, present(shadow, attributes))
         outside = self._names_outside(parameters)
         unused = tuple(_not_read(recorder, before, outside))
-        as_before = unchanged(held, present(shadow, attributes))
         attributes = {place: value for place, value in attributes.items() if place in as_before}
         call = self._call(batch_dim, recorder.constants, unused, attributes)
         returned = Returned(self.output, places)
