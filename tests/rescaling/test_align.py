@@ -341,6 +341,15 @@ WHOLE = {
 }
 
 
+def test_an_alignment_prints_how_much_was_moved():
+    alignment = ps.rescaling.Alignment(
+        torch.tensor([1, 0, 2]), torch.tensor([0.5, 1.0, 4.0]).double(), 0, (3,)
+    )
+    assert str(alignment) == (
+        "Alignment(2 of 3 unit classes moved, factors 0.5 to 4, 0 held, 3 units of 1 group may stand in any order)"
+    )
+
+
 @pytest.mark.parametrize("name", WHOLE)
 @pytest.mark.sample(2)
 def test_units_without_a_scale_are_put_in_order_too(name):

@@ -55,9 +55,9 @@ SWEEPS = 50
 """How often groups take turns at most."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Alignment:
-    """The result of :func:`align_`.
+    """The result of :func:`align_`; printed, it says how much was moved.
 
     Attributes:
         order: the unit class that each class was before, int64 ``[num_classes]``.
@@ -71,6 +71,18 @@ class Alignment:
     factors: Tensor
     held: int
     groups: tuple[int, ...] = ()
+
+    def __repr__(self) -> str:
+        count = len(self.order)
+        moved = int((self.order.cpu() != torch.arange(count)).sum())
+        parts = [f"{moved} of {count} unit classes moved"]
+        if count:
+            parts.append(f"factors {self.factors.min():.3g} to {self.factors.max():.3g}")
+        parts.append(f"{self.held} held")
+        if self.groups:
+            groups = f"{len(self.groups)} group{'s' * (len(self.groups) != 1)}"
+            parts.append(f"{sum(self.groups)} units of {groups} may stand in any order")
+        return f"Alignment({', '.join(parts)})"
 
 
 @tables_on_the_cpu()
