@@ -195,6 +195,13 @@ def test_what_was_compressed_before_still_comes_back():
     assert np.isfinite(contexts.bits_)
 
 
+def test_a_file_is_compressed_to_the_bytes_of_earlier_builds():
+    kept = Path(__file__).parent / "fixtures"
+    packed = (kept / "alone-v4.psq").read_bytes()
+    assert decompress(None, packed) == LOG * 6 + RARE
+    assert compress(None, LOG * 6 + RARE) == packed
+
+
 @pytest.mark.slow
 def test_what_was_compressed_with_nine_contexts_still_comes_back(tmp_path):
     kept = Path(__file__).parent / "fixtures"

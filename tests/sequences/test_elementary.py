@@ -5,11 +5,12 @@ import pytest
 from numba import njit
 
 from pathspace.sequences.kernels.elementary import (
-    add_row,
-    dot,
+    add_row_of,
+    dot_of,
     exponential,
     hyperbolic_tangent,
     logistic,
+    prefetch,
     squash,
 )
 
@@ -60,18 +61,19 @@ def test_squash_of_both_kinds():
     assert a == pytest.approx([1, 1 / (1 + np.exp(-0.5)), 1 / (1 + np.exp(2))], rel=1e-15)
 
 
-@njit(error_model="numpy")
-def products(a, b):
-    return dot(a, 1, b, 2)
-
-
-@njit(error_model="numpy")
-def added(a, b):
-    add_row(a, 1, b, 2, 0.3)
-
-
 @pytest.mark.parametrize("columns", [4, 8, 28])
 def test_rows_are_multiplied_and_added_in_the_order_that_is_said(columns):
+    dot = dot_of(columns)
+    add_row = add_row_of(columns)
+
+    @njit(error_model="numpy")
+    def products(a, b):
+        return dot(a, 1, b, 2)
+
+    @njit(error_model="numpy")
+    def added(a, b):
+        add_row(a, 1, b, 2, 0.3)
+
     rng = np.random.default_rng(columns)
     a, b = rng.normal(size=(3, columns)), rng.normal(size=(4, columns))
     lanes = [0.0] * 4
@@ -82,6 +84,18 @@ def test_rows_are_multiplied_and_added_in_the_order_that_is_said(columns):
     expected[1] += 0.3 * b[2]
     added(a, b)
     np.testing.assert_array_equal(a, expected)
+
+
+def test_memory_that_is_asked_for_early_stays_as_it_is():
+    @njit(error_model="numpy")
+    def asked(numbers):
+        for k in range(len(numbers)):
+            prefetch(numbers, k)
+
+    numbers = np.arange(99, dtype=np.uint32)
+    asked(numbers)
+    assert "llvm.prefetch" in next(iter(asked.inspect_llvm().values()))
+    np.testing.assert_array_equal(numbers, np.arange(99))
 
 
 def test_the_logistic_function_is_that_of_long_numbers():

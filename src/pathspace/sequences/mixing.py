@@ -190,7 +190,7 @@ class Reading(Place):
     def _run(
         self, mode: int, x: IntArray, chi: NDArray[np.bool_], code: Coder, stop: int = NOWHERE
     ) -> tuple[int, Array]:
-        """Read a block of symbols and return how many were read, and the bits of each, 0 if it is not predicted."""
+        """Read a block of symbols and return how many were read, and, with SCORE, the bits of the predicted ones."""
         bits = np.zeros(len(x))
         # what a file claims to be its length takes memory when it has been decoded, not before
         self._make_room(len(x))

@@ -1,4 +1,4 @@
-"""Exponential, hyperbolic tangent and squash that the compiler can turn into vector instructions.
+"""Exponential, hyperbolic tangent and squash that the compiler can turn into vector instructions; rows of matrices.
 
 The library calls behind ``np.exp`` and ``np.tanh`` stop vectorisation. These are branch-free: reduction to
 |r| <= log(2)/2, a polynomial for exp(r) - 1, and the power of two put together from its bits. Relative error
@@ -109,12 +109,11 @@ _LANES = 4
 _Vector = ir.VectorType(ir.DoubleType(), _LANES)
 
 
-def _row(context, builder, kind, array, row):
-    """Return a pointer to a row of a matrix as vectors, and the number of these."""
+def _row(context, builder, kind, array, row, columns):
+    """Return a pointer to a row of a matrix as vectors."""
     matrix = context.make_array(kind)(context, builder, array)
-    columns = builder.extract_value(matrix.shape, 1)
-    first = builder.gep(matrix.data, [builder.mul(row, columns)])
-    return builder.bitcast(first, _Vector.as_pointer()), builder.sdiv(columns, columns.type(_LANES))
+    first = builder.gep(matrix.data, [builder.mul(row, row.type(columns))])
+    return builder.bitcast(first, _Vector.as_pointer())
 
 
 def _vector(builder, row, at):
@@ -123,45 +122,78 @@ def _vector(builder, row, at):
     return pointer, builder.load(pointer, align=8)
 
 
-@intrinsic
-def dot(typingctx, a, i, b, j):  # noqa: ARG001
-    """Return the sum of products of row i of the matrix a and row j of b, whose columns are a multiple of 4.
+def dot_of(columns):
+    """Make the product of rows of matrices with so many columns, a multiple of 4.
 
-    Each fourth product is added up by itself, on all processors: so the result does not depend on
-    what they can do.
+    The compiler knows the number, and writes the loop out.
     """
 
-    def codegen(context, builder, signature, arguments):
-        kinds = signature.args
-        left, count = _row(context, builder, kinds[0], arguments[0], arguments[1])
-        right, _ = _row(context, builder, kinds[2], arguments[2], arguments[3])
-        total = cgutils.alloca_once_value(builder, ir.Constant(_Vector, [0.0] * _LANES))
-        with cgutils.for_range(builder, count) as loop:
-            _, x = _vector(builder, left, loop.index)
-            _, y = _vector(builder, right, loop.index)
-            builder.store(builder.fadd(builder.load(total), builder.fmul(x, y)), total)
-        sums = builder.load(total)
-        lanes = [builder.extract_element(sums, ir.IntType(32)(lane)) for lane in range(_LANES)]
-        return builder.fadd(builder.fadd(lanes[0], lanes[1]), builder.fadd(lanes[2], lanes[3]))
+    @intrinsic
+    def dot(typingctx, a, i, b, j):  # noqa: ARG001
+        """Return the sum of products of row i of the matrix a and row j of b.
 
-    return types.float64(a, types.int64, b, types.int64), codegen
+        Each fourth product is added up by itself, on all processors: so the result does not depend
+        on what they can do.
+        """
+
+        def codegen(context, builder, signature, arguments):
+            kinds = signature.args
+            left = _row(context, builder, kinds[0], arguments[0], arguments[1], columns)
+            right = _row(context, builder, kinds[2], arguments[2], arguments[3], columns)
+            total = cgutils.alloca_once_value(builder, ir.Constant(_Vector, [0.0] * _LANES))
+            count = ir.Constant(ir.IntType(64), columns // _LANES)
+            with cgutils.for_range(builder, count) as loop:
+                _, x = _vector(builder, left, loop.index)
+                _, y = _vector(builder, right, loop.index)
+                builder.store(builder.fadd(builder.load(total), builder.fmul(x, y)), total)
+            sums = builder.load(total)
+            lanes = [builder.extract_element(sums, ir.IntType(32)(lane)) for lane in range(_LANES)]
+            return builder.fadd(builder.fadd(lanes[0], lanes[1]), builder.fadd(lanes[2], lanes[3]))
+
+        return types.float64(a, types.int64, b, types.int64), codegen
+
+    return dot
+
+
+def add_row_of(columns):
+    """Make the sum of a row and a multiple of another, of matrices with so many columns, a multiple of 4."""
+
+    @intrinsic
+    def add_row(typingctx, a, i, b, j, factor):  # noqa: ARG001
+        """Add row j of the matrix b times a factor to row i of a."""
+
+        def codegen(context, builder, signature, arguments):
+            kinds = signature.args
+            target = _row(context, builder, kinds[0], arguments[0], arguments[1], columns)
+            source = _row(context, builder, kinds[2], arguments[2], arguments[3], columns)
+            factors = ir.Constant(_Vector, ir.Undefined)
+            for lane in range(_LANES):
+                factors = builder.insert_element(factors, arguments[4], ir.IntType(32)(lane))
+            count = ir.Constant(ir.IntType(64), columns // _LANES)
+            with cgutils.for_range(builder, count) as loop:
+                place, w = _vector(builder, target, loop.index)
+                _, x = _vector(builder, source, loop.index)
+                builder.store(builder.fadd(w, builder.fmul(factors, x)), place, align=8)
+            return context.get_dummy_value()
+
+        return types.void(a, types.int64, b, types.int64, types.float64), codegen
+
+    return add_row
 
 
 @intrinsic
-def add_row(typingctx, a, i, b, j, factor):  # noqa: ARG001
-    """Add row j of the matrix b times a factor to row i of a; their columns are a multiple of 4."""
+def prefetch(typingctx, a, i):  # noqa: ARG001
+    """Ask the memory for number i of an array without waiting for it."""
 
     def codegen(context, builder, signature, arguments):
-        kinds = signature.args
-        target, count = _row(context, builder, kinds[0], arguments[0], arguments[1])
-        source, _ = _row(context, builder, kinds[2], arguments[2], arguments[3])
-        factors = ir.Constant(_Vector, ir.Undefined)
-        for lane in range(_LANES):
-            factors = builder.insert_element(factors, arguments[4], ir.IntType(32)(lane))
-        with cgutils.for_range(builder, count) as loop:
-            place, w = _vector(builder, target, loop.index)
-            _, x = _vector(builder, source, loop.index)
-            builder.store(builder.fadd(w, builder.fmul(factors, x)), place, align=8)
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        byte = ir.IntType(8).as_pointer()
+        place = builder.bitcast(builder.gep(array.data, [arguments[1]]), byte)
+        integer = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, integer, integer, integer])
+        hint = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+        # to be read, kept in all caches, as data
+        builder.call(hint, [place, integer(0), integer(3), integer(1)])
         return context.get_dummy_value()
 
-    return types.void(a, types.int64, b, types.int64, types.float64), codegen
+    return types.void(a, types.int64), codegen

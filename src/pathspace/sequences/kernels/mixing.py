@@ -46,6 +46,7 @@ from pathspace.sequences.kernels.coding import (
     LEAST,
     READ,
     SCALE,
+    SCORE,
     decode,
     encode,
     masses,
@@ -68,7 +69,7 @@ from pathspace.sequences.kernels.contexts import (
     match,
     state_of_match,
 )
-from pathspace.sequences.kernels.elementary import add_row, dot, logistic
+from pathspace.sequences.kernels.elementary import add_row_of, dot_of, logistic, prefetch
 from pathspace.sequences.kernels.machine_code import njit
 
 Array = NDArray[np.float64]
@@ -104,6 +105,8 @@ _BIAS = 0.3
 _CELLS = 4096
 
 _STRETCH = np.log((np.arange(_CELLS) + 0.5) / (_CELLS - 0.5 - np.arange(_CELLS)))
+_dot = dot_of(INPUTS)
+_add_row = add_row_of(INPUTS)
 _SHARE = (65536 / (np.arange(_LIMIT + 1) + 1.5)).astype(np.int64)
 
 WEIGHTS = ("by_match", "by_node", "by_seen", "by_last", "final", "corrections")
@@ -184,9 +187,27 @@ def _check(key):
 
 
 @njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
+def _first_place(cells, key):
+    """Return the first of the four places that the line of a key may take."""
+    return ((key >> 8) & (len(cells) // LINE - 1)) * LINE
+
+
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
+def _line_of(cells, key):
+    """Return where the line of a key begins, -1 if there is none."""
+    begin = _first_place(cells, key)
+    check = _check(key)
+    for j in range(4):
+        line = begin ^ (j * LINE)
+        if np.int64(cells[line]) == check:
+            return line
+    return -1
+
+
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
 def _find(cells, key):
     """Return where the line of a key begins, or, if there is none, the place of four that it should take."""
-    begin = ((key >> 8) & (len(cells) // LINE - 1)) * LINE
+    begin = _first_place(cells, key)
     check = _check(key)
     free = begin
     fewest = 1 << 20
@@ -206,10 +227,13 @@ def _find(cells, key):
 @njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False, forceinline=True)
 def _look_up(m, root):
     """Write where the lines of all contexts for three decisions from node root on begin, -1 for those that are new."""
+    # memory answers late, but many questions at once: all places are asked for before one is read
     for c in range(CONTEXTS):
         key = combine(m.keys[c], root + 1)
-        line = _find(m.cells, key)
-        m.lines[c] = line if m.cells[line] == _check(key) else -1
+        prefetch(m.cells, _first_place(m.cells, key))  # pyright: ignore[reportCallIssue]
+        m.lines[c] = key
+    for c in range(CONTEXTS):
+        m.lines[c] = _line_of(m.cells, m.lines[c])
 
 
 @njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False, forceinline=True)
@@ -227,13 +251,19 @@ def _claim(m, root):
 
 @njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
 def _mixer(weights, row, x, k):
-    s = dot(weights, row, x, k)  # pyright: ignore[reportCallIssue]
+    s = _dot(weights, row, x, k)  # pyright: ignore[reportCallIssue]
     return min(max(s, -FARTHEST), FARTHEST)
 
 
 @njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False)
 def _learn_mixer(weights, row, x, k, step):
-    add_row(weights, row, x, k, step)  # pyright: ignore[reportCallIssue]
+    _add_row(weights, row, x, k, step)  # pyright: ignore[reportCallIssue]
+
+
+@njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False, forceinline=True)
+def _rate(m):
+    """Return how far the weights move at this place of the text."""
+    return _RATE + _MORE_RATE / (1.0 + m.place[T] / _UNTIL)
 
 
 @njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False, forceinline=True)
@@ -274,10 +304,10 @@ def _inputs(m, cell, k, expected):
 
 
 @njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False, forceinline=True)
-def _decide(m, tree, v, k, expected, net):
+def _decide(m, tree, v, k, expected, last, net):
     """Return the probability of digit 1 at node v, of 2^30, and keep in row k what is needed to learn from the digit.
 
-    The digit that the match lets expect may be -1, for none.
+    The digit that the match lets expect may be -1, for none; ``last`` is the row of the last symbol's weights.
     """
     seen = _inputs(m, tree.cell[v], k, expected)
     m.x[k, 2 * CONTEXTS + 1] = network_log_odds(tree.child, v, net) if len(net.V) > 1 else 0.0
@@ -286,7 +316,7 @@ def _decide(m, tree, v, k, expected, net):
     s[k, 0] = _mixer(m.by_match, 0 if expected < 0 else m.place[STATE], m.x, k)
     s[k, 1] = _mixer(m.by_node, v, m.x, k)
     s[k, 2] = _mixer(m.by_seen, seen, m.x, k)
-    s[k, 3] = _mixer(m.by_last, _row_of_last(m), m.x, k)
+    s[k, 3] = _mixer(m.by_last, last, m.x, k)
     f = 0.0
     for j in range(MIXERS):
         f += m.final[seen, j] * s[k, j]
@@ -302,15 +332,14 @@ def _decide(m, tree, v, k, expected, net):
 
 
 @njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False, forceinline=True)
-def _learn_weights(m, v, k, expected, digit):
+def _learn_weights(m, v, k, expected, last, digit, rate):
     """Move the weights that have decided at node v, as row k tells."""
-    rate = _RATE + _MORE_RATE / (1.0 + m.place[T] / _UNTIL)
     seen = m.seen[k]
     state = 0 if expected < 0 else m.place[STATE]
     _learn_mixer(m.by_match, state, m.x, k, rate * (digit - logistic(m.s[k, 0])))
     _learn_mixer(m.by_node, v, m.x, k, rate * (digit - logistic(m.s[k, 1])))
     _learn_mixer(m.by_seen, seen, m.x, k, rate * (digit - logistic(m.s[k, 2])))
-    _learn_mixer(m.by_last, _row_of_last(m), m.x, k, rate * (digit - logistic(m.s[k, 3])))
+    _learn_mixer(m.by_last, last, m.x, k, rate * (digit - logistic(m.s[k, 3])))
     move = 0.2 * rate * (digit - m.p[k])
     for j in range(MIXERS):
         m.final[seen, j] += move * m.s[k, j]
@@ -359,18 +388,24 @@ def _before(m, tree, net):
 
 @njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False, forceinline=True)
 def _decide_symbol(mode, y, guess, m, tree, net, coder):
-    """Decide the digits of symbol y one after the other, or decode them; return the symbol and what it costs."""
+    """Decide the digits of symbol y one after the other, or decode them; return the symbol and its bits.
+
+    The bits are 0 unless the mode is SCORE.
+    """
+    last = _row_of_last(m)
     cost = 0.0
     v = len(tree.child) - 1
     k = 0
     while v >= 0:
         if k % GROUP == 0:
             _look_up(m, v)
-        p = _decide(m, tree, v, k, expected_digit(tree, guess, v, k), net)
+        expected = expected_digit(tree, guess, v, k)
+        p = _decide(m, tree, v, k, expected, last, net)
         digit = decode(coder, p) if mode == DECODE else tree.digit[y, k]
         if mode == ENCODE:
             encode(coder, digit, p)
-        cost -= math.log2((p if digit else SCALE - p) / SCALE)
+        if mode == SCORE:
+            cost -= math.log2((p if digit else SCALE - p) / SCALE)
         v = tree.child[v, digit]
         k += 1
     return ~v, cost
@@ -379,6 +414,8 @@ def _decide_symbol(mode, y, guess, m, tree, net, coder):
 @njit(error_model="numpy", fastmath=False, cache=True, owns_arrays=False, forceinline=True)
 def _learn_symbol(mixing, y, guess, m, tree):
     """Learn the digits of symbol y: the cells, and the weights too if these have decided."""
+    last = _row_of_last(m)
+    rate = _rate(m)
     for k in range(tree.depth[y]):
         v = tree.node[y, k]
         digit = tree.digit[y, k]
@@ -386,7 +423,7 @@ def _learn_symbol(mixing, y, guess, m, tree):
         if k % GROUP == 0:
             _claim(m, v)
         if mixing:
-            _learn_weights(m, v, k, expected, digit)
+            _learn_weights(m, v, k, expected, last, digit, rate)
         _learn_cells(m, tree.cell[v], expected, digit)
     if m.place[HERE] >= 0:
         m.last[m.place[HERE]] = m.place[T]
@@ -406,7 +443,8 @@ def run(mode, x, chi, m, tree, net, coder, bits, stop):
         tree: the decisions.
         net: the network, changed.
         coder: the coder, changed by ENCODE and DECODE; its content has room for 8 bytes a decision.
-        bits: (T,) what each symbol costs, written, 0 where it is not predicted.
+        bits: (T,) with SCORE what each symbol costs, written; 0 where it is not predicted, and with
+            other modes.
         stop: the symbol after which no more are read, or NOWHERE.
     """
     learning = mode < FROZEN
@@ -438,6 +476,7 @@ def run(mode, x, chi, m, tree, net, coder, bits, stop):
 def distribution(m, tree, net, mass, p):
     """Write the probabilities p (A,) of the next symbol; mass (A-1,) and the place of the memory change too."""
     guess = _before(m, tree, net)
+    last = _row_of_last(m)
     p[0] = 1.0  # of the only symbol, if there is no decision
     for v in range(len(tree.child) - 1, -1, -1):
         if v == len(tree.child) - 1:
@@ -448,7 +487,7 @@ def distribution(m, tree, net, mass, p):
                 if tree.node[guess, k] == v:
                     expected = tree.digit[guess, k]
         _look_up(m, tree.root[v])
-        one = _decide(m, tree, v, 0, expected, net) / SCALE
+        one = _decide(m, tree, v, 0, expected, last, net) / SCALE
         for digit in range(2):
             behind = tree.child[v, digit]
             q = mass[v] * (one if digit else 1.0 - one)

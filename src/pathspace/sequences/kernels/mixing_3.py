@@ -44,6 +44,7 @@ from pathspace.sequences.kernels.coding import (
     LEAST,
     READ,
     SCALE,
+    SCORE,
     decode,
     encode,
     masses,
@@ -266,7 +267,10 @@ def _before(m, tree, net):
 
 @njit(error_model="numpy", fastmath=False, cache=True, forceinline=True)
 def _decide_symbol(mode, y, guess, m, tree, net, coder):
-    """Decide the digits of symbol y one after the other, or decode them; return the symbol and what it costs."""
+    """Decide the digits of symbol y one after the other, or decode them; return the symbol and its bits.
+
+    The bits are 0 unless the mode is SCORE.
+    """
     cost = 0.0
     v = len(tree.child) - 1
     k = 0
@@ -275,7 +279,8 @@ def _decide_symbol(mode, y, guess, m, tree, net, coder):
         digit = decode(coder, p) if mode == DECODE else tree.digit[y, k]
         if mode == ENCODE:
             encode(coder, digit, p)
-        cost -= math.log2((p if digit else SCALE - p) / SCALE)
+        if mode == SCORE:
+            cost -= math.log2((p if digit else SCALE - p) / SCALE)
         v = tree.child[v, digit]
         k += 1
     return ~v, cost
@@ -309,7 +314,8 @@ def run(mode, x, chi, m, tree, net, coder, bits, stop):
         tree: the decisions.
         net: the network, changed.
         coder: the coder, changed by ENCODE and DECODE; its content has room for 8 bytes a decision.
-        bits: (T,) what each symbol costs, written, 0 where it is not predicted.
+        bits: (T,) with SCORE what each symbol costs, written; 0 where it is not predicted, and with
+            other modes.
         stop: the symbol after which no more are read, or NOWHERE.
     """
     learning = mode < FROZEN
