@@ -14,7 +14,7 @@ import torch
 
 import pathspace
 from command_line import call
-from experiments.conftest import write_sections
+from experiments.conftest import TINY, write_sections
 from pathspace.experiments import execution, folders, methods
 from pathspace.experiments.compare import Comparison, compare
 from pathspace.experiments.errors import ConfigurationError
@@ -25,18 +25,13 @@ from pathspace.experiments.studies import cost, run_study
 from pathspace.experiments.tasks import build_task
 
 SETTINGS: dict[str, Any] = {
-    "task": "adding",
-    "task_options": {"length": 6, "train_size": 64, "validation_size": 32, "test_size": 32},
-    "model_options": {"hidden": 6},
+    **TINY,
     "starts": ["default"],
     "methods": ["sgd", "path-sgd"],
     "learning_rates": [0.01],
     "seeds": 1,
     "epochs": 1,
-    "batch_size": 16,
 }
-
-
 TIMED = """
 title = "One that is timed"
 [settings]
@@ -63,18 +58,22 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     return compare(settings_from(("a test", SETTINGS)), Runs(tmp_path_factory.mktemp("runs")))
 
 
+def costs_of(comparison: Comparison, folder: Path) -> list[dict[str, Any]]:
+    """The costs that the study writes to a folder."""
+    write_sections(run_study("cost", {"rounds": 3, "steps": 2}, comparison, None), folder)
+    return json.loads((folder / "cost.json").read_text())["costs"]
+
+
 def test_the_study_writes_what_it_prints(comparison: Comparison, tmp_path: Path) -> None:
-    write_sections(run_study("cost", {"rounds": 3, "steps": 2}, comparison, None), tmp_path)
-    costs = json.loads((tmp_path / "cost.json").read_text())["costs"]
+    costs = costs_of(comparison, tmp_path)
     assert [cost["method"] for cost in costs] == ["sgd", "path-sgd"]
     assert (costs[0]["ratio"], costs[0]["lower"], costs[0]["upper"]) == (1.0, 1.0, 1.0)
-    assert all(
-        cost["seconds"] > 0 and cost["lower"] <= cost["ratio"] <= cost["upper"] for cost in costs
-    )
+    for one in costs:
+        assert one["seconds"] > 0
+        assert one["lower"] <= one["ratio"] <= one["upper"]
     with (tmp_path / "cost.csv").open(newline="") as file:
-        assert [float(row["ratio"]) for row in csv.DictReader(file)] == [
-            cost["ratio"] for cost in costs
-        ]
+        written = [float(row["ratio"]) for row in csv.DictReader(file)]
+    assert written == [cost["ratio"] for cost in costs]
 
 
 def test_a_slow_method_is_seen(
@@ -96,8 +95,7 @@ def test_a_slow_method_is_seen(
         return optimizer
 
     monkeypatch.setitem(methods.METHODS, "path-sgd", replace(plain, build=slow))
-    write_sections(run_study("cost", {"rounds": 3, "steps": 2}, comparison, None), tmp_path)
-    slowed = json.loads((tmp_path / "cost.json").read_text())["costs"][1]
+    slowed = costs_of(comparison, tmp_path)[1]
     assert slowed["ratio"] > 2
     # 4 steps an epoch, each of at least the pause
     assert slowed["seconds"] > 4 * 0.02

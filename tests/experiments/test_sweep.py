@@ -162,6 +162,15 @@ def test_a_sweep_writes_its_page_and_all_numbers(
     assert printed.stderr == ""
 
 
+def trials(folder: Path) -> Any:
+    return json.loads((folder / "results.json").read_text())["trials"]
+
+
+def written(folder: Path) -> dict[Path, int]:
+    """When each result of a run was written."""
+    return {path: path.stat().st_mtime_ns for path in folder.glob(f"runs/*/{RESULT}")}
+
+
 def swept(
     settings: Settings, plan: Plan, folder: Path, monitor: Any = None, runner: Runner | None = None
 ) -> Sweep:
@@ -188,10 +197,7 @@ def test_a_failed_run_has_its_reason_and_stops_nothing(tiny_settings: Make, tmp_
     # More sequences than there are, no units, and a rate at which the loss overflows.
     plan = plan_from(settings, ["batch_size=16,1000", "model_options.hidden=6,0"])
     found = swept(settings, plan, tmp_path)
-    names = ("learning_rate", "batch_size", "model_options.hidden")
-    reasons = {
-        tuple(point.point[name] for name in names): point.runs[0].reason for point in found.points
-    }
+    reasons = {tuple(point.point.values()): point.runs[0].reason for point in found.points}
     assert len(reasons) == 8
     assert reasons[0.01, 16, 6] == ""
     assert "The batch size 1000 exceeds the 64 training sequences" in reasons[0.01, 1000, 6]
@@ -200,9 +206,7 @@ def test_a_failed_run_has_its_reason_and_stops_nothing(tiny_settings: Make, tmp_
     assert not found.all_failed
     table = failures_table(found)
     assert table is not None
-    assert [row.cells[-1] for row in table.rows] == [
-        reason for reason in reasons.values() if reason
-    ]
+    assert [row.cells[-1] for row in table.rows] == list(filter(None, reasons.values()))
     assert best_table(found).rows[0].cells[2] == "0.01*"
     again = swept(settings, plan, tmp_path)
     assert numbers(again) == numbers(found)
@@ -406,23 +410,16 @@ def killed_after(results: int, command: list[str]) -> None:
 def test_a_killed_sweep_goes_on_and_does_no_run_again(tmp_path: Path) -> None:
     command = [*TINY, "--learning-rates", "0.01,0.1", "--output", str(tmp_path / "killed")]
     assert in_child(killed_after, 3, command) == -signal.SIGKILL
-    before = {
-        path: path.stat().st_mtime_ns for path in (tmp_path / "killed").glob(f"runs/*/{RESULT}")
-    }
+    before = written(tmp_path / "killed")
     assert len(before) == 3
     resumed = call("sweep", "--resume", "--workers", "1", "--output", str(tmp_path / "killed"))
     assert resumed.exit_code == 0, resumed.output
-    assert {path: path.stat().st_mtime_ns for path in before} == before
-    whole = call(*command[:-1], str(tmp_path / "whole"))
-    assert whole.exit_code == 0
-    trials = [
-        json.loads((tmp_path / n / "results.json").read_text())["trials"]
-        for n in ("killed", "whole")
-    ]
-    assert trials[0] == trials[1]
-    same = call(*command)
-    assert "was finished already" in same.stderr
-    assert {path: path.stat().st_mtime_ns for path in before} == before
+    done = written(tmp_path / "killed")
+    assert before.items() <= done.items()
+    assert call(*command[:-1], str(tmp_path / "whole")).exit_code == 0
+    assert trials(tmp_path / "killed") == trials(tmp_path / "whole")
+    assert "was finished already" in call(*command).stderr
+    assert written(tmp_path / "killed") == done
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -472,7 +469,7 @@ def test_a_journal_that_finds_no_room_is_named(
 def test_a_damaged_journal_is_named_and_can_be_done_without(line: str, tmp_path: Path) -> None:
     command = [*TINY, "--learning-rates", "0.01", "--output", str(tmp_path)]
     assert call(*command).exit_code == 0
-    trials = json.loads((tmp_path / "results.json").read_text())["trials"]
+    found = trials(tmp_path)
     (tmp_path / "report.html").unlink()
     journal = tmp_path / "sweep.journal"
     first, *rest = journal.read_text().splitlines()
@@ -481,10 +478,10 @@ def test_a_damaged_journal_is_named_and_can_be_done_without(line: str, tmp_path:
     assert refused.exit_code == 2, refused.output
     assert f"The journal {str(journal)!r} cannot be read" in refused.stderr
     journal.unlink()
-    done = {path: path.stat().st_mtime_ns for path in tmp_path.glob(f"runs/*/{RESULT}")}
+    done = written(tmp_path)
     assert call(*command).exit_code == 0
-    assert json.loads((tmp_path / "results.json").read_text())["trials"] == trials
-    assert {path: path.stat().st_mtime_ns for path in done} == done
+    assert trials(tmp_path) == found
+    assert written(tmp_path) == done
 
 
 def test_a_journal_of_another_version_is_refused(tiny_settings: Make, tmp_path: Path) -> None:
@@ -562,7 +559,4 @@ def test_ray_does_a_sweep_though_a_worker_is_killed_and_leaves_nothing_running(
     assert with_mark(mark) == {}
     alone = call(*arguments, "--output", str(tmp_path / "here"))
     assert alone.exit_code == 0, alone.output
-    trials = [
-        json.loads((tmp_path / n / "results.json").read_text())["trials"] for n in ("ray", "here")
-    ]
-    assert trials[0] == trials[1]
+    assert trials(tmp_path / "ray") == trials(tmp_path / "here")

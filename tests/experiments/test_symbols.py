@@ -147,15 +147,10 @@ def test_draws_are_tables_of_other_texts_and_starts() -> None:
         seeds = {"data_seed": 21 + cell.draw, "seed": 1000 + 1000 * cell.draw}
         alone = compute(replace(cell, draw=0), tiny(**seeds))
         drawn = compute(cell, protocol)
-        assert (drawn.test, drawn.validation, drawn.sample) == (
-            alone.test,
-            alone.validation,
-            alone.sample,
-        )
-    assert (
-        compute(Cell("CTW", "anbn", 2, 1), protocol).test
-        != compute(Cell("CTW", "anbn", 2), protocol).test
-    )
+        same = replace(alone, cell=cell, seconds=drawn.seconds, curve=drawn.curve)
+        assert drawn == same
+    first, second = (compute(Cell("CTW", "anbn", 2, draw), protocol) for draw in (0, 1))
+    assert first.test != second.test
 
 
 def test_rows_are_compared_over_draws(tmp_path: Path) -> None:
@@ -176,40 +171,24 @@ def test_rows_are_compared_over_draws(tmp_path: Path) -> None:
         for size in ((3, 4) if row == "CTW" else (3,))
         for draw in range(3)
     ]
-    found = {(pair.first, pair.second): pair for pair in pairs_of(protocol, scores)}
-    assert found.keys() == {
-        ("PCNN, QDH+RBP", other) for other in ("CTW", "CNN, QDH+RBP", "PCNN, DH+FB")
-    }
-    trees = found["PCNN, QDH+RBP", "CTW"]  # three times the same difference
-    assert (trees.difference.mean, trees.difference.half, trees.fewer, trees.verdict) == (
-        -30,
-        0,
-        3,
-        "fewer",
-    )
-    own = found["PCNN, QDH+RBP", "PCNN, DH+FB"]  # 9, 18, 27
-    assert own.difference.mean == pytest.approx(18)
-    # Student, two degrees of freedom
-    assert own.difference.half == pytest.approx(4.302653 * 9 / 3**0.5)
-    assert (own.fewer, own.verdict) == (0, "not decided")
-    assert found["PCNN, QDH+RBP", "CNN, QDH+RBP"].fewer == 2
-
     found = sections(protocol, scores, tmp_path)
     table, pairs = (section.table for section in found if section.printed)
     assert table.rows[0].cells == ("baseline", "CTW", "50.0 ± 10.0", "3", "6")
     assert any(note.startswith("Mean ± standard deviation of 3 draws") for note in table.notes)
-    assert pairs.rows[2].cells == (
-        "PCNN, QDH+RBP against CTW",
-        "music",
-        "-30.0 ± 0.0",
-        "3 of 3",
-        "fewer",
-    )
+    # three times the same difference
+    first = ("PCNN, QDH+RBP against CTW", "music", "-30.0 ± 0.0", "3 of 3", "fewer")
+    assert pairs.rows[2].cells == first
     content = json.loads((tmp_path / "results.json").read_text())
-    assert content["pairs"][2] == {
+    own, cnn, trees = content["pairs"]
+    assert trees == {
         "first": "PCNN, QDH+RBP", "second": "CTW", "text": "music", "difference": -30.0, "half_interval": 0.0,
         "fewer": 3, "verdict": "fewer",
     }  # fmt: skip
+    # 9, 18, 27, and Student with two degrees of freedom
+    assert own["difference"] == pytest.approx(18)
+    assert own["half_interval"] == pytest.approx(4.302653 * 9 / 3**0.5)
+    assert (own["second"], own["fewer"], own["verdict"]) == ("PCNN, DH+FB", 0, "not decided")
+    assert (cnn["second"], cnn["fewer"]) == ("CNN, QDH+RBP", 2)
     assert len(content["rows"]) == 12
     assert (tmp_path / "pairs.csv").read_text().startswith("pair,text,difference,fewer in,verdict")
     assert "What the paper compares" in (tmp_path / "report.html").read_text()
