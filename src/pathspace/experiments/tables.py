@@ -197,11 +197,19 @@ def all_results(
         return runner.all_results(jobs, monitor, "Computing")
 
 
-def grouped_rows(rows: Iterable[Iterable[str]]) -> tuple[TableRow, ...]:
-    """Return rows of a table whose first cell names a group, which is shown in the first row of each."""
-    found: list[TableRow] = []
-    for row in rows:
-        cells = tuple(row)
-        begins = not found or found[-1].cells[0] != cells[0]
-        found.append(TableRow(cells, begins_method=begins))
+def grouped_rows(rows: Iterable[Iterable[str]], *, once: bool = False) -> tuple[TableRow, ...]:
+    """Return rows of a table whose first cell names a group.
+
+    Args:
+        rows: The cells of each.
+        once: Whether the name stands in the first row of a group alone, in files too; a terminal
+            shows it there alone in any case.
+    """
+    found = []
+    before = None
+    for group, *cells in rows:
+        begins = group != before
+        before = group
+        shown = group if begins or not once else ""
+        found.append(TableRow((shown, *cells), begins_method=begins))
     return tuple(found)

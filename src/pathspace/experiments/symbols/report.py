@@ -16,6 +16,7 @@ from pathspace.experiments.report.statistics import Interval, t_interval
 from pathspace.experiments.storage import finite
 from pathspace.experiments.symbols.cells import Score, best, shown, texts
 from pathspace.experiments.symbols.protocol import BASELINES, COMPARED, MERGED, Protocol
+from pathspace.experiments.tables import grouped_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,22 +36,20 @@ def build_table(protocol: Protocol, scores: Sequence[Score], published: Publishe
             those of one row, named as the method.
     """
     chosen = best(scores)
-    rows: list[TableRow] = []
-    before = ""
+    rows = []
     for row in protocol.rows:
         group, variant = ("baseline", row) if row in BASELINES else row.split(", ")
         draws = [[chosen[row, text, k] for k in range(protocol.seeds)] for text in protocol.texts]
         seconds = sum(score.seconds for score in scores if score.cell.row == row)
         cells = (*map(_regret, draws), "/".join(map(_sizes, draws)), f"{seconds:.0f}")
-        shown = "" if group == before else group
-        rows.append(TableRow((shown, variant, *cells), begins_method=bool(shown)))
-        before = group
-    broken = any(BROKEN in cell for row in rows for cell in row.cells)
+        rows.append((group, variant, *cells))
+    broken = any(BROKEN in cell for row in rows for cell in row)
     if published is not None:
         rows += _published_rows(protocol, published)
     title = "Regret on a fresh text: bits beyond the true code length"
     columns = ("model", "variant", *protocol.texts, "size", "seconds")
-    return Table(title, columns, tuple(rows), notes(protocol, published, broken=broken))
+    said = notes(protocol, published, broken=broken)
+    return Table(title, columns, grouped_rows(rows, once=True), said)
 
 
 def _regret(draws: Sequence[Score]) -> str:
@@ -66,15 +65,13 @@ def _sizes(draws: Sequence[Score]) -> str:
     return ",".join(str(size or NOTHING) for size in taken)
 
 
-def _published_rows(protocol: Protocol, published: Published) -> list[TableRow]:
+def _published_rows(protocol: Protocol, published: Published) -> list[tuple[str, ...]]:
     """Return a row for the best numbers of the paper, and one for each method that it names."""
     rows = []
     for name in dict.fromkeys(result.method for result in published.results):
         values = _published(published, name)
         numbers = (f"{values[text]:,.1f}" if text in values else NOTHING for text in protocol.texts)
-        first = "" if name else "published"
-        row = (first, name or "the best", *numbers, "", "")
-        rows.append(TableRow(row, begins_method=not name))
+        rows.append(("published", name or "the best", *numbers, "", ""))
     return rows
 
 
@@ -179,8 +176,10 @@ def samples(protocol: Protocol, scores: Sequence[Score]) -> tuple[tuple[str, str
     Of the first draw.
     """
     chosen = best([score for score in scores if score.sample and not score.cell.draw]).values()
+    if not chosen:
+        return ()
     found = []
-    for text in protocol.texts if chosen else ():
+    for text in protocol.texts:
         found.append((f"{text}: the generator", shown(texts(text, protocol)[2])))
         own = [score for score in chosen if score.cell.text == text]
         single = [score for score in own if score.cell.row != MERGED]
@@ -370,7 +369,7 @@ def pairs_of(protocol: Protocol, scores: Sequence[Score]) -> list[Pair]:
     if protocol.seeds == 1:
         return []
     chosen = best(scores)
-    there = [pair for pair in COMPARED if {*pair} <= {*protocol.rows}]
+    there = [pair for pair in COMPARED if set(pair) <= set(protocol.rows)]
     found = []
     for (first, second), text in product(there, protocol.texts):
         differences = [
@@ -384,22 +383,19 @@ def pairs_of(protocol: Protocol, scores: Sequence[Score]) -> list[Pair]:
 
 def pairs_table(protocol: Protocol, pairs: Sequence[Pair]) -> Table:
     """Put pairs into words."""
-    rows = []
-    before = ""
-    for pair in pairs:
-        name = f"{pair.first} against {pair.second}"
-        cells = (
-            name if name != before else "",
+    rows = [
+        (
+            f"{pair.first} against {pair.second}",
             pair.text,
             pair.difference.words(",.1f", sign="+"),
             f"{pair.fewer} of {protocol.seeds}",
             pair.verdict,
         )
-        rows.append(TableRow(cells, begins_method=name != before))
-        before = name
+        for pair in pairs
+    ]
     note = (
         "Difference: bits of the first minus bits of the second, paired by draws, ± half of Student's 95 % interval. "
         "Fewer or more: it excludes 0. The paper has fewer throughout."
     )
     columns = ("pair", "text", "difference", "fewer in", "verdict")
-    return Table("What the paper compares", columns, tuple(rows), (note,))
+    return Table("What the paper compares", columns, grouped_rows(rows, once=True), (note,))
