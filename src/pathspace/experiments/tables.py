@@ -3,7 +3,8 @@
 The module of such an engine has `Protocol`, how its table is made, and `NEEDS`, packages; a
 function `fill(protocol, do, folder)`, which returns what `do(kind, cells, compute)` computes, in
 one call or several; and `sections_of(protocol, results, published)`, which returns the sections of
-the report and its numbers for `results.json`.
+the report and its numbers for `results.json`. `do` takes the arguments of `StoredCell`, computes
+all cells that have no file yet, the first ones first, and returns the results in their order.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 from rich.console import Console
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from pathspace.experiments.folders import Context
 
 FOLDER = "cells"
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ def reproduce_table(recipe: Recipe, size: str, options: Layer, context: Context)
         context: Where to write, how many cells at a time, and whether to continue.
 
     Raises:
-        ConfigurationError: A setting is impossible, a package is missing, or the folder holds
-            something else.
+        ConfigurationError: A setting is impossible, a package is missing, the folder holds
+            something else, a file cannot be read, or a process died.
         KeyboardInterrupt: The user stopped; the same command continues.
     """
     engine = import_module(ENGINES[recipe.engine])
@@ -106,7 +106,14 @@ def reproduce_table(recipe: Recipe, size: str, options: Layer, context: Context)
     protocol = laid_over(engine.Protocol, [*recipe.layers(size), options])
     asked = TableRequest(recipe.name, size or next(iter(recipe.sizes), ""), protocol)
     with begun(asked, context, given=bool(size or options[1])) as (settled, output):
-        do = partial(all_results, output=output, context=context)
+        folder = make_folder(output / FOLDER)
+        runner = replace(context, device="cpu").runner()  # tables compute on the processor alone
+
+        def do(kind: type, cells: Sequence[Any], compute: Callable[..., Any]) -> list[Any]:
+            jobs = [StoredCell(kind, cell, compute, folder) for cell in cells]
+            with Shown(Console(stderr=True), quiet=context.quiet) as monitor, runner:
+                return runner.all_results(jobs, monitor, "Computing")
+
         results = engine.fill(settled.protocol, do, output)
         sections, numbers = engine.sections_of(
             settled.protocol, results, load_published(recipe.name)
@@ -164,37 +171,6 @@ class StoredCell:
         """Write the result, and say what came out."""
         write_checked(self.file, asdict(result))
         return result.words
-
-
-def all_results(
-    kind: type[T],
-    cells: Sequence[Any],
-    compute: Callable[..., T],
-    *,
-    output: Path,
-    context: Context,
-) -> list[T]:
-    """Compute all cells that have no file yet.
-
-    Args:
-        kind: See `StoredCell`.
-        cells: Those that take longest first.
-        compute: See `StoredCell`.
-        output: The folder of the table.
-        context: Who computes, how many cells at a time, and whether progress is shown.
-
-    Returns:
-        The results, in the order of the cells.
-
-    Raises:
-        ConfigurationError: A file cannot be read, or a process died.
-        KeyboardInterrupt: The user stopped; the same command continues.
-    """
-    folder = make_folder(output / FOLDER)
-    jobs = [StoredCell(kind, cell, compute, folder) for cell in cells]
-    runner = replace(context, device="cpu").runner()  # tables compute on the processor alone
-    with Shown(Console(stderr=True), quiet=context.quiet) as monitor, runner:
-        return runner.all_results(jobs, monitor, "Computing")
 
 
 def grouped_rows(rows: Iterable[Iterable[str]], *, once: bool = False) -> tuple[TableRow, ...]:

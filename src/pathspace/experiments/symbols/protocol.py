@@ -138,10 +138,9 @@ class Protocol:
             if options["ensemble"] > options["restarts"]:
                 most = f"at most the {options['restarts']} of its restarts"
                 raise wrong(f"merged.{text}.ensemble", options["ensemble"], most)
-        wanted = {
-            "passes": [*self.passes],
-            **({"merged": [*self.merged]} if MERGED in self.rows else {}),
-        }
+        wanted: dict[str, Mapping[str, object]] = {"passes": self.passes}
+        if MERGED in self.rows:
+            wanted["merged"] = self.merged
         for name, given in wanted.items():
             missing = [text for text in self.texts if text not in given]
             if missing:
