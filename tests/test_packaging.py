@@ -272,6 +272,7 @@ except ModuleNotFoundError as error:
 """
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("package", ["numpy", "safetensors", "threadpoolctl", "numba"])
 @pytest.mark.parametrize("code", ["pathspace.sequences.PCNN", "import pathspace.sequences.text"])
 def test_sequences_without_their_packages_say_what_to_install(package: str, code: str) -> None:

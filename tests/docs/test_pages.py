@@ -34,6 +34,7 @@ TINY_TASKS = {
         "tuning_seeds": 1,
         "tuning_epochs": 1,
         "batch_size": 200,
+        "methods": '["sgd", "path-sgd"]',
     },
     "language-models": {
         "task_options.train_size": 5000,
