@@ -1,8 +1,8 @@
-"""Bytes of files that are compressed alone, by pathspace, xz, bzip2 and, where it is installed, zpaq.
+"""Bytes of files that are compressed alone, by pathspace, xz, bzip2 and, where they are installed, zpaq and paq8px.
 
 A name may end with a colon and how many bytes of the file to take; a file that ends with .gz is
 unpacked first. Seconds are those of the processor, one way; pathspace's file is unpacked again and
-compared.
+compared. paq8px takes four minutes for a megabyte: leave it off the PATH to do without.
 
     python benchmarks/compressors.py OpenSSH_2k.log text8_first6800000.txt.gz:100000
     python benchmarks/compressors.py *.log --json
@@ -57,6 +57,15 @@ def zpaq(data: bytes) -> bytes:
         return (Path(folder) / "archive.zpaq").read_bytes()
 
 
+def paq8px(data: bytes) -> bytes:
+    """Return the archive that `paq8px -6` makes of the data, with a gigabyte of memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "file").write_bytes(data)
+        command = ["paq8px", "-6", "file", "archive"]
+        subprocess.run(command, cwd=folder, check=True, capture_output=True)
+        return (Path(folder) / "archive").read_bytes()
+
+
 def compressors() -> dict[str, Callable[[bytes], bytes]]:
     """Return the compressors of this machine by name."""
     found: dict[str, Callable[[bytes], bytes]] = {
@@ -65,6 +74,8 @@ def compressors() -> dict[str, Callable[[bytes], bytes]]:
     }
     if shutil.which("zpaq"):
         found["zpaq"] = zpaq
+    if shutil.which("paq8px"):
+        found["paq8px"] = paq8px
     return found | {"pathspace": alone}
 
 
@@ -84,8 +95,9 @@ def measure(name: str) -> dict[str, Any]:
         row[f"{label}_seconds"] = round(seconds_used() - begun, 2)
     # it was unpacked, too, which takes as long
     row["pathspace_seconds"] = round(row["pathspace_seconds"] / 2, 2)
-    if "zpaq" in row:
-        row["beside_zpaq"] = row["pathspace"] / row["zpaq"] - 1
+    for label in ("zpaq", "paq8px"):
+        if label in row:
+            row[f"beside_{label}"] = row["pathspace"] / row[label] - 1
     return row
 
 
