@@ -111,10 +111,9 @@ def test_every_size_is_a_cell_and_the_validation_text_chooses() -> None:
     wanted = cells(protocol)
     assert len(wanted) == len({cell.key for cell in wanted}) == 2 * (1 + 2 + 2 + 1 + 2 + 2)
     assert wanted[0].text == "music"  # the longer ones first
-    scores = [
-        Score(Cell("CTW", "music", d), v, t, 0.0, 0) for d, v, t in ((2, 5.0, 1.0), (3, 4.0, 9.0))
-    ]
-    assert best(scores)["CTW", "music", 0].test == 9.0  # not the better test text
+    two = Score(Cell("CTW", "music", 2), 5.0, 1.0, 0.0, 0)
+    three = Score(Cell("CTW", "music", 3), 4.0, 9.0, 0.0, 0)
+    assert best([two, three])["CTW", "music", 0] == three  # not the better test text
 
 
 def test_the_hidden_markov_model_of_the_paper_has_the_sizes_of_the_networks_and_a_graph() -> None:
@@ -312,17 +311,8 @@ def test_merged_networks_are_those_of_two_folds(tmp_path: Path) -> None:
     (cell,) = cells(protocol)
     score = compute(cell, protocol)
     text, held, test = texts("music", protocol)
-    model = sequences.PCNN(
-        units=3,
-        connectivity=3,
-        restarts=4,
-        ensemble=2,
-        heat=2,
-        passes=4,
-        patience=9,
-        folds=2,
-        seed=1000,
-    ).fit([text, held], alphabet=test)
+    model = sequences.PCNN(connectivity=3, folds=2, seed=1000, **SOME)
+    model.fit([text, held], alphabet=test)
     assert cell.size == 3
     assert score.test == regret("music", test, model.bits(test))
     both = regret("music", text, 0.0) + regret("music", held, 0.0)

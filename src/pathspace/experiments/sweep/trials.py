@@ -245,8 +245,9 @@ class _Points:
         # the first run.
         self._running: dict[str, list[optuna.Trial]] = {}
         self._done: dict[str, list[Run]] = {}
-        trials = [trial for study in self._studies for trial in _begun(study)]
-        done = sum(trial.state.is_finished() for trial in trials)
+        done = 0
+        for study in self._studies:
+            done += sum(trial.state.is_finished() for trial in _begun(study))
         points = plan.trials * len(self._studies)
         runs.monitor.stage("Sweeping on the validation split", points, done)
 
@@ -261,11 +262,10 @@ class _Points:
 
     def jobs(self) -> Iterator[PointJob]:
         """Draw the remaining points, one when it is asked for, all studies in turn; give those that are to be run."""
-        stopped = [
-            optuna.Trial(study, trial._trial_id)
-            for study in self._studies
-            for trial in study.get_trials(states=[TrialState.RUNNING])
-        ]
+        stopped = []
+        for study in self._studies:
+            left = study.get_trials(states=[TrialState.RUNNING])
+            stopped += [optuna.Trial(study, trial._trial_id) for trial in left]
         for trial in stopped:
             yield from self._next(trial)
         for _ in range(self._plan.trials):
