@@ -21,11 +21,6 @@ from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings, settings
 SAMPLERS = ("grid", "random", "tpe")
 PRUNERS = ("none", "median")
 RATE, DECAY = "learning_rate", "weight_decay"
-# the settings that list them for a comparison
-GRIDS = {
-    RATE: "learning_rates",
-    DECAY: "weight_decays",
-}
 TABLES = ("task_options", "model_options")
 GRID_POINTS = 5  # of a range that does not say how many
 TRIALS = 20  # points for each optimizer where they are drawn
@@ -210,7 +205,7 @@ def _listed(name: str, written: str, text: str) -> tuple[Value, ...]:
         raise ConfigurationError(
             f"--search {text!r} needs numbers, names, true or false: write {EXAMPLE}."
         )
-    if name in GRIDS and problem(tuple[Number, ...], read):
+    if name in (RATE, DECAY) and problem(tuple[Number, ...], read):
         raise ConfigurationError(f"--search {text!r} needs numbers: write {EXAMPLE}.")
     return tuple(dict.fromkeys(read))
 
@@ -235,8 +230,8 @@ def _check_values(dimension: Dimension) -> None:
     """Refuse a value that is wrong by itself, so that every run with it would fail."""
     values = dimension.values or dimension.ends
     option = f"--search {dimension.name}"
-    if dimension.name in GRIDS:
-        check_setting(Settings, GRIDS[dimension.name], values, option)
+    if dimension.name in (RATE, DECAY):  # which a comparison has several of
+        check_setting(Settings, f"{dimension.name}s", values, option)
     for value in values:
         check_setting(Settings, dimension.name, value, option)
 

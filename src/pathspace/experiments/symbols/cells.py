@@ -235,7 +235,9 @@ def _network(cell: Cell, protocol: Protocol, drawn: Drawn, report: ProgressCallb
     if heat:
         fits = sorted(fits, key=lambda fit: fit.model.training_.result_bits)[:kept]
         for fit in fits:
-            fit.go_on(passes)
+            if not fit.ended:
+                fit.model.set_params(passes=passes)
+                fit.train(resume=True)
     found = (fit.trained() for fit in fits)
     return min(found, key=lambda one: (one.held, one.test))
 
@@ -319,12 +321,6 @@ class _Fit:
             self.ended = True
         else:
             self.ended = self.model.training_.broke_off
-
-    def go_on(self, passes: int) -> None:
-        """Train until so many passes are done, unless it has ended."""
-        if not self.ended:
-            self.model.set_params(passes=passes)
-            self.train(resume=True)
 
     def trained(self) -> _Trained:
         """Return the network, with at most `LOOKS` looks at the validation text, the last one included."""

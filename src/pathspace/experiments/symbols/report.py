@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawing
 
-
 BROKEN = "†"
 
 
@@ -53,7 +52,8 @@ def build_table(protocol: Protocol, scores: Sequence[Score], published: Publishe
 
 
 def _regret(draws: Sequence[Score]) -> str:
-    bits, broken = [score.test for score in draws], BROKEN * any(score.broke_off for score in draws)
+    bits = [score.test for score in draws]
+    broken = BROKEN * any(score.broke_off for score in draws)
     if len(bits) == 1:
         return f"{bits[0]:,.1f}{broken}"
     return f"{mean(bits):,.1f} ± {stdev(bits):,.1f}{broken}"
