@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
+from torch import Tensor
+from torch.optim import AdamW
 
 import pathspace as ps
 from pathspace.optim.rules.muon import MuonAdamW
@@ -68,44 +68,13 @@ class Method:
             return "path"
         return "balanced once" if self.balanced else "the weights"
 
-    def optimizer(
-        self,
-        model: nn.Module,
-        network: ps.Network,
-        *,
-        clip_norm: float | None,
-        order: Tensor,
-        **options: Any,
-    ) -> Optimizer:
-        """Return the optimizer of a run.
-
-        Args:
-            model: The network to train, with the parameters of `models.ReluRNN`.
-            network: Its trace.
-            clip_norm: Largest norm of the gradient in the coordinates of the metric; without one
-                the caller clips.
-            order: The order of the units in kappa, if it is permuted.
-            options: Of the metric: `damping` and `refresh_every`.
-        """
-        on_paths, plain, own = RULES[self.rule]
-        params: list[Any] = [*model.parameters()]
-        if self.rule == "muon-hidden":
-            recurrent = model.get_parameter(RECURRENT)
-            others = [p for p in params if p is not recurrent]
-            params = [{"params": [recurrent]}, {"params": others, "use_muon": False}]
-        if not self.power:
-            return plain(params, **own)
-        path = ps.metrics.Path(self.power, **options)
-        metric = ChangedKappa(self, order, **options) if self.is_control else path
-        return on_paths(params, network, clip_norm=clip_norm, metric=metric, **own)
-
 
 class ChangedKappa(ps.metrics.Metric):
     """The metric of a control: kappa of the path norm, and what is done to it.
 
     Args:
         method: See `Method`.
-        order: See `Method.optimizer`.
+        order: The order of the units in kappa, if it is permuted.
         options: See `ps.metrics.Metric`.
     """
 

@@ -11,12 +11,13 @@ import time
 import warnings
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import pathspace as ps
-from pathspace.experiments.long_memory.methods import METHODS
+from pathspace.experiments.long_memory.methods import METHODS, RECURRENT, RULES, ChangedKappa
 from pathspace.experiments.long_memory.protocol import PROBLEMS, Cell, Protocol
 from pathspace.experiments.models import ReluRNN
 from pathspace.experiments.monitor import ProgressCallback, unheard
@@ -79,14 +80,7 @@ class Trainer:
         if chosen.balanced:
             ps.rescaling.balance_(network)
         self.clips_itself = chosen.power > 0
-        self.optimizer = chosen.optimizer(
-            self.model,
-            network,
-            clip_norm=protocol.clip_norm or None,
-            order=torch.randperm(setting.hidden, generator=_generator(PERMUTATIONS + seed)),
-            damping=protocol.damping,
-            refresh_every=protocol.refresh_every,
-        )
+        self.optimizer = _optimizer(cell, protocol, self.model, network)
         self.batches = _generator(BATCHES + seed)
 
     def advance(self) -> float | None:
@@ -120,6 +114,28 @@ class Trainer:
 
     def _error(self, x: Tensor, y: Tensor) -> Tensor:
         return (self.model(x)[:, 0] - y).square().mean()
+
+
+def _optimizer(
+    cell: Cell, protocol: Protocol, model: nn.Module, network: ps.Network
+) -> torch.optim.Optimizer:
+    """Return the optimizer of a run; one with a metric clips in the coordinates of the metric."""
+    method = METHODS[cell.method]
+    on_paths, plain, own = RULES[method.rule]
+    params: list[Any] = [*model.parameters()]
+    if method.rule == "muon-hidden":
+        recurrent = model.get_parameter(RECURRENT)
+        others = [p for p in params if p is not recurrent]
+        params = [{"params": [recurrent]}, {"params": others, "use_muon": False}]
+    if not method.power:
+        return plain(params, **own)
+    options = {"damping": protocol.damping, "refresh_every": protocol.refresh_every}
+    metric: ps.metrics.Metric = ps.metrics.Path(method.power, **options)
+    if method.is_control:
+        units = _generator(PERMUTATIONS + cell.seed)
+        order = torch.randperm(cell.setting.hidden, generator=units)
+        metric = ChangedKappa(method, order, **options)
+    return on_paths(params, network, clip_norm=protocol.clip_norm or None, metric=metric, **own)
 
 
 def compute(cell: Cell, protocol: Protocol, report: ProgressCallback = unheard) -> Result:
