@@ -82,6 +82,20 @@ def test_there_are_no_circles():
     assert not left
 
 
+def test_docstrings_name_things():
+    """Their first word is a noun, a verb or a condition; ruff holds the verbs of functions."""
+    pronouns = {"What", "Whether", "Where", "How", "Which", "Who", "Whose"}
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef
+    found = [
+        f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"
+        for path in MODULES.values()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, documented) and (text := ast.get_docstring(node))
+        if text.split()[0] in pronouns
+    ]
+    assert found == []
+
+
 def test_files_of_optim_are_its_public_classes():
     files = {p.stem.replace("_", "") for p in (ROOT / "optim").glob("[!_]*.py")}
     assert files == {name.lower().replace("_", "") for name in ps.optim.__all__}

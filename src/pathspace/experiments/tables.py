@@ -41,7 +41,7 @@ FOLDER = "cells"
 
 @dataclass(frozen=True)
 class TableRequest(Request):
-    """What a command was asked for that fills a table.
+    """The request of a command that fills a table.
 
     Attributes:
         recipe: The name of the recipe.
@@ -154,7 +154,7 @@ class StoredCell:
 
     @property
     def file(self) -> Path:
-        """Where the result lies."""
+        """The file of the result."""
         return self.folder / f"{self.key}.json"
 
     def __call__(self, monitor: Monitor) -> Any:

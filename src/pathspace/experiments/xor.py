@@ -64,7 +64,7 @@ NEEDS = ("numba",)
 
 @dataclass(frozen=True, config=CONFIG)
 class Protocol:
-    """How the table is made.
+    """The settings of the table.
 
     Attributes:
         steps: Rows, names in `STEPS`.
@@ -97,7 +97,7 @@ class Protocol:
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """What is to be trained: by which steps, from which start."""
+    """A network: the kind of its steps, and the seed of its start."""
 
     steps: str
     seed: int
@@ -110,7 +110,7 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """What one look saw: passes until then, share of wrong lines of the validation text, nats of a training line."""
+    """One look: passes until then, share of wrong lines of the validation text, nats of a training line."""
 
     passes: int
     wrong: float
@@ -119,7 +119,7 @@ class Look:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What became of a network.
+    """The result of training a network.
 
     Attributes:
         cell: Which one.

@@ -110,7 +110,7 @@ class Against:
 
 @dataclass(frozen=True)
 class Row:
-    """What is said of one method.
+    """The row of one method.
 
     Attributes:
         rate: The chosen rate.

@@ -56,12 +56,12 @@ class Method:
 
     @property
     def is_control(self) -> bool:
-        """Whether kappa is changed."""
+        """True if kappa is changed."""
         return self.once or self.permuted or bool(self.of)
 
     @property
     def group(self) -> str:
-        """What the metric is: "path", "balanced once", "the weights", or "control" for a part of kappa."""
+        """The kind of metric: "path", "balanced once", "the weights", or "control" for a part of kappa."""
         if self.is_control:
             return "control"
         if self.power:

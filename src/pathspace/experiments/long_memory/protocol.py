@@ -1,4 +1,4 @@
-"""What is compared: problems, sizes of network, methods, rates and seeds.
+"""The protocol of the comparison: problems, sizes of network, methods, rates and seeds.
 
 A problem is the sum, product or difference of two marked numbers of a long sequence. Sources: S.
 Hochreiter and J. Schmidhuber (1997), in the form of Q. Le, N. Jaitly and G. Hinton (2015); the
@@ -33,7 +33,7 @@ from pathspace.experiments.tasks.adding import marked_sequences
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """What is asked for, and when it is learned.
+    """A problem, and the error below which it is learned.
 
     Attributes:
         answer: From the two marked numbers.
@@ -62,7 +62,7 @@ NEEDS = ()
 
 @dataclass(frozen=True, config=CONFIG)
 class Protocol:
-    """How the table is made.
+    """The settings of the table.
 
     Attributes:
         problems: Names in `PROBLEMS`.
@@ -106,7 +106,7 @@ class Protocol:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What is to be learned: a problem, the length T of its sequences, and the network's hidden units H."""
+    """A problem, the length T of its sequences, and the network's hidden units H."""
 
     problem: str
     length: int

@@ -32,7 +32,7 @@ BATCHES, PERMUTATIONS = 1_000_000, 2_000_000
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a run.
+    """The result of a run.
 
     Attributes:
         cell: Which run.
@@ -48,7 +48,7 @@ class Result:
 
     @property
     def words(self) -> str:
-        """What came out, in a line."""
+        """The result as one line of text."""
         cell = self.cell
         where = f"{cell.setting.problem}, T = {cell.setting.length}, H = {cell.setting.hidden}"
         how = "did not learn it" if self.steps is None else f"learned it in {self.steps} steps"

@@ -1,4 +1,4 @@
-"""What an epoch costs by each method, as a ratio to the first one, SGD.
+"""The cost of an epoch by each method, as a ratio to the first one, SGD.
 
 All methods train copies of one network in one process and take turns of a few steps; in each round
 the time of a turn is divided by that of the first method's turn in the same round, and the figure
@@ -34,7 +34,7 @@ SMALL_RATE = 1e-6  # every copy stays near the start while it is timed
 
 @dataclass(frozen=True)
 class Cost:
-    """What one method costs.
+    """The cost of one method.
 
     Attributes:
         method: A name in `methods.METHODS`.

@@ -1,4 +1,4 @@
-"""How large the second term of kappa is beside the first one, over the length T and the number H of units.
+"""The second term of kappa beside the first one, over the length T and the number H of units.
 
     ratio = |kappa2(W_rec)| / |kappa1(W_rec)|      Frobenius norms, W_rec the recurrent matrix of the (first) layer
 

@@ -1,4 +1,4 @@
-"""What a sweep searches: settings as lists or ranges, and how points among them are taken."""
+"""The plan of a sweep: settings as lists or ranges, and the sampler that takes points among them."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Dimension:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a sweep takes its points.
+    """The search space, the sampler and the pruner of a sweep.
 
     Attributes:
         search: What is searched; the learning rate is always among it.

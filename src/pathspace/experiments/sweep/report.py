@@ -117,7 +117,7 @@ def _cells(found: Sweep, point: Point) -> dict[str, str]:
 
 
 def _at_edge(plan: Plan, point: Point) -> bool:
-    """Whether the rate is the least or the greatest value of a list of several."""
+    """Return whether the rate is the least or the greatest value of a list of several."""
     (rates,) = [dimension.values for dimension in plan.search if dimension.name == RATE]
     return len(rates) > 1 and point.point[RATE] in (min(rates), max(rates))
 

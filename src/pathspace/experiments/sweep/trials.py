@@ -44,7 +44,7 @@ ENDED = "runs"
 
 @dataclass(frozen=True)
 class Run:
-    """How one run of a sweep ended.
+    """The end of one run of a sweep.
 
     Attributes:
         seed: Of the run.
@@ -83,7 +83,7 @@ class Point:
 
     @property
     def states(self) -> Counter[str]:
-        """How many runs ended in each state."""
+        """The number of runs that ended in each state."""
         return Counter(run.state for run in self.runs)
 
     def values(self, what: str) -> list[float]:
@@ -106,7 +106,7 @@ class Point:
 
     @property
     def score(self) -> tuple[float, float]:
-        """What the least is looked for of: the mean error, then the mean loss."""
+        """The score of a point, least is best: the mean error, then the mean loss."""
         error, loss = self.mean("error"), self.mean("loss")
         return (math.inf if error is None else error, math.inf if loss is None else loss)
 
@@ -131,7 +131,7 @@ class Sweep:
 
     @property
     def all_failed(self) -> bool:
-        """Whether not a single run came through."""
+        """True if not a single run came through."""
         return not any(point.states["complete"] for point in self.points)
 
 

@@ -29,7 +29,7 @@ DRAWN, SHOWN = 4000, 600  # symbols that a network writes, and signs of it on th
 
 @dataclass(frozen=True)
 class Cell:
-    """What is to be scored: a row of the table, a text, the size of the model (0 where there is none), and the draw."""
+    """A row of the table, a text, the size of the model (0 where there is none), and the draw."""
 
     row: str
     text: str
@@ -45,7 +45,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Score:
-    """What came out.
+    """The score of a cell.
 
     Attributes:
         cell: What was scored.

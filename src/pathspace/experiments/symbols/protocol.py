@@ -84,7 +84,7 @@ NEEDS = ("numba", "hmmlearn")
 
 @dataclass(frozen=True, config=CONFIG)
 class Protocol:
-    """How the table is made.
+    """The settings of the table.
 
     Attributes:
         texts: Columns, names in `KNOWN_TEXTS`.

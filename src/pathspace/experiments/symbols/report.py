@@ -348,7 +348,7 @@ class Pair:
 
     @property
     def verdict(self) -> str:
-        """What the interval says of the first row's bits."""
+        """The verdict of the interval on the first row's bits."""
         return {-1: "fewer", 0: "not decided", 1: "more"}[self.difference.sign]
 
     def as_dict(self) -> dict[str, Any]:

@@ -61,7 +61,7 @@ _panel3 = _panel(_VECTORS)
 
 @njit(error_model="numpy")
 def _wide(vectors):
-    """How many of the vectors that are left the next panel has: all panels are of nearly one size."""
+    """Return the number of vectors of the next panel; all panels have nearly one size."""
     panels = (vectors + _VECTORS - 1) // _VECTORS
     return (vectors + panels - 1) // panels
 
@@ -157,7 +157,7 @@ def _add(job, a, a_row, a_term, m, m_term, terms):
 
 @njit(error_model="numpy")
 def _rows(rows, t, low, high):
-    """How many of the sequences low to high step t has."""
+    """Return how many of the sequences low to high have step t."""
     return max(0, min(rows[t], high) - low) if 0 <= t < len(rows) else 0
 
 

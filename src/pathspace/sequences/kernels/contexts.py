@@ -1,4 +1,4 @@
-"""Where contexts are in a text, compiled: their hashes, and the longest match.
+"""Contexts in a text, compiled: their hashes, and the longest match.
 
 What precedes a symbol is told by the last symbols, the words, and the place in the line:
 

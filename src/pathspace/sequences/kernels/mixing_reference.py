@@ -1,4 +1,4 @@
-"""What `mixing` computes, in plain Python: dictionaries of contexts, no hashing, one sequence of texts.
+"""The computation of `mixing` in plain Python: dictionaries of contexts, no hashing, one sequence of texts.
 
 Slow and short on purpose: this file is what the compiled kernel is tested against. The two agree to
 rounding as long as the compiled table has room.
