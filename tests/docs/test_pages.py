@@ -178,7 +178,7 @@ def test_commands_on_a_page_are_understood(line, tmp_path, monkeypatch):
     for work in (
         "execution.compare", "execution.train", "invariance.check_all", "path_summary.summarize",
         "scale_check.imbalance",
-        "tables.all_results", "sweep.command.sweep",
+        "tables.StoredCell", "sweep.command.sweep",
     ):  # fmt: skip
         monkeypatch.setattr(f"pathspace.experiments.{work}", begin)
     monkeypatch.chdir(tmp_path)

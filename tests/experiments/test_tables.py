@@ -19,10 +19,12 @@ pytest.importorskip("hmmlearn")
 TINY: dict[str, dict[str, Any]] = {
     "symbols": {
         "texts": ["anbn"],
-        "rows": ["bzip2", "CTW", "PCNN, DH+FB"],
+        "rows": ["bzip2", "CTW", "HMM", "dense HMM", "RNN, QDH+RBP", "PCNN, DH+FB"],
         "lengths.anbn": 1,
         "passes.anbn": 3,
         "units": [3, 4],
+        "states": [2],
+        "iterations": 2,
         "depths": [2, 3],
     },
     "xor": {"lines": 30, "length": 10, "units": 3, "passes": 9, "every": 3, "seeds": [5, 6]},
@@ -49,6 +51,17 @@ FILES = {
     "symbols": {"symbols.png", "validation.png", "table.csv"},
     "xor": {"xor.png", "looks.csv", "table.csv"},
     "long-memory": {"long-memory.png", "table.csv"},
+}
+HEADS = {
+    "symbols": "model,variant,anbn,size,seconds",
+    "xor": "steps,seed,learned after,lines wrong,on the third text,seconds",
+    "long-memory": "problem,T,H,metric,method,tuning runs,window,p of the window,rate,learned it,"
+    "p of what learned it,median steps,p of the steps,diverged",
+}
+KEYS = {
+    "symbols": {"unit", "rows", "pairs", "scores", "published"},
+    "xor": {"learned", "networks"},
+    "long-memory": {"settings", "reference"},
 }
 # A cell that is done again, one that is marked, so that doing it again would show, and its number.
 CELLS = {
@@ -80,6 +93,8 @@ def test_the_command_reports_stops_and_continues(
     assert f"Report: {folder / 'report.html'}" in first.stdout
     whole = results()
     assert FILES[name] <= {path.name for path in folder.iterdir()}
+    assert (folder / "table.csv").read_text().splitlines()[0] == HEADS[name]
+    assert set(whole) == KEYS[name] | {"configuration"}
     for figure in folder.glob("*.png"):
         assert figure.read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (folder / "report.html").read_text()
