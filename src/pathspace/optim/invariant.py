@@ -14,7 +14,7 @@ Letters: w parameter, g = dL/dw, D metric, r = 1 / sqrt(D), u coordinates, h = d
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from inspect import signature
 from typing import Any
@@ -59,7 +59,7 @@ from pathspace.optim.base.plain_states import (
     out_of_coordinates,
 )
 from pathspace.optim.base.points import expect_unread, frozen_because, move_points_, points_of
-from pathspace.optim.base.saved_states import locked
+from pathspace.optim.base.saved_states import is_locked, locked, lost
 from pathspace.optim.base.steepest import ParamStep
 from pathspace.optim.rules.clipping import clip_factor
 from pathspace.optim.rules.division import divides, group_of, undivided
@@ -573,9 +573,11 @@ class Invariant(MetricOptimizer):
 
     def _load(self, state_dict: dict[str, Any]) -> None:
         more = global_state(state_dict)
+        own = {i for i, state in state_dict["state"].items() if i not in more and is_locked(state)}
         state_dict = self._unpacked(state_dict)
         of_metric, of_rule = _split_states(state_dict["state"])
         saved, parameters = self._check_loaded(state_dict, of_metric)
+        self._check_arrived(zip(saved, parameters, strict=False), own - of_metric.keys(), of_rule)
         # a rule's own state without a metric's is that of the plain rule; torch tells if they are
         # not as many
         plain = {
@@ -596,6 +598,22 @@ class Invariant(MetricOptimizer):
         self._plain = plain
         self._plain_at = self.network.rescalings["done"]
         self._share_states()
+
+    def _check_arrived(
+        self,
+        parameters: Iterable[tuple[int, Tensor]],
+        without_metric: Set[int],
+        of_rule: Mapping[int, dict[str, Any]],
+    ) -> None:
+        """Refuse a state of ours after steps of which the rule's part arrived alone.
+
+        Adagrad has a state before its first step, for which tools make room, and not for the
+        metric's.
+        """
+        for index, p in parameters:
+            taken = of_rule.get(index, {}).get("step", 0)
+            if index in without_metric and taken and id(p) in self.network.names_by_id:
+                raise lost(type(self).__name__, "the part of its metric did not arrive")
 
     def _is_plain(self, p: Tensor, index: int, state: dict[str, Any]) -> bool:
         """Return whether a saved state without a metric's is to be taken into coordinates.

@@ -97,15 +97,25 @@ def of_steps(state_dict: dict[str, Any], kind: str) -> dict[str, Any]:
     states = state_dict["state"]
     marks = [group[BEGUN] for group in groups if BEGUN in group]
     if marks and all(marks) and not any(map(has_content, states.values())):
-        raise ValueError(
-            f"this state of {kind} was saved after steps, and nothing of it but the options arrived. "
-            "torch.distributed.checkpoint loads what get_optimizer_state_dict made room for, which it does not do "
-            "while there are gradients: call optimizer.zero_grad() before get_optimizer_state_dict"
-        )
+        raise lost(kind, "nothing of it but the options arrived")
     if marks and not any(marks):
         states = _emptied(states)
     plain = [{key: value for key, value in group.items() if key != BEGUN} for group in groups]
     return {**state_dict, "state": states, "param_groups": plain}
+
+
+def lost(kind: str, what: str) -> ValueError:
+    """Return the error for a state of which tools loaded a part."""
+    return ValueError(
+        f"this state of {kind} was saved after steps, and {what}. torch.distributed.checkpoint loads what "
+        "get_optimizer_state_dict made room for, which it does not do while there are gradients: call "
+        "optimizer.zero_grad() before get_optimizer_state_dict"
+    )
+
+
+def is_locked(state: Mapping[str, Any]) -> bool:
+    """Return whether a state is one that :func:`locked` has put aside."""
+    return any(name.startswith(_KEPT) for name in state)
 
 
 def _emptied(states: Mapping[Any, Mapping[str, Any]]) -> dict[Any, dict[str, Any]]:
