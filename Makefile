@@ -31,7 +31,7 @@ $(VENV)/.all: $(VENV)/.dev
 demo: $(VENV)/.demo ## Train a ReLU RNN on real digits by three rules, on the weights and made invariant (two to six minutes)
 	$(BIN)/pathspace compare --output runs/demo
 
-test: $(VENV)/.dev ## Check style and types beside the tests (three to ten minutes on two cores)
+test: $(VENV)/.dev ## Check style and types beside the tests (five minutes on two cores, more while they are busy)
 	$(MAKE) --no-print-directory -j 2 lint quick-tests
 
 quick-tests: $(VENV)/.dev
