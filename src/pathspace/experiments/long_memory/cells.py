@@ -143,31 +143,9 @@ def compared(
     rows = {}
     measures: dict[str, dict[str, Sequence[float]]] = {"learned": {}, "steps": {}, "window": {}}
     for method in protocol.methods:
-        tried = {
-            rate: [run.steps is not None for run in runs]
-            for rate, runs in by_rate(tuning, method).items()
-        }
         runs = [run for run in reported if run.cell.method == method]
         steps = [math.inf if run.steps is None else run.steps for run in runs]
-        rows[method] = Row(
-            rate=runs[0].cell.rate,
-            tuning={f"{rate:g}": sum(learned) for rate, learned in tried.items()},
-            rates_learned=[sum(of_seed) for of_seed in zip(*tried.values(), strict=True)],
-            window=sum(2 * sum(learned) >= len(learned) for learned in tried.values()),
-            learned=sum(map(math.isfinite, steps)),
-            runs=len(runs),
-            median_steps=finite(statistics.median(steps)),
-            against_reference={},
-            reported=[
-                {
-                    "rate": run.cell.rate,
-                    "seed": run.cell.seed,
-                    "steps": run.steps,
-                    "error": run.error,
-                }
-                for run in runs
-            ],
-        )
+        rows[method] = _row(by_rate(tuning, method), runs, steps)
         measures["learned"][method] = [math.isfinite(step) for step in steps]
         measures["steps"][method] = [-step for step in steps]  # never: minus infinity
         measures["window"][method] = rows[method].rates_learned
@@ -176,6 +154,36 @@ def compared(
             against = {**rows[method].against_reference, what: test}
             rows[method] = replace(rows[method], against_reference=against)
     return rows
+
+
+def _row(
+    tuning: Mapping[float, Sequence[Result]], runs: Sequence[Result], steps: Sequence[float]
+) -> Row:
+    """Return the row of a method, not compared yet.
+
+    Args:
+        tuning: Its runs that chose the rate, by rate.
+        runs: Its runs at the chosen rate.
+        steps: How many steps each of these took, infinity where it never learned.
+    """
+    tried = {rate: [run.steps is not None for run in some] for rate, some in tuning.items()}
+    return Row(
+        rate=runs[0].cell.rate,
+        tuning={f"{rate:g}": sum(learned) for rate, learned in tried.items()},
+        rates_learned=[sum(of_seed) for of_seed in zip(*tried.values(), strict=True)],
+        window=sum(2 * sum(learned) >= len(learned) for learned in tried.values()),
+        learned=sum(map(math.isfinite, steps)),
+        runs=len(runs),
+        median_steps=finite(statistics.median(steps)),
+        against_reference={},
+        reported=[_reported(run) for run in runs],
+    )
+
+
+def _reported(run: Result) -> dict[str, Any]:
+    """Return what the JSON of a row says of a run."""
+    cell = run.cell
+    return {"rate": cell.rate, "seed": cell.seed, "steps": run.steps, "error": run.error}
 
 
 def _against(values: Mapping[str, Sequence[float]], reference: str) -> dict[str, Against]:

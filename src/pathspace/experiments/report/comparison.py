@@ -156,14 +156,17 @@ def _errors(comparison: Comparison, start: str) -> str:
     ]
     is_single = comparison.settings.seeds == 1
     for standing, words in STANDINGS.items():
-        if is_single and standing == LEVEL_WITH:
-            continue
-        names = [row.method for row, one in zip(rows, standings, strict=True) if one == standing]
-        if names:
+        names = _that_stand(rows, standings, standing)
+        if names and not (is_single and standing == LEVEL_WITH):
             parts.append(f"{words}: {_names(names)}")
     if is_single:
         parts.append("a single seed has no interval, so the others are not told apart from it")
     return "; ".join(parts) + "."
+
+
+def _that_stand(rows: Sequence[Row], standings: Sequence[str], standing: str) -> list[str]:
+    """Return the methods of the rows that have a standing."""
+    return [row.method for row, own in zip(rows, standings, strict=True) if own == standing]
 
 
 def _names(methods: Sequence[str]) -> str:

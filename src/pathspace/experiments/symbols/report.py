@@ -102,17 +102,13 @@ def notes(
             f"Mean ± standard deviation of {protocol.seeds} draws, each with texts, graphs and start values of its own."
         )
     if protocol.seconds:
-        bounded = [text for text in protocol.texts if text in protocol.seconds]
-        budgets = ", ".join(f"{text} {protocol.seconds[text]:g}" for text in bounded)
         found.append(
             f"Budget of work: at most so many processor seconds for one network of one size, from its first pass on, "
-            f"with the passes that were undone: {budgets}."
+            f"with the passes that were undone: {_budgets(protocol)}."
         )
     if MERGED in protocol.rows:
-        options = ((text, protocol.merged[text]) for text in protocol.texts)
-        merged = ", ".join(f"{text} {o['ensemble']} of {o['restarts']}" for text, o in options)
         found.append(
-            f"Merged: not in the paper. So many networks made one: {merged}; half of them learned the "
+            f"Merged: not in the paper. So many networks made one: {_merged_of(protocol)}; half of them learned the "
             "training text and stopped on the validation text, the others the reverse, so that it has learned two "
             "texts where all other rows have learned one."
         )
@@ -126,6 +122,16 @@ def notes(
     if published is not None:
         found.append(f"Published: {published.source} {published.setting}")
     return tuple(found)
+
+
+def _budgets(protocol: Protocol) -> str:
+    bounded = [text for text in protocol.texts if text in protocol.seconds]
+    return ", ".join(f"{text} {protocol.seconds[text]:g}" for text in bounded)
+
+
+def _merged_of(protocol: Protocol) -> str:
+    options = ((text, protocol.merged[text]) for text in protocol.texts)
+    return ", ".join(f"{text} {o['ensemble']} of {o['restarts']}" for text, o in options)
 
 
 def _starts(protocol: Protocol) -> str:
@@ -181,13 +187,16 @@ def samples(protocol: Protocol, scores: Sequence[Score]) -> tuple[tuple[str, str
     found = []
     for text in protocol.texts:
         found.append((f"{text}: the generator", shown(texts(text, protocol)[2])))
-        own = [score for score in chosen if score.cell.text == text]
-        single = [score for score in own if score.cell.row != MERGED]
-        merged = [score for score in own if score.cell.row == MERGED]
-        preferred = sorted(single, key=lambda score: score.validation)[:1]
-        for score in (*preferred, *merged):
+        for score in _preferred([score for score in chosen if score.cell.text == text]):
             found.append((f"{text}: {score.cell.row}, {score.cell.size} units", score.sample))
     return tuple(found)
+
+
+def _preferred(scores: Sequence[Score]) -> list[Score]:
+    """Return the network that the validation text prefers, and the merged ones."""
+    single = [score for score in scores if score.cell.row != MERGED]
+    merged = [score for score in scores if score.cell.row == MERGED]
+    return [*sorted(single, key=lambda score: score.validation)[:1], *merged]
 
 
 def sections_of(
