@@ -287,8 +287,9 @@ def _rounded_input(
     total = gradient.square().sum()
     if not bool(total > 0):
         return None
-    # a channel that several groups of weights read stands there several times
-    copies = reaction.expand(sizes.shape).sum() / total
+    # a channel that several groups of weights read stands there several times; a whole number, so
+    # that the scales of channels do not show in its rounding
+    copies = (reaction.expand(sizes.shape).sum() / total).round()
     share = reaction.to(factors.device) / scale.square() / (copies * replayed.count)
     share = share.masked_fill(sizes == 0, 0.0)
     # values of both signs take twice the range
