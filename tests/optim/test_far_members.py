@@ -202,9 +202,14 @@ def test_far_members_resume_and_take_more_parameters(rule, way):
     assert alike(*(train(RULES[rule], "recurrent", exponent, way) for exponent in (0, 40)))
 
 
+# of this one steps come out alike without it
+WITHIN = [rule for rule in RULES if rule != "PathSGD with options"]
+
+
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
-    "rule", slow_besides(["PathSGD", "PathAdam half", "PathMuon", "DDPSGD", "QuasiDiagonal"], RULES)
+    "rule",
+    slow_besides(["PathSGD", "PathAdam half", "PathMuon", "DDPSGD", "QuasiDiagonal"], WITHIN),
 )
 def test_without_it_they_part(rule, monkeypatch):
     here = near(rule, "recurrent")

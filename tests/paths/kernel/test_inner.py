@@ -11,6 +11,9 @@ import pathspace as ps
 from cases import BY_NAME, ZOO, of_each_kind, traced
 
 FIXED = [case for case in ZOO if not case.normalizes]
+# more than 100,000 paths
+LONG = {"deep residual", "paddings", "small resnet", "stacked bidirectional rnn", "recurrent tower"}
+LISTED = [case for case in FIXED if case.name not in LONG]
 
 
 def vector(network, weights=None):
@@ -34,7 +37,7 @@ def pair(case):
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("case", of_each_kind(FIXED), ids=str)
+@pytest.mark.parametrize("case", of_each_kind(LISTED), ids=str)
 def test_norms_equal_those_of_the_list_of_paths(case):
     network = traced(case, torch.float64)[1]
     known = vector(network).detach().abs()
@@ -44,7 +47,7 @@ def test_norms_equal_those_of_the_list_of_paths(case):
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("case", of_each_kind(FIXED), ids=str)
+@pytest.mark.parametrize("case", of_each_kind(LISTED), ids=str)
 def test_inner_product_and_distance_equal_those_of_the_list_of_paths(case):
     a, b = pair(case)
     first, second = vector(a), vector(b)
