@@ -53,6 +53,7 @@ TINY_TASKS = {
         "methods": '["path-sgd", "g-adam"]',
     },
     "smnist": {"methods": '["path-sgd", "lstm-adam"]', "model_options.hidden": 8},
+    "algorithm-2": {"methods": '["g-sgd-published", "sgd"]'},  # after smnist, which it is, too
     "adding": {
         "task_options.train_size": 200,
         "task_options.validation_size": 50,
