@@ -149,14 +149,27 @@ def _cell(found: dict[str, Any], grids: list[str], scheme: str, name: str) -> st
     return " / ".join(parts)
 
 
-def main() -> None:
+def run(
+    description: str | None,
+    results: Path,
+    measured: Callable[[Path, dict[str, Any], Callable[[], None]], None],
+    shown: Callable[[dict[str, Any]], str],
+) -> None:
+    """Run the command line of a program: measure what its file of results lacks, and print the table.
+
+    Args:
+        description: the program's docstring.
+        results: the file, where no other is given.
+        measured: (folder with the package, results so far, save them) fills in what is missing.
+        shown: results -> the table.
+    """
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "folder", type=Path, nargs="?", help="where the package with the weights is"
     )
-    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--output", type=Path, default=results)
     parser.add_argument("--table", action="store_true", help="print the table of a file")
     options = parser.parse_args()
     found = json.loads(options.output.read_text()) if options.output.exists() else {}
@@ -164,13 +177,13 @@ def main() -> None:
         if options.folder is None:
             parser.error("give the folder with the package that rounding_models names")
         torch.set_num_threads(1)
-        measure(
+        measured(
             options.folder,
             found,
             lambda: options.output.write_text(json.dumps(found, indent=1) + "\n"),
         )
-    print(table(found))
+    print(shown(found))
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, RESULTS, measure, table)

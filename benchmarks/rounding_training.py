@@ -17,9 +17,7 @@ hand, paired by seeds, with Student's 95 % intervals.
 
 from __future__ import annotations
 
-import argparse
 import copy
-import json
 import math
 import sys
 import time
@@ -33,7 +31,7 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from rounding_accuracy import CALIBRATION, NETWORK, labels, members, outputs, with_last_layer
+from rounding_accuracy import CALIBRATION, NETWORK, labels, members, outputs, run, with_last_layer
 
 RESULTS = Path(__file__).parent / "results" / "rounding-training.json"
 BITS = 5
@@ -149,28 +147,5 @@ def _lead(line: dict[str, Any], other: dict[str, Any]) -> str:
     return f"{apart.mean():+.1f} ± {half:.1f}"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "folder", type=Path, nargs="?", help="where the package with the weights is"
-    )
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    parser.add_argument("--table", action="store_true", help="print the table of a file")
-    options = parser.parse_args()
-    found = json.loads(options.output.read_text()) if options.output.exists() else {}
-    if not options.table:
-        if options.folder is None:
-            parser.error("give the folder with the package that rounding_models names")
-        torch.set_num_threads(1)
-        measure(
-            options.folder,
-            found,
-            lambda: options.output.write_text(json.dumps(found, indent=1) + "\n"),
-        )
-    print(table(found))
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, RESULTS, measure, table)

@@ -573,11 +573,14 @@ class Invariant(MetricOptimizer):
 
     def _load(self, state_dict: dict[str, Any]) -> None:
         more = global_state(state_dict)
-        own = {i for i, state in state_dict["state"].items() if i not in more and is_locked(state)}
+        states = state_dict["state"]
+        # saved by an optimizer of ours, not by the plain rule
+        own = {index for index in states.keys() - more.keys() if is_locked(states[index])}
         state_dict = self._unpacked(state_dict)
         of_metric, of_rule = _split_states(state_dict["state"])
         saved, parameters = self._check_loaded(state_dict, of_metric)
-        self._check_arrived(zip(saved, parameters, strict=False), own - of_metric.keys(), of_rule)
+        without_metric = own - of_metric.keys()
+        self._check_arrived(zip(saved, parameters, strict=False), without_metric, of_rule)
         # a rule's own state without a metric's is that of the plain rule; torch tells if they are
         # not as many
         plain = {
@@ -605,14 +608,23 @@ class Invariant(MetricOptimizer):
         without_metric: Set[int],
         of_rule: Mapping[int, dict[str, Any]],
     ) -> None:
-        """Refuse a state of ours after steps of which the rule's part arrived alone.
+        """Refuse a state that this optimizer saved after steps, if only the rule's entries were loaded.
 
-        Adagrad has a state before its first step, for which tools make room, and not for the
-        metric's.
+        Checkpoint tools load what the new optimizer has room for. Before its first step Adagrad has
+        entries of its own already, and none of the metric.
+
+        Args:
+            parameters: index in the state -> parameter, in pairs.
+            without_metric: indices of states of ours that have no entry of the metric.
+            of_rule: index -> the rule's entries.
+
+        Raises:
+            ValueError: entries of the metric are missing.
         """
         for index, p in parameters:
-            taken = of_rule.get(index, {}).get("step", 0)
-            if index in without_metric and taken and id(p) in self.network.names_by_id:
+            steps = of_rule.get(index, {}).get("step", 0)
+            needs_metric = id(p) in self.network.names_by_id
+            if needs_metric and index in without_metric and steps:
                 raise lost(type(self).__name__, "the part of its metric did not arrive")
 
     def _is_plain(self, p: Tensor, index: int, state: dict[str, Any]) -> bool:

@@ -209,7 +209,8 @@ def draw(found: Sweep) -> Drawing:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10.5, 4.2), layout="constrained")
-    points, name = points_of(found), _varied(found)
+    points = points_of(found)
+    name = _varied(found)
     for axis, what in zip(figure.subplots(1, 2), ("error", "loss"), strict=True):
         _panel(axis, found, points, name, what)
         _label_axes(axis, found, points, name, what)
@@ -234,22 +235,37 @@ def _panel(axis: Axes, found: Sweep, points: Sequence[Point], name: str, what: s
         for place, start in enumerate(starts):
             own = [point for point in points if (point.method, point.start) == (method, start)]
             label = METHODS[method].label + (f", {start}" if len(starts) > 1 else "")
-            best: dict[Any, float] = {}
             for point in own:
-                x, values, mean = point.point[name], point.values(what), point.mean(what)
-                axis.plot([x] * len(values), values, ".", alpha=0.5, color=colour)
-                if mean is not None:
-                    best[x] = min(mean, best.get(x, math.inf))
+                values = point.values(what)
+                axis.plot([point.point[name]] * len(values), values, ".", alpha=0.5, color=colour)
+            best = _best_means(own, name, what)
             line = LINES[place % len(LINES)]
             axis.plot(
                 sorted(best), [best[x] for x in sorted(best)], line, label=label, color=colour
             )
-            for state, mark in (("failed", "x"), ("pruned", "v")):
-                lost = [point.point[name] for point in own if point.states[state]]
-                # first method above: what failed has no error to be drawn at
-                height = [0.98 - 0.025 * number] * len(lost)
-                edge = axis.get_xaxis_transform()
-                axis.plot(lost, height, mark, markersize=5, transform=edge, color=colour)
+            # first method above: what failed has no error to be drawn at
+            _draw_lost(axis, own, name, height=0.98 - 0.025 * number, colour=colour)
+
+
+def _best_means(points: Sequence[Point], name: str, what: str) -> dict[Any, float]:
+    """Return the least mean over seeds at every place of the horizontal axis."""
+    best: dict[Any, float] = {}
+    for point in points:
+        mean = point.mean(what)
+        if mean is not None:
+            x = point.point[name]
+            best[x] = min(mean, best.get(x, math.inf))
+    return best
+
+
+def _draw_lost(
+    axis: Axes, points: Sequence[Point], name: str, *, height: float, colour: str
+) -> None:
+    """Mark the points that failed or were pruned, at a height of the axis from 0 to 1."""
+    edge = axis.get_xaxis_transform()
+    for state, mark in (("failed", "x"), ("pruned", "v")):
+        lost = [point.point[name] for point in points if point.states[state]]
+        axis.plot(lost, [height] * len(lost), mark, markersize=5, transform=edge, color=colour)
 
 
 def _label_axes(axis: Axes, found: Sweep, points: Sequence[Point], name: str, what: str) -> None:

@@ -152,7 +152,8 @@ def sizes_table(protocol: Protocol, scores: Sequence[Score]) -> Table:
 
     def order(score: Score) -> tuple[int, int, int, int]:
         cell = score.cell
-        text, row = protocol.texts.index(cell.text), protocol.rows.index(cell.row)
+        text = protocol.texts.index(cell.text)
+        row = protocol.rows.index(cell.row)
         return text, row, cell.draw, cell.size
 
     several = protocol.seeds > 1
