@@ -396,6 +396,34 @@ def test_rotary_positions_hold_heads_and_what_they_turn():
     assert [len(group) for group in groups_of(network)] == [4, 4]
 
 
+class Dropped(nn.Module):
+    """A network whose dropout has forgotten that evaluation form is another one.
+
+    Args:
+        factors: those of the units, which are dropped, too; None if units are dropped themselves.
+    """
+
+    def __init__(self, factors=None):
+        super().__init__()
+        self.first, self.last, self.factors = nn.Linear(3, 2), nn.Linear(2, 4), factors
+
+    def forward(self, x):
+        h = self.first(x).relu()
+        if self.factors is None:
+            return self.last(nn.functional.dropout(h, 0.9))
+        return self.last(h * nn.functional.dropout(torch.tensor(self.factors, dtype=h.dtype), 0.9))
+
+
+@pytest.mark.parametrize(
+    ("factors", "sizes"), [(None, [2]), ((2.0, 2.0), [2]), ((2.0, 0.5), [])], ids=str
+)
+def test_dropout_does_not_decide_on_units(factors, sizes):
+    """All of a draw may be dropped, which says nothing about the order of units."""
+    torch.manual_seed(0)
+    network = ps.trace(Dropped(factors).double(), torch.zeros(2, 3).double())
+    assert [[len(group) for group in groups_of(network)] for _ in range(10)] == [sizes] * 10
+
+
 def test_refuses_what_does_not_fit():
     a, b = (ps.trace(mlp(3, n, 2), torch.zeros(1, 3)) for n in (4, 5))
     for function in (lambda: ps.rescaling.align_(b, a), lambda: ps.rescaling.equivalent(a, b)):

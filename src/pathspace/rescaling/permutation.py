@@ -27,6 +27,7 @@ from pathspace.network import Network
 from pathspace.network.call import arguments_in
 from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.eager import uncompiled
+from pathspace.network.trace.drawn import EvaluationForm
 from pathspace.network.trace.shadow import evaluation_form_of
 from pathspace.network.trace.tracer import of_other_sizes
 from pathspace.rescaling.axes import Axis, Dim, fix, places_of, resolved
@@ -191,7 +192,7 @@ def _captured(
 
     args, kwargs = pytree.tree_map_only(Tensor, given, arguments_in(data))
     capture = Capture()
-    with torch.random.fork_rng(devices=[]), _plain_attention(), uncompiled(), capture.running():
+    with _as_written(), capture.running():
         output = functional_call(model, state, tuple(args), kwargs)
         returned = [plain(tensor) for tensor in network.returned(output)]
     steps = capture.live(returned)
@@ -221,12 +222,16 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 @contextmanager
-def _plain_attention() -> Iterator[None]:
-    """Let layers of attention run as they are written: in evaluation form torch has one call for all of it."""
+def _as_written() -> Iterator[None]:
+    """Let a model run without dropout and compiled code, and layers of attention operation by operation.
+
+    In evaluation form torch has one call for all of such a layer.
+    """
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        yield
+        with torch.random.fork_rng(devices=[]), uncompiled(), EvaluationForm():
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
 
@@ -321,7 +326,7 @@ class _Trial:
     @torch.no_grad()
     def _run(self, values: Values) -> list[Tensor]:
         args, kwargs = copy.deepcopy(self._arguments)
-        with torch.random.fork_rng(devices=[]), _plain_attention(), uncompiled():
+        with _as_written():
             torch.manual_seed(0)
             returned = self._network.returned(
                 functional_call(self._model, values, tuple(args), kwargs)

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 RANDOM = {
     "rand",
@@ -104,6 +105,19 @@ def keeps_zeros(name: str) -> bool:
     Attention mixes its values.
     """
     return "alpha" not in name and name != _ATTENTION
+
+
+class EvaluationForm(TorchFunctionMode):
+    """A mode in which functions that draw in training only run as in evaluation, whatever they are told."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if draws_in_training(name, args, kwargs):
+            args, kwargs = in_evaluation_form(name, args, kwargs)
+        return func(*args, **kwargs)
 
 
 @contextmanager
