@@ -110,8 +110,36 @@ def test_alignment_does_not_see_how_either_network_is_scaled():
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["mlp", "cnn 1d", "stacked rnn", "tied characters", "gated"])
 def test_the_member_with_equal_norms(name):
-    network = traced(BY_NAME[name], torch.float64)[1]
+    assert_is_the_member_with_equal_norms(traced(BY_NAME[name], torch.float64)[1])
 
+
+@pytest.mark.parametrize("seed", [6, 11])
+def test_equal_norms_where_scales_are_products_of_several(seed):
+    """The scales of units that are multiplied with others depend on each other."""
+
+    class Products(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in range(4))
+
+        def forward(self, x):
+            a = self.layers[0](x)
+            b = self.layers[1](a)
+            c = self.layers[2](b)
+            self.alike = [(x * y).sum(-1) for x, y in ((a, b), (b, c))]
+            return self.layers[3](c)
+
+    torch.manual_seed(seed)
+    model = Products()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(torch.randn_like(p).exp())
+    network = ps.trace(model.double(), torch.zeros(1, 4).double())
+    assert network.monomials.shape[1] == 3
+    assert_is_the_member_with_equal_norms(network)
+
+
+def assert_is_the_member_with_equal_norms(network):
     def balanced(network):
         ps.rescaling.rescale_(network, equal_norm_factors(network))
         return [p.detach().clone() for p in network.parameters.values()]
@@ -454,6 +482,18 @@ def test_dead_units_are_no_obstacle():
         model[2].weight[:, 2:4] = 0
     network = ps.trace(model, torch.zeros(1, 3).double())
     assert ps.rescaling.equivalent(network, shuffled(network))
+
+
+def test_units_in_front_of_a_zero_layer_are_put_in_order():
+    torch.manual_seed(0)
+    model = mlp(3, 6, 6, 2).double()
+    nn.init.zeros_(model[-1].weight)  # no path goes through any unit
+    network = ps.trace(model, torch.zeros(1, 3).double())
+    other = shuffled(network)
+    assert ps.rescaling.equivalent(network, other)
+    ps.rescaling.align_(other, network)
+    for p, q in zip(network.parameters.values(), other.parameters.values(), strict=True):
+        assert_close(q, p)
 
 
 @pytest.mark.slow

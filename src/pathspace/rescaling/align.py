@@ -53,6 +53,8 @@ _SUMS = ("addmm", "mm", "bmm", "baddbmm", "convolution", "add")
 """Operations that make values of units: of linear maps and of residual sums."""
 SWEEPS = 50
 """How often groups take turns at most."""
+_OFF_PATHS = 1e-6
+"""The size of weights on no path, beside those of the others, when units are matched by paths."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -346,10 +348,29 @@ def _slices(value: Tensor, dim: int, places: Tensor) -> Tensor:
 
 
 def path_coordinates(network: Network) -> Values:
-    """Return u = sqrt(kappa) w of all weights, float64 on the CPU: u^2 is the path mass through a weight."""
+    """Return u = sqrt(kappa) w of all weights, float64 on the CPU: u^2 is the path mass through a weight.
+
+    A weight on no path has its value in the balanced member instead, so small beside the others
+    that it decides only between units that no path goes through.
+    """
     wide = {name: p.detach().double() for name, p in network.parameters.items()}
     found = kappa(network, parameters=wide)
-    return {name: (found[name].sqrt() * w).cpu() for name, w in wide.items()}
+    on_paths = {name: (found[name].sqrt() * w).cpu() for name, w in wide.items()}
+    balanced = _at_balance(network)
+    small = _OFF_PATHS * (_largest(on_paths) or 1.0) / (_largest(balanced) or 1.0)
+    return {
+        name: torch.where(found[name].cpu() > 0, u, small * balanced[name])
+        for name, u in on_paths.items()
+    }
+
+
+def _largest(values: Values) -> float:
+    return max((float(v.abs().max()) for v in values.values() if v.numel()), default=0.0)
+
+
+def _at_balance(network: Network) -> Values:
+    """Return the weights of the balanced member, float64 on the CPU."""
+    return _rescaled_by(network, 1.0 / node_mass(network).balance().cpu())
 
 
 def _at_equal_norms(network: Network) -> Values:
@@ -465,7 +486,7 @@ def equivalent(a: Network, b: Network, *, tolerance: float = 1e-5) -> Equivalenc
     groups = groups_of(a)
     matching = _Matching(a, b, groups, "paths", None)
     orders = matching.orders(matching.by_features())
-    ours = _rescaled_by(a, 1.0 / node_mass(a).balance().cpu())
+    ours = _at_balance(a)
     state = {name: value.detach().cpu() for name, value in state_of(b).items()}
     for group, order in zip(groups, orders, strict=True):
         state = group.permuted(state, order)

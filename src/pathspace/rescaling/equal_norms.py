@@ -26,14 +26,28 @@ def equal_norm_factors(network: Network) -> Tensor:
     start = 1.0 / node_mass(network).gauge().cpu()
     edges = all_edges(network, start)
     scales = Scales(network.num_classes, network.monomials.to(start.device))
+    # half of the way goes past the minimum where weights lie between products of classes
+    slower = 2 / max([_most_classes(edge, scales) for edge in edges], default=2)
 
     def gap(x: Tensor) -> Tensor:
         grows, shrinks = log_sums(edges, scales, x)
         both = grows.isfinite() & shrinks.isfinite()
         # log norms, of which one grows by x and the other shrinks by it
-        return torch.where(both, (shrinks - grows) / 4, 0.0)
+        return torch.where(both, slower * (shrinks - grows) / 4, 0.0)
 
     return start * agreement(gap, torch.zeros_like(start))
+
+
+def _most_classes(edges: Edges, scales: Scales) -> int:
+    """Return how many classes the weights of a parameter change with at most, two at least.
+
+    If every class takes its share of the way to its own minimum, no weight goes past where all
+    shares of its classes lead: the sum of squares is convex in log s.
+    """
+    of_products = (scales.monomials != 0).sum(-1).tolist()
+    number = torch.tensor([0, *[1] * scales.classes, *of_products])
+    target, source = (number[labels.abs().cpu()] for labels in (edges.target, edges.source))
+    return max(2, int((target + source).max()))
 
 
 def log_sums(edges: Sequence[Edges], scales: Scales, x: Tensor) -> tuple[Tensor, Tensor]:
