@@ -47,6 +47,19 @@ EVER_WRONG = {
     "steps times zeros": steps(Statement("weighed", (1, [0, 0, 0])), Statement("weighed_in_place", (1, [0, 0, 0]))),
     "rows mixed": rows(Statement("mixed", (1,))),
     "steps mixed": steps(Statement("mixed", (1,))),
+    "steps turned twice, in a product": Program(
+        0, 3, 2, [(2, 3, True), (3, 3, False), (3, 3, True)], [], [
+            Statement("linear", (0, 0)), Statement("turned", (1,)), Statement("turned", (2,)),
+            Statement("linear", (1, 1)), Statement("product_in_place", (3, 4)),
+            Statement("step", (3, 2)), Statement("linear", (5, 2)),
+        ],
+    ),
+    "states whose scale is a product": Program(
+        0, 3, 4, [(4, 2, True), (2, 3, True), (3, 3, True), (3, 3, True), (3, 4, False)], [], [
+            Statement("linear", (0, 0)), Statement("linear", (1, 1)), Statement("linear", (2, 2)),
+            Statement("inner", (2, 3)), Statement("loop", (2, 2, 3), 23), Statement("linear", (5, 4)),
+        ],
+    ),
     "written into whole numbers": rows(Statement("into_integers", (1,))),
 }  # fmt: skip
 

@@ -259,7 +259,7 @@ def _nodes(
     others = []
     for value in recorder.all_values():
         if value.slot in recurrent:
-            nodes.covered[without_repeats(renumber(value.labels)).abs().unique()] = True
+            nodes.cover(nodes.classes_of(value))
         else:
             others.append(value)
     if not bool(nodes.covered[1:].all()):
@@ -290,13 +290,20 @@ class _Nodes:
         for value in values:
             if value.kind != "hidden" or value.slot not in self._live or value.slot in self.labels:
                 continue
-            labels = without_repeats(self._renumber(value.labels))
-            # of a product of classes
-            labels = torch.where(labels.abs() > self._num_classes, FIXED, labels)
+            labels = self.classes_of(value)
             missing = (labels != 0) & ~before[labels.abs()]
             if bool(missing.any()):
                 self.labels[value.slot] = torch.where(missing, labels, 0).expand(value.shape)
-                self.covered[labels.abs().unique()] = True
+                self.cover(labels)
+
+    def classes_of(self, value: Value) -> Tensor:
+        """Return the class of each unit of a value, 0 for products of classes."""
+        labels = without_repeats(self._renumber(value.labels))
+        return torch.where(labels.abs() > self._num_classes, FIXED, labels)
+
+    def cover(self, labels: Tensor) -> None:
+        """Note that a value shows these classes."""
+        self.covered[labels.abs().unique()] = True
 
 
 def _before_activation(

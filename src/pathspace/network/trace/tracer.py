@@ -632,6 +632,8 @@ def _check_edges(one: Network, several: Network) -> None:
     """Raise MixedExamples if some weights lie between other unit classes with several examples than with one."""
     if one.num_classes != several.num_classes:
         raise MixedExamples("forward")
+    if not torch.equal(one.monomials, several.monomials):  # what the labels of products mean
+        raise MixedExamples("forward")
     for name, edges in one.edges.items():
         other = several.edges[name]
         for a, b in ((edges.target, other.target), (edges.source, other.source)):
