@@ -60,6 +60,13 @@ EVER_WRONG = {
             Statement("inner", (2, 3)), Statement("loop", (2, 2, 3), 23), Statement("linear", (5, 4)),
         ],
     ),
+    "units that are written to after their last use": Program(
+        0, None, 3, [(3, 3, True), (3, 3, True), (3, 2, True)], [], [
+            Statement("linear", (0, 0)), Statement("weighed_in_place", (1, [0, 0, 0])),
+            Statement("linear", (1, 1), 23), Statement("linear", (2, 2)),
+            Statement("added_in_place", (2, 2)),
+        ],
+    ),
     "written into whole numbers": rows(Statement("into_integers", (1,))),
 }  # fmt: skip
 

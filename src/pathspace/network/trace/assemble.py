@@ -262,8 +262,9 @@ def _nodes(
             nodes.cover(nodes.classes_of(value))
         else:
             others.append(value)
-    if not bool(nodes.covered[1:].all()):
-        nodes.add(others)
+    for values in (others, recorder.overwritten_values()):
+        if not bool(nodes.covered[1:].all()):
+            nodes.add(values)
     return MappingProxyType(nodes.labels)
 
 

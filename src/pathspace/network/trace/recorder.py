@@ -123,6 +123,8 @@ class Recorder:
         self._running: list[tuple[str, Callable[..., Any]]] = []
         # keeps the tensors alive, so that ids stay unique
         self._values: dict[int, tuple[Tensor, Value, tuple[int, int]]] = {}
+        # the first values of tensors that were written to, by id
+        self._overwritten: dict[int, Value] = {}
         self._slots = 0
 
     # -- values ------------------------------------------------------------------------------------
@@ -134,6 +136,8 @@ class Recorder:
 
     def bind(self, tensor: Tensor, value: Value) -> Tensor:
         """Set the value of ``tensor``."""
+        if id(tensor) in self._values:
+            self._overwritten.setdefault(id(tensor), self._values[id(tensor)][1])
         self._values[id(tensor)] = (tensor, value, _memory(tensor))
         return tensor
 
@@ -159,6 +163,10 @@ class Recorder:
     def all_values(self) -> Iterator[Value]:
         """Return the current values of all tensors."""
         return (value for _, value, _ in self._values.values())
+
+    def overwritten_values(self) -> Iterable[Value]:
+        """Return the values that tensors had before they were written to for the first time."""
+        return self._overwritten.values()
 
     def rank(self, tensor: Tensor) -> int:
         """Return 0 for an activation, 1 for a value that depends on no parameter, 2 for a parameter."""
