@@ -128,6 +128,39 @@ def test_a_program_trains_invariantly(make):
     assert report.passed, report
 
 
+class Accumulates(nn.Module):
+    """Adds hidden units 0 and 1 up, by ``index_put`` or by ``index_add``."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.first, self.last, self.how = nn.Linear(3, 4), nn.Linear(4, 2), how
+        self.register_buffer("place", torch.tensor([0, 0, 1, 2]))
+
+    def forward(self, x):
+        h = torch.relu(self.first(x))
+        empty = torch.zeros_like(h)
+        if self.how == "index_add":
+            return self.last(empty.index_add(1, self.place, h))
+        if self.how == "index_put":
+            summed = empty.t().index_put((self.place,), h.t(), accumulate=True)
+            return self.last(summed.t())
+        # both dimensions of a grid are indexed
+        rows, columns = self.place // 2, self.place % 2
+        return self.last(
+            aten.index_put(empty.unflatten(1, (2, 2)), [None, rows, columns], h, True).flatten(1)
+        )
+
+
+@pytest.mark.parametrize("how", ["index_put", "grid"])
+def test_values_put_at_one_place_are_added_up(how):
+    x = torch.randn(3, 3, dtype=torch.float64)
+    model, other = Accumulates("index_add").double(), Accumulates(how).double()
+    other.load_state_dict(model.state_dict())
+    network, summed = ps.trace(model, x), ps.trace(exported(other, x), x)
+    check_same(network, summed)
+    assert_close(ps.paths.sensitivity(network, x), ps.paths.sensitivity(summed, x))
+
+
 def test_parameters_are_those_of_the_program():
     _, x, program = pair.__wrapped__("mlp")
     network = ps.trace(program, x)
@@ -191,6 +224,7 @@ def numbers(*shape):
 
 X, W, ONES = numbers(2, 4, 6, 6), numbers(4), torch.ones(4, dtype=torch.float64)
 PLACES = torch.tensor([2, 0])
+TWICE = torch.tensor([1, -3, 0])  # of four: the first two are one
 CALLS = [
     (aten.batch_norm.default, (X, W, W, W, ONES, False, 0.1, 1e-5, False)),
     (aten.instance_norm.default, (X, W, W, None, None, True, 0.1, 1e-5, False)),
@@ -206,6 +240,10 @@ CALLS = [
     (aten.index.Tensor, (X, [None, PLACES])),
     (aten.index_put.default, (X, [None, PLACES], numbers(1))),
     (aten.index_put.default, (X, [None, PLACES], numbers(1), True)),
+    (aten.index_put.default, (X, [TWICE % 2, TWICE], numbers(3, 6, 6), True)),
+    (aten.index_put.default, (X, [None, TWICE], numbers(3, 6, 6), True)),
+    (aten.index_put.default, (X, [None, TWICE.reshape(3, 1), TWICE], numbers(3, 6), True)),
+    (aten.index_put.default, (X, [None, W > 0], numbers(1), True)),
     (aten.convolution.default, (X, numbers(4, 2, 3, 3), W, [1, 2], [1, 0], [1, 1], False, [0, 0], 2)),
     (aten.convolution.default, (X, numbers(4, 2, 3, 3), W, [2, 2], [1, 0], [1, 1], True, [1, 0], 2)),
     (aten.max_pool2d_with_indices.default, (X, [2, 2], [2, 2])),
@@ -214,6 +252,7 @@ CALLS = [
     (aten.squeeze.dims, (X[:1, :, :1], [0, -2])),
     (aten.squeeze.dim, (X[:1, :, :1], -2)),
     (aten.squeeze.default, (X[:1, :, :1],)),
+    (aten.squeeze.dim, (X.sum(), -1)),
     (aten.constant_pad_nd.default, (X, [1, 0, 2, 1], 3.0)),
     (aten._to_copy.default, (X,)),
     (aten.alias.default, (X,)),

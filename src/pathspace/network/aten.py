@@ -17,6 +17,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch._ops import OpOverloadPacket
 
+from pathspace.network.errors import NoRule
+
 _BAG_MODES = ("sum", "mean", "max")
 
 
@@ -179,17 +181,56 @@ def index(input: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
 def index_put(
     input: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
 ) -> Tensor:
-    """Return ``aten.index_put``: a copy with ``values`` at the indices."""
+    """Return ``aten.index_put``: a copy with ``values`` at the indices.
+
+    Raises:
+        NoRule: it adds values at indices of dimensions that are not adjacent.
+    """
+    if accumulate and not _has_mask(indices):
+        return _add_at(input, indices, values)
     return index_put_(input.clone(), indices, values, accumulate)
 
 
 def index_put_(
     input: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
 ) -> Tensor:
-    """Return ``input`` after ``aten.index_put_`` wrote ``values`` at the indices."""
+    """Return ``input`` after ``aten.index_put_`` wrote ``values`` at the indices.
+
+    Raises:
+        NoRule: see :func:`index_put`.
+    """
+    if accumulate and not _has_mask(indices):
+        return input.copy_(_add_at(input, indices, values))
     places = tuple(slice(None) if i is None else i for i in indices)
     input[places] = input[places] + values if accumulate else values
     return input
+
+
+def _has_mask(indices: Sequence[Tensor | None]) -> bool:
+    """Return whether one of the indices is a mask, which names no element twice."""
+    return any(i is not None and i.dtype == torch.bool for i in indices)
+
+
+def _add_at(input: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> Tensor:
+    """Add values to the elements at integer indices; an element that is named twice receives both values."""
+    given = [i for i in indices if i is not None]
+    first = next(d for d, i in enumerate(indices) if i is not None)
+    last = first + len(given)
+    if any(i is None for i in indices[first:last]):
+        reason = "it adds values at indices of dimensions that are not adjacent"
+        raise NoRule("index_put", "", reason)
+    before = input.shape[:first]
+    sizes = input.shape[first:last]
+    after = input.shape[last:]
+    shape = torch.broadcast_shapes(*(i.shape for i in given))
+    # all indexed dimensions as one: ((i_1 n_2 + i_2) n_3 + i_3) ...
+    place = torch.zeros((), dtype=torch.long, device=given[0].device)
+    for index, size in zip(given, sizes, strict=True):
+        place = place * size + torch.where(index < 0, index + size, index)
+    summands = values.expand(*before, *shape, *after).reshape(*before, shape.numel(), *after)
+    flat = input.reshape(*before, sizes.numel(), *after)
+    total = flat.index_add(first, place.expand(shape).reshape(-1), summands)
+    return total.reshape(input.shape)
 
 
 def convolution(
@@ -227,15 +268,18 @@ def adaptive_avg_pool2d(input: Tensor, output_size: Sequence[int]) -> Tensor:
     return F.adaptive_avg_pool2d(input, (rows, columns))
 
 
-def squeeze(input: Tensor, *dims: Any) -> Tensor:
-    """Return ``aten.squeeze``, of all dimensions, one, or several."""
-    several = [
-        d % input.dim()
-        for given in dims
-        for d in (given if isinstance(given, (list, tuple)) else [given])
-    ]
-    places = range(input.dim()) if not dims else several
-    for d in sorted(places, reverse=True):
+def squeeze(input: Tensor, dims: int | Sequence[int] | None = None) -> Tensor:
+    """Return ``aten.squeeze``, of one dimension, of several, or of all if ``dims`` is None."""
+    if dims is None:
+        squeezed = list(range(input.dim()))
+    elif isinstance(dims, int):
+        squeezed = [dims]
+    else:
+        squeezed = list(dims)
+    # torch takes a number without dimensions as one with a single dimension
+    rank = max(1, input.dim())
+    # from the last one on, so that the numbers of those before it stay
+    for d in sorted((d % rank for d in squeezed), reverse=True):
         input = input.squeeze(d)
     return input
 
