@@ -78,6 +78,39 @@ def test_a_layer_that_runs_twice_is_left_alone():
     assert list(ps.rescaling.correct_biases_(model, reference, torch.randn(5, 3))) == ["last"]
 
 
+class WithToken(nn.Module):
+    """Adds to every example what a layer makes of one learned vector, which has no batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(3))
+        self.of_token, self.last = nn.Linear(3, 3), nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.last(torch.relu(x + self.of_token(self.token)))
+
+
+def test_a_layer_may_run_without_a_batch():
+    torch.manual_seed(0)
+    reference = WithToken().double()
+    model, x = rounded(reference), torch.randn(5, 3, dtype=torch.float64)
+    assert list(ps.rescaling.correct_biases_(model, reference, x)) == ["of_token", "last"]
+    assert_close(model.of_token(model.token), reference.of_token(reference.token))
+    assert_close(model(x).mean(0), reference(x).mean(0))
+
+
+def test_biases_are_absorbed_from_a_layer_without_a_batch():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)).double()
+    x = torch.rand(2, dtype=torch.float64)
+    with torch.no_grad():
+        model[0].bias.fill_(9.0)
+        before = model(x)
+        least = model[0](x)
+        assert_close(ps.rescaling.absorb_biases_(model, [("0", "2")], x)["0"], least)
+        assert_close(model(x), before)
+
+
 def test_other_models_and_data_are_refused():
     x = torch.randn(5, 3, 8, 8)
     with pytest.raises(ValueError, match="only one of them has depthwise, first, scores"):
@@ -101,6 +134,13 @@ def high(padding=0):
         model[0].bias += torch.tensor([5.0, -5.0, 0.0, 8.0])
         model[2].bias += 20
     return model, torch.randn(6, 3, 8, 8, dtype=torch.float64)
+
+
+def test_a_convolution_with_valid_padding_is_not_padded():
+    model, x = high(padding="valid")
+    before = model(x)
+    assert list(ps.rescaling.absorb_biases_(model, [("0", "2")], x)) == ["0"]
+    assert_close(model(x), before)
 
 
 def test_high_biases_are_absorbed_and_the_outputs_stay():

@@ -197,7 +197,7 @@ def _check_pair(layers: Mapping[str, nn.Module], first: str, second: str) -> Non
     other: Any = layers[second]
     if one.bias is None:
         raise ValueError(f"'{first}' has no bias to absorb")
-    if any(getattr(other, "padding", ())) or "Transpose" in type(other).__name__:
+    if _is_padded(other) or "Transpose" in type(other).__name__:
         raise ValueError(
             f"'{second}' is padded or transposed, so its borders would not receive what is absorbed"
         )
@@ -205,13 +205,17 @@ def _check_pair(layers: Mapping[str, nn.Module], first: str, second: str) -> Non
         raise ValueError(f"'{second}' does not read the {len(one.bias)} channels of '{first}'")
 
 
+def _is_padded(layer: nn.Module) -> bool:
+    padding = getattr(layer, "padding", ())
+    return padding != "valid" and any(padding)
+
+
 def _lowest_values(model: nn.Module, layer: nn.Module, calibration: Any) -> Tensor:
     """Return the least value of each channel before the activation."""
     seen: list[Tensor] = []
 
     def look(layer: nn.Module, _: Any, output: Tensor) -> None:
-        channel = -len(_broadcast_shape(layer, output))
-        seen.append(output.detach().movedim(channel, -1).flatten(0, -2).amin(0))
+        seen.append(_values_by_channel(layer, output).amin(0))
 
     _run(model, {layer: look}, calibration)
     return torch.stack(seen).amin(0)
@@ -279,8 +283,14 @@ def _broadcast_shape(layer: nn.Module, output: Tensor) -> tuple[int, ...]:
 
 def _channel_mean(layer: nn.Module, output: Tensor) -> Tensor:
     """Compute the mean of each channel in float64."""
+    return _values_by_channel(layer, output.double()).mean(0)
+
+
+def _values_by_channel(layer: nn.Module, output: Tensor) -> Tensor:
+    """Return the outputs of a layer over examples and positions, ``[n, channels]``."""
     channel = -len(_broadcast_shape(layer, output))
-    return output.detach().double().movedim(channel, -1).flatten(0, -2).mean(0)
+    by_channel = output.detach().movedim(channel, -1)
+    return by_channel.reshape(-1, by_channel.shape[-1])
 
 
 def _add_to_bias(layer: nn.Module, shift: Tensor) -> None:
