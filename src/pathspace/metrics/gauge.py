@@ -29,7 +29,7 @@ from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.paths.kernel.norm import widened
-from pathspace.squared.parts import cut_factor, joined, local
+from pathspace.squared.sharding import from_local, local_factor, to_local
 from pathspace.squared.squares import Outer
 
 FAR = 16
@@ -167,14 +167,15 @@ def powers(network: Network, name: str, far: Tensor) -> Tensor:
     parameter = network.parameters[name]
     factors = network.edge_factors(name, far)
     dtype = parameter.dtype if _has_room(factors) else torch.float64
-    return cut_factor(factors, parameter).to(parameter.device, dtype)
+    return local_factor(factors, parameter).to(parameter.device, dtype)
 
 
 def near_member(network: Network, far: Tensor) -> dict[str, Tensor]:
     """Return the parameters w / m_e of the member near balance, copied; for m_c see :func:`far_scales`."""
     every = network.parameters.items()
     return {
-        n: joined((local(p.detach()) / powers(network, n, far)).to(p.dtype), p) for n, p in every
+        n: from_local((to_local(p.detach()) / powers(network, n, far)).to(p.dtype), p)
+        for n, p in every
     }
 
 

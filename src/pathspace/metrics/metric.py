@@ -35,8 +35,8 @@ from pathspace.paths.kernel.safe_type import Surveyed, Values, own_memory, surve
 from pathspace.replay.latest_batch import LatestBatch
 from pathspace.rescaling.frames import Frame, FrameName, expect_finite_scales, scales_of
 from pathspace.rescaling.optimizer_states import times_
-from pathspace.squared.parts import cut, cut_rows, is_split, local, totals
 from pathspace.squared.precision import full_precision
+from pathspace.squared.sharding import is_sharded, local_rows, local_shard, to_local, totals
 from pathspace.squared.squares import Outer, dense
 
 Normalization = Literal["refreshed", "frozen", "network", "none"]
@@ -399,7 +399,7 @@ class Metric:
             state = self.state[name]
             far = None if "scales" not in state else powers(self.network, name, state["scales"])
             p = self.network.parameters[name]
-            rows, columns = (cut_rows(state[end], p) for end in ("gauge_rows", "gauge_columns"))
+            rows, columns = (local_rows(state[end], p) for end in ("gauge_rows", "gauge_columns"))
             gauge = self._gauges[name] = Gauge(rows, columns, far)
         return gauge
 
@@ -543,7 +543,7 @@ class Metric:
         """Return whether weights are finite and sums over their paths are not, not even in float64; tells of it."""
         near = self.near_parameters() or self.network.parameters
         wide = {name: p.detach().double() for name, p in near.items()}
-        bad = [1.0 - torch.isfinite(local(p)).all().double() for p in wide.values()]
+        bad = [1.0 - torch.isfinite(to_local(p)).all().double() for p in wide.values()]
         if float(totals(torch.stack(bad), wide.values()).sum()):
             return False
         if bool(torch.isfinite(squared_path_norm(self.network, wide))):
@@ -659,7 +659,7 @@ class Metric:
         else:
             rows = value.reshape(value.shape[0], -1).double().mean(1)
         block_of_row = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
-        own = cut(block_of_row.to(rows.device), parameter)
+        own = local_shard(block_of_row.to(rows.device), parameter)
         sums = rows.new_zeros(len(sizes)).index_add_(0, own, rows)
         sums = totals(sums, [parameter] * len(sizes))
         return (sums / sums.new_tensor(sizes)).tolist()
@@ -727,7 +727,7 @@ class Metric:
         """Return what the optimizer works with, in the memory of kappa'; zero where kappa' is: 0 / 0 = 0."""
         gauge = self.gauge(name)
         form = self._forms[name]
-        parameter = local(self.network.parameters[name])
+        parameter = to_local(self.network.parameters[name])
         if kappa is None:
             # the metric of the balanced network
             result = torch.ones_like(
@@ -776,9 +776,9 @@ class Metric:
     def _own_rows(self, name: str, count: int) -> tuple[int, int]:
         """Return the range of a parameter's rows in this process: the first row and the end, exclusive."""
         parameter = self.network.parameters[name]
-        if not is_split(parameter):
+        if not is_sharded(parameter):
             return 0, count
-        rows = cut(torch.arange(count), parameter)
+        rows = local_shard(torch.arange(count), parameter)
         return (int(rows[0]), int(rows[-1]) + 1) if len(rows) else (0, 0)
 
     def _power(self, name: str, kappa: Tensor | Outer, shift: Shift) -> Tensor:

@@ -12,7 +12,7 @@ from pathspace.paths.kernel import recording
 from pathspace.paths.kernel.kappa import surveyed_kappa
 from pathspace.paths.kernel.safe_type import Measured, Surveyed
 from pathspace.rescaling.frames import Frame, FrameName
-from pathspace.squared.parts import local
+from pathspace.squared.sharding import to_local
 from pathspace.squared.squares import dense
 
 
@@ -104,7 +104,7 @@ class Path(Metric):
             whole = kappa.mean(name) == 0
             if g is None or not (whole or name in self.network.call.unused):
                 continue
-            if bool(torch.where(dense(value) == 0, local(g), 0).count_nonzero()):
+            if bool(torch.where(dense(value) == 0, to_local(g), 0).count_nonzero()):
                 step = (
                     "plain step of the balanced network"
                     if whole

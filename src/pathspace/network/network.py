@@ -23,8 +23,8 @@ from pathspace.network.row_blocks import row_blocks
 from pathspace.network.sharded import WHAT_TO_DO
 from pathspace.network.staleness import StalenessCheck
 from pathspace.network.units import EdgeLabels, UnitClass
-from pathspace.squared.parts import is_split
 from pathspace.squared.precision import full_precision
+from pathspace.squared.sharding import is_sharded
 from pathspace.squared.tape import Tape
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -147,7 +147,7 @@ class Network:
     @cached_property
     def splits(self) -> int:
         """Number of its parameters that are split over processes."""
-        return sum(map(is_split, self.parameters.values()))
+        return sum(map(is_sharded, self.parameters.values()))
 
     @property
     def rescalings(self) -> Counter[str]:

@@ -2,7 +2,7 @@
 
 A network that was traced before FSDP's ``fully_shard`` follows the parameters that replaced its
 own. Kappa is computed from full weights, which are gathered one after the other (see
-``squared.parts``). Other sums over paths need all full weights at once, and refuse shards with an
+``squared.sharding``). Other sums over paths need all full weights at once, and refuse shards with an
 error.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pathspace.squared.parts import is_split, layout_refused
+from pathspace.squared.sharding import is_sharded, layout_refused
 
 WHAT_TO_DO = (
     "Trace the model before FSDP's fully_shard splits it, and make the optimizer after, of model.parameters(): "
@@ -61,8 +61,8 @@ def follow(name: str, traced: Tensor, now: Any, split: Mapping[str, Any]) -> Non
     Raises:
         RuntimeError: the network cannot follow it.
     """
-    if is_split(traced):
-        if is_split(now):
+    if is_sharded(traced):
+        if is_sharded(now):
             raise RuntimeError(
                 f"the model's parameter '{name}' was split over processes anew since the network last followed it: "
                 "trace the whole model again, shard it then, and make a new optimizer"

@@ -14,7 +14,7 @@ from torch.nn.modules import module as global_hooks
 from pathspace.network.attributes import entries, is_plain, runs, wraps
 from pathspace.network.call import Call
 from pathspace.network.sharded import WHAT_TO_DO, flattened, follow, shards
-from pathspace.squared.parts import is_split
+from pathspace.squared.sharding import is_sharded
 
 # what makes no difference to the network, in whatever way it is switched
 _NEUTRAL = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
@@ -173,7 +173,7 @@ class StalenessCheck:
                 f"after tracing. {WHAT_TO_DO}"
             )
         now = self._parameter(name)
-        if is_split(now) or is_split(parameter):
+        if is_sharded(now) or is_sharded(parameter):
             follow(name, parameter, now, split)
             assert now is not None
             return now

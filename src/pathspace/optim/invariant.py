@@ -64,8 +64,8 @@ from pathspace.optim.base.steepest import ParamStep
 from pathspace.optim.rules.clipping import clip_factor
 from pathspace.optim.rules.division import divides, group_of, undivided
 from pathspace.optim.rules.traits import RULES, traits_of
-from pathspace.squared.parts import dealt, local, totals
 from pathspace.squared.precision import full_precision
+from pathspace.squared.sharding import shard_rows, to_local, totals
 
 
 class Invariant(MetricOptimizer):
@@ -190,7 +190,7 @@ class Invariant(MetricOptimizer):
     @property
     def _gathers(self) -> bool:
         """True if parameters are gathered for the rule; its states stay sharded as DTensors."""
-        return self._in_parts and self.rule is not None and traits_of(type(self.rule)).needs_whole
+        return self._is_sharded and self.rule is not None and traits_of(type(self.rule)).needs_whole
 
     # -- the rule and its groups -------------------------------------------------------------------
 
@@ -424,8 +424,8 @@ class Invariant(MetricOptimizer):
             kept = self._kept_views = self._new_views()
         views = [kept[p] for p, _ in factors]
         for view, (p, r) in zip(views, factors, strict=True):
-            if self._in_parts:
-                view.p = local(p)  # FSDP may have put it elsewhere
+            if self._is_sharded:
+                view.p = to_local(p)  # FSDP may have put it elsewhere
             view.r = r
             view.has_zeros = r is not None and self.state[p].get("zeros", False)
         if len(views) < len(self._shadows):
@@ -485,7 +485,7 @@ class Invariant(MetricOptimizer):
                 shadow.grad, shadow.data = None, shadow.data.to(dtype)
         traits = traits_of(type(self.rule))
         # a rule that divides its work over processes must see all of it
-        divided = (self._in_parts and traits.takes_rows) or divides(group_of(self.rule))
+        divided = (self._is_sharded and traits.takes_rows) or divides(group_of(self.rule))
         self._steps_one_by_one = traits.one_by_one and not divided
         return views_of(self._shadows, one_by_one=self._steps_one_by_one)
 
@@ -559,7 +559,7 @@ class Invariant(MetricOptimizer):
                 LBFGS.
             ValueError: parameters are split over processes.
         """
-        if self._in_parts:
+        if self._is_sharded:
             raise ValueError(
                 "parameters are split over processes: save state_dict(), and load it where they are whole"
             )
@@ -643,7 +643,7 @@ class Invariant(MetricOptimizer):
 
     def _own_part(self, key: str, value: Any, p: Any) -> Any:
         of_rule = self._gathers and not key.startswith(_OURS)
-        return dealt(value, p) if of_rule else super()._own_part(key, value, p)
+        return shard_rows(value, p) if of_rule else super()._own_part(key, value, p)
 
 
 _OURS = "metric_"

@@ -20,7 +20,7 @@ from pathspace.optim.base.network_optimizer import Parameters
 from pathspace.optim.base.options import SharedOptions, with_metric
 from pathspace.optim.base.steepest import ParamStep, clipping, descend_, orient_gradients
 from pathspace.paths.kernel.kappa import surveyed_kappa
-from pathspace.squared.parts import local
+from pathspace.squared.sharding import to_local
 from pathspace.squared.squares import dense
 
 
@@ -121,5 +121,5 @@ class PathSGD(MetricOptimizer):
         kappa1 = surveyed_kappa(self.network, list(decayed), parameters=near).values
         for name, step in decayed.items():
             # the parameter's type may hold neither
-            term = dense(kappa1[name]) * local(weights[name])
+            term = dense(kappa1[name]) * to_local(weights[name])
             step.g = torch.add(step.g, term, alpha=step.group["path_decay"])

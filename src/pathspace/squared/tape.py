@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pathspace.squared.normalization import Normalization
-from pathspace.squared.parts import Gathering, first_split
+from pathspace.squared.sharding import Gathering, first_sharded
 
 Mix = Callable[[tuple[int, ...], Tensor], Tensor]
 """Replaces the value of a slot, (slot,), or of step t of a recurrent cell in it, (slot, cell, t)."""
@@ -74,8 +74,10 @@ class Sums:
     noted: dict[int, Tensor] | None = None
 
     def options(self, instruction: Instruction, inputs: Sequence[Tensor]) -> dict[str, Any]:
-        """Return what the function of an instruction takes beside its inputs."""
-        options: dict[str, Any] = {"power": self.power} if instruction.fixed else {}
+        """Return the keyword arguments for an instruction's function; note its statistic if that is asked for."""
+        options: dict[str, Any] = {}
+        if instruction.fixed:
+            options["power"] = self.power
         if instruction.statistic is None:
             return options
         slot = instruction.outputs[0]
@@ -128,7 +130,7 @@ class Tape:
     def of(
         leaves: Sequence[Leaf], instructions: Sequence[Instruction], outputs: Sequence[int]
     ) -> Tape:
-        """Keep only what the outputs depend on."""
+        """Make a tape of the leaves and instructions that the outputs depend on."""
         needed = set(outputs)
         kept: list[Instruction] = []
         for instruction in reversed(instructions):
@@ -153,8 +155,7 @@ class Tape:
 
         Args:
             squared: squared parameters by name; their type and device are those of the computation.
-                Those that are split over processes are gathered for each instruction that reads
-                them, and let go of after it.
+                Sharded ones are gathered for each instruction that reads them, and freed after it.
             live: returns a buffer, or a parameter outside the network, of the model by name.
             watch: slots whose values are wanted too.
             taps: a list to which the inside of every recurrent cell is appended.
@@ -168,12 +169,12 @@ class Tape:
         """
         like = next(iter(squared.values()), torch.zeros(()))
         slots = self._leaves(squared, live, like, inputs, sums)
-        if first_split(slots.values()) is None:
+        if first_sharded(slots.values()) is None:
             return self._run(slots, watch, taps, mix, sums)
         gathering = Gathering()
         with gathering:
             for slot in {*watch, *self.outputs} & slots.keys():
-                slots[slot] = gathering.whole(slots[slot])
+                slots[slot] = gathering.full(slots[slot])
             return self._run(slots, watch, taps, mix, sums, gathering)
 
     def _run(
@@ -186,12 +187,13 @@ class Tape:
         gathering: Gathering | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """Run the instructions on the values of the leaves."""
-        for instruction, read in zip(self.instructions, self._read, strict=True):
+        for instruction, last_reads in zip(self.instructions, self._last_reads, strict=True):
             inputs = [slots[i] for i in instruction.inputs]
             if gathering is not None:
-                inputs = [gathering.whole(value) for value in inputs]
-                for slot in read.difference(watch):
-                    del slots[slot]  # it may be a view of a whole parameter
+                inputs = [gathering.full(value) for value in inputs]
+                # a slot that is not read again may keep a gathered weight in memory
+                for slot in last_reads.difference(watch):
+                    del slots[slot]
             if instruction.recurrent:
                 inner = _inside(instruction, mix)
                 result = instruction.function(*inputs, taps=taps, mix=inner)
@@ -257,13 +259,13 @@ class Tape:
         return [live(leaf.name) for leaf in leaves if leaf.name not in inside]
 
     @cached_property
-    def _read(self) -> list[set[int]]:
-        """For each instruction, the slots that nothing reads after it."""
-        later = set(self.outputs)
+    def _last_reads(self) -> list[set[int]]:
+        """For each instruction, the slots that it reads and that nothing reads after it."""
+        read_later = set(self.outputs)
         result: list[set[int]] = []
         for instruction in reversed(self.instructions):
-            result.append(set(instruction.inputs) - later)
-            later.update(instruction.inputs)
+            result.append(set(instruction.inputs) - read_later)
+            read_later.update(instruction.inputs)
         result.reverse()
         return result
 

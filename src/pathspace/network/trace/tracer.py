@@ -58,7 +58,7 @@ from pathspace.network.trace.shadow import (
     shadow_of,
 )
 from pathspace.network.trace.values import Origin
-from pathspace.squared.parts import is_split
+from pathspace.squared.sharding import is_sharded
 
 
 def trace(
@@ -676,7 +676,7 @@ def _check_types(parameters: Mapping[str, nn.Parameter], allowed: Callable[[Tens
 def _check_whole(model: nn.Module) -> None:
     """Refuse a model that is split over processes; parts that are left outside cannot be copied either."""
     for name, module in model.named_modules():
-        if shards(module) or any(is_split(p) for p in module.parameters(recurse=False)):
+        if shards(module) or any(is_sharded(p) for p in module.parameters(recurse=False)):
             by = "FSDP" if shards(module) else "DTensor"
             raise UntraceableError(by, name, "it splits the weights over processes", WHAT_TO_DO)
 

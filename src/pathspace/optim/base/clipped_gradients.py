@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from pathspace.network import Network
-from pathspace.squared.parts import local, totals
+from pathspace.squared.sharding import to_local, totals
 
 _SMALL = 2**15  # elements of a gradient, all of which are looked at in every step
 _THOROUGH = 10  # steps from one look at all elements to the next
@@ -102,7 +102,7 @@ def _norms(gradients: Sequence[Tensor]) -> Tensor:
     """Return the norms of tensors, shape (how many,)."""
     device = gradients[0].device
     norms = (
-        torch.linalg.vector_norm(local(g), dtype=torch.promote_types(g.dtype, torch.float32))
+        torch.linalg.vector_norm(to_local(g), dtype=torch.promote_types(g.dtype, torch.float32))
         for g in gradients
     )
     squares = torch.stack([norm.to(device, torch.float64) for norm in norms]).square_()

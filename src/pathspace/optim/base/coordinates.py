@@ -27,7 +27,15 @@ from torch.optim import Optimizer
 from pathspace.optim.rules.clipping import changes
 from pathspace.optim.rules.muon import SHARD_OF
 from pathspace.optim.rules.traits import traits_of
-from pathspace.squared.parts import cut, dealt, is_split, joined, joined_rows, local, whole
+from pathspace.squared.sharding import (
+    from_local,
+    full_tensor,
+    is_sharded,
+    local_shard,
+    rows_from_local,
+    shard_rows,
+    to_local,
+)
 
 # torch's own optimizers are made of these
 _copy_ = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
@@ -48,7 +56,7 @@ def as_shadow(p: Tensor, *, matrix: bool = False) -> nn.Parameter:
     ``points.expect_unread``). Of a parameter that is split over processes, those of the part in
     this one.
     """
-    p = local(p)
+    p = to_local(p)
     shape = (p.shape[0], p.shape[1:].numel()) if matrix and p.dim() > 2 else p.shape
     unknown = torch.full((), torch.nan, dtype=type_of_shadow(p), device=p.device)
     return nn.Parameter(unknown.expand(shape), requires_grad=p.requires_grad)
@@ -114,7 +122,7 @@ class CoordinateView:
 
     __slots__ = (
         "_h",
-        "_in_parts",
+        "_is_sharded",
         "_shaped",
         "_u",
         "chunk",
@@ -129,8 +137,8 @@ class CoordinateView:
         self.parameter = parameter
         self.shadow = shadow
         self.chunk = chunk
-        self.p = local(parameter)
-        self._in_parts = self.p is not parameter
+        self.p = to_local(parameter)
+        self._is_sharded = self.p is not parameter
         self.r: Tensor | None = None
         self.has_zeros = False
         end = start + self.p.numel()
@@ -150,7 +158,7 @@ class CoordinateView:
         """True if w, r, u and the gradient have one type and are on a GPU, where one launch serves many parameters."""
         r = self.r
         g = self.parameter.grad
-        if r is None or g is None or self._in_parts or not self._u.is_cuda:
+        if r is None or g is None or self._is_sharded or not self._u.is_cuda:
             return False
         return self.p.dtype == r.dtype == self._u.dtype == g.dtype
 
@@ -172,7 +180,7 @@ class CoordinateView:
             self.shadow.grad = None
             h.zero_()
             return
-        g = local(self.parameter.grad)
+        g = to_local(self.parameter.grad)
         if r is None:
             h.copy_(g)
         elif r.dtype == g.dtype == h.dtype:
@@ -219,8 +227,8 @@ class CoordinateView:
         """Return u, with gradient h, of a sharded parameter; u is 0 if the rule does not read it."""
         p = self.parameter
         shape = (*p.shape[:1], *self.shadow.shape[1:])
-        h = whole(joined(self._h, p))
-        u = whole(joined(self._u, p)) if sees or self.r is None else torch.zeros_like(h)
+        h = full_tensor(from_local(self._h, p))
+        u = full_tensor(from_local(self._u, p)) if sees or self.r is None else torch.zeros_like(h)
         full = nn.Parameter(u.view(shape))
         vars(full).update(vars(self.shadow))  # what the rule is told of it
         full.grad = h.view(shape)
@@ -442,12 +450,12 @@ def step_gathered(rule: Optimizer, views: Sequence[CoordinateView], *, sees: boo
         own = view.shadow
         full = view.gathered(sees=sees)
         state = rule.state.get(own, {})
-        rule.state[full] = {key: whole(value) for key, value in state.items()}
+        rule.state[full] = {key: full_tensor(value) for key, value in state.items()}
         with restricted_to(rule, {id(own): full}):
             rule.step()
-        own.copy_(cut(full, p))
+        own.copy_(local_shard(full, p))
         stepped = rule.state.pop(full)
-        rule.state[own] = {key: dealt(value, p) for key, value in stepped.items()}
+        rule.state[own] = {key: shard_rows(value, p) for key, value in stepped.items()}
 
 
 def step_shards(rule: Optimizer, views: Sequence[CoordinateView]) -> None:
@@ -457,8 +465,8 @@ def step_shards(rule: Optimizer, views: Sequence[CoordinateView]) -> None:
     """
     for view in views:
         own = view.shadow
-        rule.state[own] = {key: local(value) for key, value in rule.state.get(own, {}).items()}
-        if is_split(view.parameter):
+        rule.state[own] = {key: to_local(value) for key, value in rule.state.get(own, {}).items()}
+        if is_sharded(view.parameter):
             setattr(own, SHARD_OF, view.parameter)
     try:
         with restricted_to(rule, {id(view.shadow): view.shadow for view in views}):
@@ -467,7 +475,7 @@ def step_shards(rule: Optimizer, views: Sequence[CoordinateView]) -> None:
         for view in views:
             stepped = rule.state[view.shadow]
             rule.state[view.shadow] = {
-                key: joined_rows(value, view.parameter) for key, value in stepped.items()
+                key: rows_from_local(value, view.parameter) for key, value in stepped.items()
             }
 
 
@@ -502,4 +510,4 @@ def rollback_on_error(
 
 def _size(parameters: Sequence[Tensor]) -> int:
     """Elements, with each parameter at the start of a line of the cache."""
-    return sum(-(-local(p).numel() // _ALIGNED) * _ALIGNED for p in parameters)
+    return sum(-(-to_local(p).numel() // _ALIGNED) * _ALIGNED for p in parameters)

@@ -16,7 +16,7 @@ from torch import Tensor
 from pathspace.metrics import Metric
 from pathspace.metrics.gauge import Gauge
 from pathspace.optim.base.steepest import ParamStep
-from pathspace.squared.parts import totals
+from pathspace.squared.sharding import totals
 
 
 def clipped_squares(steps: Sequence[ParamStep], *, is_root: bool) -> list[Tensor]:

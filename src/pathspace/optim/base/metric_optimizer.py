@@ -26,7 +26,7 @@ from pathspace.optim.base.diagnostics import (
 from pathspace.optim.base.network_optimizer import Active, NetworkOptimizer, Parameters
 from pathspace.optim.base.steepest import ParamStep
 from pathspace.rescaling.optimizer_states import times_
-from pathspace.squared.parts import local
+from pathspace.squared.sharding import to_local
 
 
 class MetricOptimizer(NetworkOptimizer):
@@ -90,9 +90,9 @@ class MetricOptimizer(NetworkOptimizer):
         steps = [
             ParamStep(p, p, group, self.state[p], names.get(id(p)), g) for p, group, g in active
         ]
-        if self._in_parts:
+        if self._is_sharded:
             for step in steps:
-                step.p, step.g = local(step.p), local(step.g)
+                step.p, step.g = to_local(step.p), to_local(step.g)
         inside = {step.name: step.state for step in steps if step.name is not None}
         if inside:
             own = {names[id(p)] for p in self._all_parameters() if id(p) in names}
@@ -179,8 +179,8 @@ class MetricOptimizer(NetworkOptimizer):
             state = self.state.get(p, {})
             name = names.get(id(p))
             if name is None or "factor" in state:
-                g = local(g) if self._in_parts else g
-                own = local(p) if self._in_parts else p
+                g = to_local(g) if self._is_sharded else g
+                own = to_local(p) if self._is_sharded else p
                 steps.append(ParamStep(p, own, group, state, name, g, state.get("factor")))
         self._orient(steps)
         return steps

@@ -27,7 +27,15 @@ from pathspace.optim.base.saved_states import (
     of_steps,
     unlocked,
 )
-from pathspace.squared.parts import cut, first_split, is_split, joined, local, totals, whole
+from pathspace.squared.sharding import (
+    first_sharded,
+    from_local,
+    full_tensor,
+    is_sharded,
+    local_shard,
+    to_local,
+    totals,
+)
 
 Parameters = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 # parameters with a gradient: parameter, group, gradient
@@ -49,7 +57,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
     """The argument that does what clipping gradients does to others; None if the rule is not invariant anyhow."""
     takes_parts: bool | property = False
     """Whether parameters may be split over processes by FSDP."""
-    _in_parts = False  # whether some are
+    _is_sharded = False  # whether some are
     # entries of a state that plain rules know by these names and would misread
     _misread: tuple[str, ...] = ()
     _rehearsal: dict[str, Any] | None = (
@@ -75,7 +83,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
         if not any(
             id(p) in network.names_by_id for group in self.param_groups for p in group["params"]
         ):
-            if any(map(is_split, self._all_parameters())) and not network.splits:
+            if any(map(is_sharded, self._all_parameters())) and not network.splits:
                 raise refused(type(self).__name__)  # of a model that was not traced before
             raise ValueError(
                 "none of these parameters belongs to the network: trace the model that they are the parameters of "
@@ -106,7 +114,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
         if active[0][0].is_cuda and torch.cuda.is_current_stream_capturing():
             self._take(active)  # the user records a CUDA graph, in which nothing may be looked at
             return loss
-        gradients = ((p, local(g) if self._in_parts else g) for p, _, g in active)
+        gradients = ((p, to_local(g) if self._is_sharded else g) for p, _, g in active)
         self._gradients.expect_finite(gradients, self._agreed)
         self._forget_rehearsal()
         if self._is_rehearsal(active):
@@ -153,10 +161,10 @@ class NetworkOptimizer(torch.optim.Optimizer):
         Raises:
             ValueError: one is.
         """
-        if any(map(is_split, parameters)):
+        if any(map(is_sharded, parameters)):
             if not self.takes_parts:
                 raise refused(type(self).__name__)
-            self._in_parts = True
+            self._is_sharded = True
 
     def _check_current(self) -> None:
         """Look whether the network is still what it was when this was made.
@@ -177,9 +185,9 @@ class NetworkOptimizer(torch.optim.Optimizer):
         Raises:
             ValueError: one is.
         """
-        whole = self._options() - set(self.defaults) - {"params"}
+        of_optimizer = self._options() - set(self.defaults) - {"params"}
         for name in param_group:
-            if name in whole:
+            if name in of_optimizer:
                 kind = type(self).__name__
                 raise ValueError(
                     f"'{name}' is an option of {kind} as a whole, not of a group: give it to {kind}(...) itself"
@@ -232,7 +240,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
         """
         del names
         kind = type(self).__name__
-        if self._in_parts:
+        if self._is_sharded:
             raise ValueError(
                 f"the parameters of this {kind} are split over processes: rescale before the model is sharded"
             )
@@ -256,10 +264,10 @@ class NetworkOptimizer(torch.optim.Optimizer):
 
     def _agreed(self, refused: bool) -> bool:
         """Return whether any of the processes that step together refuses a step."""
-        if not self._in_parts:
+        if not self._is_sharded:
             return refused
         return bool(
-            totals(torch.tensor([float(refused)]), [first_split(self._all_parameters())]).sum()
+            totals(torch.tensor([float(refused)]), [first_sharded(self._all_parameters())]).sum()
         )
 
     # -- a first step that moves nothing -----------------------------------------------------------
@@ -275,11 +283,11 @@ class NetworkOptimizer(torch.optim.Optimizer):
         moving = any(rate is None or float(rate) for rate in rates)
         if moving or any(self.state.values()):
             return False
-        moves = any(bool(local(g).any()) for _, _, g in active)
-        split = first_split(p for p, _, _ in active)
+        moves = any(bool(to_local(g).any()) for _, _, g in active)
+        split = first_sharded(p for p, _, _ in active)
         if split is not None:
             moves = bool(
-                totals(torch.tensor([float(moves)], device=local(split).device), [split]).sum()
+                totals(torch.tensor([float(moves)], device=to_local(split).device), [split]).sum()
             )
         return not moves
 
@@ -321,15 +329,16 @@ class NetworkOptimizer(torch.optim.Optimizer):
         return self._packed(super().state_dict())
 
     def _packed(self, packed: dict[str, Any]) -> dict[str, Any]:
-        """Return a state with an entry for every parameter, which tools that go by the parameters' names ask for.
+        """Return a state as it is saved, with an entry for every parameter.
 
-        What is kept of the elements of a parameter that is split over processes is split like it.
+        Tools that save states by the names of parameters need all of these entries. Entries with an
+        element for each of a sharded parameter are sharded like it.
         """
         states = {}
         for index, p in enumerate(self._all_parameters()):
             state = packed["state"].get(index, {})
-            whole_state = {key: _joined(key, value, p) for key, value in state.items()}
-            states[index] = locked(whole_state, self._misread)
+            saved = {key: _as_saved(key, value, p) for key, value in state.items()}
+            states[index] = locked(saved, self._misread)
         begun = self._has_begun and any(map(has_content, states.values()))
         packed["param_groups"] = [{**group, BEGUN: begun} for group in packed["param_groups"]]
         if any(states.values()):
@@ -338,7 +347,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
         return packed
 
     def _unpacked(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Return what :meth:`_packed` was made of, be the parameters whole there and split here, or the reverse."""
+        """Undo :meth:`_packed`; parameters that were full when it was saved may be sharded now, and vice versa."""
         saved = [index for group in state_dict["param_groups"] for index in group["params"]]
         # torch tells if they are not as many
         states = {}
@@ -350,13 +359,15 @@ class NetworkOptimizer(torch.optim.Optimizer):
         return {**state_dict, "state": states}
 
     def _own_part(self, key: str, value: Any, p: Any) -> Any:
-        """Return what a process keeps of an entry of a state."""
+        """Return the part of a saved entry that this process keeps."""
         if p is None or not _is_of_elements(key, value):
             return value
-        if is_split(value) and is_split(p) and value.device_mesh == p.device_mesh:
-            return local(value)
-        value = whole(value)
-        return cut(value, p).clone() if is_split(p) and value.shape == p.shape else value
+        if is_sharded(value) and is_sharded(p) and value.device_mesh == p.device_mesh:
+            return to_local(value)
+        full = full_tensor(value)
+        if is_sharded(p) and full.shape == p.shape:
+            return local_shard(full, p).clone()
+        return full
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume from a state; see ``torch.optim.Optimizer.load_state_dict``.
@@ -426,7 +437,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
             ValueError: it does not fit the parameter.
         """
         shape = self.network.parameters[name].shape
-        kept_here = local(self.network.parameters[name]).shape
+        kept_here = to_local(self.network.parameters[name]).shape
         rows = shape[:1].numel()
         # what gauges, and moments of matrix rules, are kept for
         matrix = (rows, shape.numel() // max(1, rows))
@@ -489,8 +500,8 @@ def _is_of_elements(key: str, value: Any) -> bool:
     return isinstance(value, Tensor) and value.dim() > 0 and not key.endswith(_ENDS)
 
 
-def _joined(key: str, value: Any, p: Tensor) -> Any:
-    """Return an entry of a state as it travels."""
-    return (
-        joined(value, p) if _is_of_elements(key, value) and value.shape == local(p).shape else value
-    )
+def _as_saved(key: str, value: Any, p: Tensor) -> Any:
+    """Return an entry of a state as it is saved: sharded like its parameter if it has its elements."""
+    if _is_of_elements(key, value) and value.shape == to_local(p).shape:
+        return from_local(value, p)
+    return value

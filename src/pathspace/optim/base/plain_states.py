@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from pathspace.optim.rules.traits import traits_of
 from pathspace.rescaling.optimizer_states import follow_state_
-from pathspace.squared.parts import local
+from pathspace.squared.sharding import to_local
 
 
 def expect_plain(rule: Optimizer, state: Mapping[str, Any], owner: str, parameter: str) -> None:
@@ -58,7 +58,7 @@ def into_coordinates_(rule: Optimizer, shadow: Tensor, r: Tensor) -> None:
         # a rule that has loaded a state shares its memory with whoever saved it
         state[key] = value.clone()
         if power:
-            part = local(state[key])
+            part = to_local(state[key])
             part.copy_(_times(part, r, power))
 
 

@@ -19,7 +19,7 @@ from pathspace.metrics.gauge import Gauge
 from pathspace.optim.rules.clipping import changes, clip_factor
 from pathspace.optim.rules.moments import cast_state
 from pathspace.paths.kernel.norm import widened
-from pathspace.squared.parts import totals
+from pathspace.squared.sharding import totals
 
 # torch's own optimizers are made of these
 _mul = torch._foreach_mul  # pyright: ignore[reportPrivateImportUsage]

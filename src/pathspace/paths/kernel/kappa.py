@@ -24,7 +24,7 @@ from pathspace.network.network import current_values, in_full_precision
 from pathspace.paths.kernel.norm import all_widened
 from pathspace.paths.kernel.pairs import pairs_term
 from pathspace.paths.kernel.safe_type import Measured, Surveyed, Values, in_safe_type, own_memory
-from pathspace.squared.parts import cut, joined, local
+from pathspace.squared.sharding import from_local, local_shard, to_local
 from pathspace.squared.squares import Outer, dense
 
 
@@ -61,7 +61,7 @@ def kappa(
     names = list(network.parameters)
     values = surveyed_kappa(network, names, second_term=second_term, parameters=parameters).values
     parts = own_memory({name: dense(value) for name, value in values.items()})
-    return {name: joined(value, source[name]) for name, value in parts.items()}
+    return {name: from_local(value, source[name]) for name, value in parts.items()}
 
 
 @in_full_precision
@@ -119,8 +119,8 @@ def squared_gradients(
     result: Values = {}
     for name, g in zip(names, gradients, strict=True):
         if name in single:
-            delta = cut(g.reshape(-1), q[name])
+            delta = local_shard(g.reshape(-1), q[name])
             result[name] = Outer(delta, entering[name].detach().reshape(-1))
         else:
-            result[name] = local(g)
+            result[name] = to_local(g)
     return result

@@ -46,7 +46,7 @@ from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.network.network import current_values
-from pathspace.squared.parts import cut_factor, local
+from pathspace.squared.sharding import local_factor, to_local
 from pathspace.squared.tape import Instruction, Tap, Tape
 
 _MORE = 1 + 2.0**-10
@@ -121,7 +121,7 @@ def node_mass(network: Network) -> NodeMass:
     into, out_of, nodes, mass = _sums(network, q)
     if not bool(torch.isfinite(into.sum() + out_of.sum())):
         worst = next(
-            (n for n, p in source.items() if not bool(torch.isfinite(local(p.detach())).all())),
+            (n for n, p in source.items() if not bool(torch.isfinite(to_local(p.detach())).all())),
             None,
         )
         raise FloatingPointError(
@@ -131,7 +131,7 @@ def node_mass(network: Network) -> NodeMass:
     even = None
     if positions:
         for square in q.values():
-            local(square).mul_(_MORE)
+            to_local(square).mul_(_MORE)
         longer_in, longer_out, _, _ = _sums(network, q)
         # q^l: where all squares grow by a factor, mass grows by it as often as there are weights on
         # a path
@@ -165,7 +165,7 @@ def _squares(network: Network, source: Mapping[str, Tensor], *, halved: bool) ->
         return q
     for n, square in q.items():
         share = torch.where(network.edges[n].target != 0, 0.5, 1.0)
-        local(square).mul_(cut_factor(share.to(square.device, torch.float64), square))
+        to_local(square).mul_(local_factor(share.to(square.device, torch.float64), square))
     return q
 
 

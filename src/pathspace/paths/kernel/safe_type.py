@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.paths.kernel.norm import all_widened
-from pathspace.squared.parts import extremes, first_split, is_split, local, totals
+from pathspace.squared.sharding import extremes, first_sharded, is_sharded, to_local, totals
 from pathspace.squared.squares import Outer, dense
 
 Values = dict[str, Tensor | Outer]
@@ -127,7 +127,7 @@ def measured(
         with_means: whether to find means, too.
     """
     owners = {} if parameters is None else {name: parameters[name] for name in values}
-    split = first_split(owners.values())
+    split = first_sharded(owners.values())
     factors, holders, spans = _distinct_factors(values, owners)
     # of an empty part, the ends that change those of no other part
     empty = (1.0, 1.0) if split is None else (math.inf, -math.inf)
@@ -175,7 +175,7 @@ def _means_of_all_parts(means: Sequence[Tensor], holders: Sequence[Tensor]) -> l
     """Return the means over the parts in all processes."""
     if not means:
         return []
-    shares = [local(p).shape[0] / p.shape[0] if is_split(p) else 1.0 for p in holders]
+    shares = [to_local(p).shape[0] / p.shape[0] if is_sharded(p) else 1.0 for p in holders]
     shared = [mean * share for mean, share in zip(means, shares, strict=True)]
     return [*totals(torch.stack(shared), holders)]
 
