@@ -250,6 +250,25 @@ def test_the_normalizer_is_the_mean_of_what_kappa_there_is(statistic, scale):
         assert state["normalizer"] == pytest.approx(float(mean), rel=1e-9)
 
 
+@pytest.mark.parametrize("normalization", ["refreshed", "network"])
+def test_the_present_mean_normalizes_unless_it_is_frozen(normalization):
+    """One normalizer serves all parameters, so that the two options are one."""
+    torch.manual_seed(0)
+    model, x = mlp(4, 6, 3).double(), torch.randn(16, 4, dtype=torch.float64)
+    optimizer = ps.optim.QuasiDiagonal(
+        model.parameters(), ps.trace(model, x), lr=0.0, alpha=1.0, normalization=normalization,
+        refresh_every=1, estimator="exact",
+    )  # fmt: skip
+    found = []
+    for scale in (1.0, 3.0):
+        optimizer.zero_grad()
+        model(scale * x).square().mean().backward()
+        optimizer.step()
+        (normalizer,) = {state["normalizer"] for state in optimizer.metric.state.values()}
+        found.append(normalizer)
+    assert found[1] > 2 * found[0]
+
+
 @pytest.mark.parametrize("normalization", ["none", "frozen"])
 def test_a_normalizer_that_stays_does_so_where_parameters_have_no_kappa(normalization):
     """Output biases by the covariance never have one, and a batch can turn all units off."""

@@ -15,7 +15,7 @@ from cases import BY_NAME, call, half, mlp, slow_besides, trace, traced
 from conformance import Entry, difference, power_of_two_factors
 from fixture_nets import load
 from pathspace.metrics import data_dependent, metric
-from pathspace.paths.kernel.safe_type import Surveyed
+from pathspace.paths.kernel.safe_type import RangeReport
 from pathspace.squared.squares import dense
 
 
@@ -532,7 +532,7 @@ def test_metric_beyond_float32_is_that_of_a_balanced_network(
 
 def test_planted_fault_without_float64_is_seen(monkeypatch):
     monkeypatch.setattr(data_dependent, "fits", lambda *_: True)
-    monkeypatch.setattr(Surveyed, "moderate", True)
+    monkeypatch.setattr(RangeReport, "well_scaled", True)
     with pytest.raises((AssertionError, FloatingPointError)):
         test_metric_beyond_float32_is_that_of_a_balanced_network(
             ps.optim.DDPSGD, "M", 60, False, monkeypatch

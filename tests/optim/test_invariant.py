@@ -429,10 +429,8 @@ def test_one_metric_serves_two_rules_with_one_refresh(monkeypatch):
     from pathspace.metrics import path
 
     case, calls = BY_NAME["mlp"], []
-    original = path.surveyed_kappa
-    monkeypatch.setattr(
-        path, "surveyed_kappa", lambda *a, **k: calls.append(1) or original(*a, **k)
-    )
+    original = path.kappa_report
+    monkeypatch.setattr(path, "kappa_report", lambda *a, **k: calls.append(1) or original(*a, **k))
     model = case.model()
     network, metric = trace(case, model), ps.metrics.Path(refresh_every=3)
     matrices = [p for p in model.parameters() if p.dim() == 2]

@@ -5,7 +5,7 @@ import torch
 
 import pathspace as ps
 from cases import slow_besides
-from pathspace.paths.kernel.safe_type import Surveyed
+from pathspace.paths.kernel.safe_type import RangeReport
 
 RULES = {
     "PathSGD": lambda p, n: ps.optim.PathSGD(p, n, lr=0.1, clip_norm=1.0),
@@ -83,6 +83,6 @@ def test_bits_stay_alike_where_one_of_two_rescaled_networks_leaves_float32(rule)
     ),
 )
 def test_they_would_not_if_each_chose_its_type_by_itself(rule, monkeypatch):
-    monkeypatch.setattr(Surveyed, "moderate", True)
+    monkeypatch.setattr(RangeReport, "well_scaled", True)
     (_, weights, _), (_, their_weights, _) = both(rule)
     assert any(not torch.equal(a, b) for a, b in zip(weights, their_weights, strict=True))

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pathspace.paths.kernel.safe_type import Surveyed
+from pathspace.paths.kernel.safe_type import RangeReport
 
 _NOT_NEGATIVE = (
     "lr",
@@ -142,18 +142,18 @@ def tensor_of(values: Any, name: str, parameter: Tensor, whose: str) -> Tensor:
     return value.detach()
 
 
-def check_survey(surveyed: Surveyed, whose: str) -> None:
+def check_report(report: RangeReport, whose: str) -> None:
     """Refuse values that no metric may have.
 
     Args:
-        surveyed: the values, and their bounds.
+        report: the values, and their bounds.
         whose: how messages call the values.
 
     Raises:
         ValueError: if an element is negative.
         FloatingPointError: if an element is not finite.
     """
-    for name, bounds in surveyed.bounds.items():
+    for name, bounds in report.bounds.items():
         if not all(math.isfinite(end) for pair in bounds for end in pair):
             raise FloatingPointError(
                 f"{whose} are not finite for '{name}': the weights are not finite, because training diverged (lower "

@@ -37,7 +37,7 @@ from pathspace.paths.data.data_dependent import (
 )
 from pathspace.paths.data.edge_statistics import Sharing
 from pathspace.paths.data.node_measure import Statistic, check_options
-from pathspace.paths.kernel.safe_type import Surveyed, Values, survey
+from pathspace.paths.kernel.safe_type import RangeReport, Values, range_report
 from pathspace.replay.arguments import first_examples
 from pathspace.replay.chain import Cell, Chain, chain_of, chain_pass
 from pathspace.replay.latest_batch import LatestBatch
@@ -244,13 +244,18 @@ class DataDependent(Path):
         )
 
     def _request(self, draws: int) -> Request:
-        # an example that is left out may be the only one that uses a weight: the average has to
-        # know it
+        """Return the options of ``kappa_terms`` for a refresh after ``draws`` others."""
         decay = _AVERAGED if self.averaging is None else self.averaging
-        part = draws >= _ENOUGH and decay >= _AVERAGED
-        place = rank_and_size(self.process_group)
+        # only one example may use a weight: before it is left out, it must be in the average
+        has_average = draws >= _ENOUGH and decay >= _AVERAGED
         return Request(
-            self.alpha, self.statistic, self.sharing, self.estimator, self.pairs, part, place
+            self.alpha,
+            self.statistic,
+            self.sharing,
+            self.estimator,
+            self.pairs,
+            part=has_average,
+            place=rank_and_size(self.process_group),
         )
 
     def _is_wide(self) -> bool:
@@ -270,43 +275,46 @@ class DataDependent(Path):
 
     # -- from two terms to kappa -------------------------------------------------------------------
 
-    def _kappa(self, names: Sequence[str]) -> Surveyed:
+    def _kappa(self, names: Sequence[str]) -> RangeReport:
         if self.alpha == 0:
             return super()._kappa(names)
         if self.alpha == 1:  # else a path norm shows it
             expect_finite(self.network.parameters.values())
         # how often signs were drawn
         draws = max(self.state[name].get("draws", 0) for name in names)
-        surveyed, kept = self._in_type_that_fits(names, draws)
-        check_finite(surveyed)
+        report, kept = self._in_type_that_fits(names, draws)
+        check_finite(report)
         for name, new in kept.items():
             self.state[name].update(new)
-        for name, ((low, high),) in surveyed.bounds.items():
+        for name, ((low, high),) in report.bounds.items():
             if low < 0:  # rounding
-                surveyed.bounds[name] = ((0.0, high),)
-                dense(surveyed.values[name]).clamp_min_(0)
-        return surveyed
+                report.bounds[name] = ((0.0, high),)
+                dense(report.values[name]).clamp_min_(0)
+        return report
 
     def _in_type_that_fits(
         self, names: Sequence[str], draws: int
-    ) -> tuple[Surveyed, dict[str, dict[str, Any]]]:
-        """Average kappa' in the parameters' types, or in float64 where those do not hold it."""
+    ) -> tuple[RangeReport, dict[str, dict[str, Any]]]:
+        """Return averaged kappa' and the new entries of the states, in float64 if needed."""
         request = self._request(draws)
         wide = self._is_wide()
-        surveyed, kept = self._averaged(names, draws, wide=wide)
-        types = {name: surveyed.values[name].dtype for name in names}
-        if wide or (surveyed.moderate and fits(surveyed, types, request)):
-            return surveyed, kept
-        surveyed, kept = self._averaged(names, draws, wide=True)
-        if surveyed.moderate and fits(surveyed, types, request):
-            narrow: Values = {n: dense(k).to(types[n]) for n, k in surveyed.values.items()}
-            surveyed = survey(narrow, with_means=True)
-        return surveyed, kept
+        report, kept = self._averaged(names, draws, wide=wide)
+        types = {name: report.values[name].dtype for name in names}
+        if wide or (report.well_scaled and fits(report, types, request)):
+            return report, kept
+        report, kept = self._averaged(names, draws, wide=True)
+        if report.well_scaled and fits(report, types, request):
+            narrow: Values = {n: dense(k).to(types[n]) for n, k in report.values.items()}
+            report = range_report(narrow, with_means=True)
+        return report, kept
 
     def _averaged(
         self, names: Sequence[str], draws: int, *, wide: bool
-    ) -> tuple[Surveyed, dict[str, dict[str, Any]]]:
-        """Return kappa' with the data's averages, and what the states are to keep if it is good."""
+    ) -> tuple[RangeReport, dict[str, dict[str, Any]]]:
+        """Return kappa' from the averages over batches, and the new entries of the states, by name.
+
+        The states take these only after kappa' was checked.
+        """
         terms = mean_over_replicas(self._terms(names, draws, wide=wide), self.process_group)
         decay = self.averaging
         if decay is None:
@@ -322,7 +330,7 @@ class DataDependent(Path):
             if name in terms.cross:
                 cross, weight = _mean_so_far(state, new, "cross", terms.cross[name], decay)
                 new |= self._paired(name, terms.bias_of[name], cross * (self.alpha / weight))
-        return survey(self._in_frame(kappa), with_means=True), kept
+        return range_report(self._in_frame(kappa), with_means=True), kept
 
     def _follow_data(self, name: str, state: dict[str, Any], near: Tensor) -> None:
         scale = self.network.edge_factors(name, near)
@@ -334,7 +342,7 @@ class DataDependent(Path):
         del name, bias, cross
         return {}
 
-    def _warn_of_unreached(self, kappa: Surveyed) -> None:
+    def _warn_of_unreached(self, kappa: RangeReport) -> None:
         if self.alpha == 0:  # data leave zeros of their own
             super()._warn_of_unreached(kappa)
 
@@ -342,9 +350,14 @@ class DataDependent(Path):
 def _mean_so_far(
     state: dict[str, Any], new: dict[str, Any], key: str, data: Tensor, decay: float
 ) -> tuple[Tensor, float]:
-    """Return the average m = a m + (1 - a) data, and 1 - a^t, which it is to be divided by, as Adam's moments are.
+    """Return the average m <- a m + (1 - a) data and its weight 1 - a^t, by which it is divided as Adam's moments are.
 
-    It is written over the data; the state keeps its own until that is known to be good.
+    Args:
+        state: the average and the weight so far, which stay as they are.
+        new: receives the new ones.
+        key: the beginning of their names.
+        data: what is averaged; the average may be written into it.
+        decay: a.
     """
     if not decay:
         return data, 1.0

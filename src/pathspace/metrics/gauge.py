@@ -170,7 +170,7 @@ def powers(network: Network, name: str, far: Tensor) -> Tensor:
     return local_factor(factors, parameter).to(parameter.device, dtype)
 
 
-def near_member(network: Network, far: Tensor) -> dict[str, Tensor]:
+def recentred(network: Network, far: Tensor) -> dict[str, Tensor]:
     """Return the parameters w / m_e of the member near balance, copied; for m_c see :func:`far_scales`."""
     every = network.parameters.items()
     return {

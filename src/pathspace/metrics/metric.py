@@ -23,15 +23,15 @@ from typing import Any, Literal, NamedTuple, TypedDict
 import torch
 from torch import Tensor
 
-from pathspace.metrics.checks import check_counts, check_not_negative, check_survey, tensor_of
-from pathspace.metrics.gauge import Gauge, far_scales, gauges, near_member, powers
+from pathspace.metrics.checks import check_counts, check_not_negative, check_report, tensor_of
+from pathspace.metrics.gauge import Gauge, far_scales, gauges, powers, recentred
 from pathspace.metrics.replicas import any_replica, root_mean_square
 from pathspace.network import Network
 from pathspace.network.errors import expect_network, expect_values
 from pathspace.paths.kernel import recording
 from pathspace.paths.kernel.norm import squared_path_norm, widened
 from pathspace.paths.kernel.recording import Recording
-from pathspace.paths.kernel.safe_type import Surveyed, Values, own_memory, survey
+from pathspace.paths.kernel.safe_type import RangeReport, Values, own_memory, range_report
 from pathspace.replay.latest_batch import LatestBatch
 from pathspace.rescaling.frames import Frame, FrameName, expect_finite_scales, scales_of
 from pathspace.rescaling.optimizer_states import times_
@@ -167,7 +167,7 @@ class Metric:
         self.frozen = False
         self.rehearses = False  # whether a step is being taken that will be forgotten
         # of the two halves of a refresh on a GPU
-        self._survey = Recording()
+        self._kappa_recording = Recording()
         self._finish = Recording()
         self._numbers: Tensor | None = None  # that the second half reads
         self._held: dict[str, Tensor] = {}  # what CUDA graphs of the user read
@@ -293,15 +293,15 @@ class Metric:
     # -- steps -------------------------------------------------------------------------------------
 
     def advance(self, states: Mapping[str, dict[str, Any]], own: Set[str]) -> None:
-        """Put what a step works with into the states, as "factor", in the form that was asked for; anew if that is due.
+        """Put the metric into the states as "factor", in the form that the optimizer asked for; compute it if due.
 
-        Of a far network 1 / D is that of the member near balance (see ``gauge``), 1 / sqrt(D) that
-        of the weights.
+        For a far network 1 / D is that of the member near balance (see ``gauge``), and 1 / sqrt(D)
+        that of the weights.
 
         Args:
-            states: by parameter name, what the optimizer keeps of it, where the metric keeps its
-                own, too.
-            own: the names of all of the optimizer's parameters, also of those without a gradient.
+            states: the optimizer's states of the parameters that take a step, by name. The metric
+                keeps its own entries in them.
+            own: the names of all of the optimizer's parameters, with a gradient or without.
 
         Raises:
             RuntimeError: the network was rescaled after the first step, or moved to another device.
@@ -319,31 +319,32 @@ class Metric:
         self._check_network(states)
         others: list[str] = []
         if any(self.is_due(name) for name in states):
-            others = self._due_elsewhere(first, own)
+            others = self._due_of_others(first, own)
             self._refresh_due(states, others)
-        # what was computed before the last step of this optimizer is old by now
+        # another optimizer no longer gets what was computed before the last step of this one
         kept = {n: by for n, by in self._ahead.items() if n not in states and by not in own}
         self._ahead = kept | dict.fromkeys(others, first)
         for state in states.values():
             state["age"] += 1
 
-    def _due_elsewhere(self, first: str, own: Set[str]) -> list[str]:
-        """Return the parameters that another optimizer of this metric is about to ask for.
+    def _due_of_others(self, first: str, own: Set[str]) -> list[str]:
+        """Return the parameters of other optimizers that are due, so that one refresh serves all.
 
         Args:
             first: a parameter that takes a step.
             own: the names of all parameters of the optimizer that takes it.
         """
-        # at the first step of this optimizer the other one has just asked
+        # at the first step of this optimizer the others have just had their refresh
         if "factor" not in self.state[first]:
             return []
         others = [n for n in self.state if n not in own and self.is_due(n)]
-        # copies, until the step of the other optimizer
-        self.state |= {n: copy.deepcopy(self.state[n]) for n in others}
+        # their optimizer takes the new values at its own step, and works with the old ones until then
+        for name in others:
+            self.state[name] = copy.deepcopy(self.state[name])
         return others
 
     def _refresh_due(self, states: Mapping[str, dict[str, Any]], others: Sequence[str]) -> None:
-        """Compute the metric of the parameters of a step, and of ``others`` with them."""
+        """Compute the metric of the parameters of a step, and of ``others`` together with them."""
         some = self.network.parameters[next(iter(states))]
         expect_values(some)
         due = list(states)
@@ -406,7 +407,7 @@ class Metric:
     def near_parameters(self) -> dict[str, Tensor] | None:
         """Return the parameters of the member near balance; None for a network that is not far."""
         scales = self._far()
-        return None if scales is None else near_member(self.network, scales)
+        return None if scales is None else recentred(self.network, scales)
 
     def reset(self, states: Mapping[str, dict[str, Any]], own: Set[str]) -> None:
         """Take other states of ``own`` parameters, because they were loaded; they belong to the present weights."""
@@ -512,7 +513,7 @@ class Metric:
         try:
             for name in names:  # so that there are never two of them in memory
                 self.state[name].pop("factor", None)
-            kappa = None if self.power == 0 else self._surveyed(names)
+            kappa = None if self.power == 0 else self._report(names)
         except BaseException as error:
             if new or not isinstance(error, FloatingPointError) or not self._ran_away():
                 self._forget(new)
@@ -587,18 +588,18 @@ class Metric:
             for n, v in seen.items()
         }
 
-    def _surveyed(self, names: Sequence[str]) -> Surveyed:
-        """Return kappa' of some parameters, by whichever of the two methods a subclass has."""
-        own = type(self).values is not Metric.values
-        kappa = self.values(self.network, names) if own else self._kappa(names)
-        return kappa if isinstance(kappa, Surveyed) else self._from_values(kappa, names)
+    def _report(self, names: Sequence[str]) -> RangeReport:
+        """Return kappa' of some parameters, from ``values`` if a subclass has it, else from ``_kappa``."""
+        has_values = type(self).values is not Metric.values
+        kappa = self.values(self.network, names) if has_values else self._kappa(names)
+        return kappa if isinstance(kappa, RangeReport) else self._from_values(kappa, names)
 
-    def _kappa(self, names: Sequence[str]) -> Surveyed | Mapping[str, Tensor]:
+    def _kappa(self, names: Sequence[str]) -> RangeReport | Mapping[str, Tensor]:
         """Return kappa' of some parameters with its means, as metrics of the library compute it; or kappa itself."""
         return self.values(self.network, names)
 
-    def _from_values(self, given: Any, names: Sequence[str]) -> Surveyed:
-        """Return kappa' of kappa, in the parameters' types where these hold it, else in float64.
+    def _from_values(self, given: Any, names: Sequence[str]) -> RangeReport:
+        """Return kappa' for given values of kappa, in the parameters' types if they hold it, else in float64.
 
         Raises:
             TypeError: if it is no mapping from names to tensors of real numbers.
@@ -623,12 +624,23 @@ class Metric:
                 # kappa of the member near balance: m^2 kappa
                 own.mul_(powers(self.network, name, far).square())
             kappa[name] = own
-        surveyed = survey(self._in_frame(kappa), parameters, with_means=True)
-        check_survey(surveyed, whose)
-        return _narrowed(surveyed, types, parameters) if _fits(surveyed, types) else surveyed
+        report = range_report(self._in_frame(kappa), parameters, with_means=True)
+        check_report(report, whose)
+        return _narrowed(report, types, parameters) if _fits(report, types) else report
 
-    def _set_normalizers(self, kappa: Surveyed, new: Sequence[str]) -> None:
-        shared = {"none": 1.0, "network": self._mean_of_all(kappa)}.get(self.normalization)
+    def _set_normalizers(self, kappa: RangeReport, new: Sequence[str]) -> None:
+        """Put the mean of kappa' and the normalizer c of each parameter into its state.
+
+        Args:
+            kappa: kappa' of some parameters.
+            new: those that have no mean yet.
+        """
+        # one normalizer for all parameters, if the option says so
+        shared = None
+        if self.normalization == "none":
+            shared = 1.0
+        elif self.normalization == "network":
+            shared = self._mean_of_all(kappa)
         for name in kappa.values:
             state = self.state[name]
             means = self._means(name, kappa)
@@ -637,18 +649,18 @@ class Metric:
                 state["mean"] = _of_all([mean if mean > 0 else 1.0 for mean in means])
             state["normalizer"] = state["mean"] if shared is None else shared
 
-    def _mean_of_all(self, kappa: Surveyed) -> float:
+    def _mean_of_all(self, kappa: RangeReport) -> float:
         """Return the mean of kappa' over the elements of all parameters, or 1 where it is 0."""
         counts = {name: self.network.parameters[name].numel() for name in kappa.values}
         total = math.fsum(count * kappa.mean(name) for name, count in counts.items())
         return total / sum(counts.values()) if total > 0 else 1.0
 
     def _blocks(self, name: str) -> tuple[int, ...]:
-        """Return how many rows each of the parameters has that a parameter is made of; () for one that is not."""
+        """Return the numbers of rows of the blocks that a packed parameter consists of; () for any other."""
         return self.network.row_blocks.get(name, ())
 
-    def _means(self, name: str, kappa: Surveyed) -> list[float]:
-        """Return the mean of kappa', or that of each block of rows."""
+    def _means(self, name: str, kappa: RangeReport) -> list[float]:
+        """Return the mean of kappa' of a parameter, or of each of its blocks of rows."""
         sizes = self._blocks(name)
         parameter = self.network.parameters[name]
         if not sizes:
@@ -659,12 +671,13 @@ class Metric:
         else:
             rows = value.reshape(value.shape[0], -1).double().mean(1)
         block_of_row = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
-        own = local_shard(block_of_row.to(rows.device), parameter)
-        sums = rows.new_zeros(len(sizes)).index_add_(0, own, rows)
+        local_blocks = local_shard(block_of_row.to(rows.device), parameter)
+        sums = rows.new_zeros(len(sizes)).index_add_(0, local_blocks, rows)
+        # every process has the sums of its own rows
         sums = totals(sums, [parameter] * len(sizes))
         return (sums / sums.new_tensor(sizes)).tolist()
 
-    def _finished_values(self, names: Sequence[str], kappa: Surveyed) -> dict[str, Tensor]:
+    def _finished_values(self, names: Sequence[str], kappa: RangeReport) -> dict[str, Tensor]:
         """Return what the optimizers work with, from kappa' of some parameters."""
         for name in names:
             smallest = math.prod(low for low, _ in kappa.bounds[name])
@@ -800,23 +813,23 @@ class Metric:
             result = kappa.div_(shift.normalizer).add_(shift.added)
         return result.pow_(exponent)
 
-    def _warn_of_unreached(self, kappa: Surveyed) -> None:
+    def _warn_of_unreached(self, kappa: RangeReport) -> None:
         """Tell of gradients where kappa is zero because the trace knows no path; values of your own may be zero."""
 
 
-def _fits(surveyed: Surveyed, types: Mapping[str, torch.dtype]) -> bool:
+def _fits(report: RangeReport, types: Mapping[str, torch.dtype]) -> bool:
     """Return whether values in float64 may be kept in the parameters' types instead."""
-    if not surveyed.moderate or all(surveyed.values[name].dtype == types[name] for name in types):
+    if not report.well_scaled or all(report.values[name].dtype == types[name] for name in types):
         return False
-    return all(surveyed.largest(name) == 0 or surveyed.fits(name, types[name]) for name in types)
+    return all(report.largest(name) == 0 or report.fits(name, types[name]) for name in types)
 
 
 def _narrowed(
-    surveyed: Surveyed, types: Mapping[str, torch.dtype], parameters: Mapping[str, Tensor]
-) -> Surveyed:
+    report: RangeReport, types: Mapping[str, torch.dtype], parameters: Mapping[str, Tensor]
+) -> RangeReport:
     """Return values in the parameters' types."""
-    values: Values = {name: dense(surveyed.values[name]).to(dtype) for name, dtype in types.items()}
-    return survey(values, parameters, with_means=True)
+    values: Values = {name: dense(report.values[name]).to(dtype) for name, dtype in types.items()}
+    return range_report(values, parameters, with_means=True)
 
 
 def _moved(shift: Shift, row: Tensor) -> Shift:

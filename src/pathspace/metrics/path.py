@@ -9,8 +9,8 @@ import torch
 
 from pathspace.metrics.metric import Metric, MetricOptions, Normalization
 from pathspace.paths.kernel import recording
-from pathspace.paths.kernel.kappa import surveyed_kappa
-from pathspace.paths.kernel.safe_type import Measured, Surveyed
+from pathspace.paths.kernel.kappa import kappa_report
+from pathspace.paths.kernel.safe_type import PendingReport, RangeReport
 from pathspace.rescaling.frames import Frame, FrameName
 from pathspace.squared.sharding import to_local
 from pathspace.squared.squares import dense
@@ -65,21 +65,21 @@ class Path(Metric):
         own = type(self).values is not Metric.values
         return not own and not self.second_term and self.frame.name != "measure"
 
-    def _kappa(self, names: Sequence[str]) -> Surveyed:
+    def _kappa(self, names: Sequence[str]) -> RangeReport:
         """Return kappa' of some parameters, and its means."""
         near = self.near_parameters()
-        return surveyed_kappa(
+        return kappa_report(
             self.network,
             names,
             second_term=self.second_term,
             parameters=near,
-            seen=self._in_frame,
-            repeat=self._repeated(names) if near is None else None,
+            to_frame=self._in_frame,
+            recorded=self._recorded(names) if near is None else None,
         )
 
-    def _repeated(
+    def _recorded(
         self, names: Sequence[str]
-    ) -> Callable[[Callable[[], Measured]], Measured] | None:
+    ) -> Callable[[Callable[[], PendingReport]], PendingReport] | None:
         """Return what evaluates kappa' of some parameters on a GPU, in one launch where that is possible."""
         network = self.network
         if network.splits or not all(map(recording.is_launched, network.parameters.values())):
@@ -89,11 +89,11 @@ class Path(Metric):
             *network.tape.read_buffers(network.live, network.parameters),
         ]
         objects = (network.tape, *(self.gauge(name) for name in names))
-        return lambda evaluate: self._survey(
+        return lambda evaluate: self._kappa_recording(
             reads, (tuple(names), self.second_term), evaluate, objects
         )
 
-    def _warn_of_unreached(self, kappa: Surveyed) -> None:
+    def _warn_of_unreached(self, kappa: RangeReport) -> None:
         """Tell of parameters, or parts of one, whose kappa is zero but not their gradient: no traced path leads to it.
 
         kappa_i = 0 implies dL/dp_i = 0, so a step of 0 loses nothing, if the model runs as it did

@@ -31,7 +31,7 @@ from pathspace.network import Network
 from pathspace.network.network import in_full_precision
 from pathspace.paths.data.data_dependent import Estimator, Request, check_estimation, in_safe_type
 from pathspace.paths.data.node_measure import Statistic, check_options
-from pathspace.paths.kernel.safe_type import Surveyed
+from pathspace.paths.kernel.safe_type import RangeReport
 from pathspace.replay.replay import Replay
 from pathspace.rescaling.optimizer_states import times_
 
@@ -164,9 +164,10 @@ class DataDependentWithBias(DataDependent):
     pairs = staticmethod(biases)
 
     def _refresh(self, names: list[str]) -> None:
-        """All of them, be there a gradient or not: M_0i of one time and M_00 of another make no metric."""
+        """Compute the metric of all parameters, with a gradient or not: M_0i and M_00 must be of one batch."""
+        # a parameter without kappa has no products with its bias either
         for state in self.state.values():
-            state.pop("bias", None)  # without kappa there are no products
+            state.pop("bias", None)
         super()._refresh([n for n in self.network.parameters if n in names or n in self.state])
 
     def _paired(self, name: str, bias: str, cross: Tensor) -> dict[str, Any]:
@@ -195,16 +196,18 @@ class DataDependentWithBias(DataDependent):
         del name
         return ()
 
-    def _set_normalizers(self, kappa: Surveyed, new: Sequence[str]) -> None:
+    def _set_normalizers(self, kappa: RangeReport, new: Sequence[str]) -> None:
         states = {name: self.state[name] for name in kappa.values}
-        frozen = []
-        if self.normalization != "refreshed":
-            frozen = [state["mean"] for name, state in states.items() if name not in new]
+        # the mean that all parameters have shared since the first step
+        first_mean = None
+        if self.normalization in ("frozen", "none"):
+            known = [state["mean"] for name, state in states.items() if name not in new]
+            first_mean = known[0] if known else None
         super()._set_normalizers(kappa, new)
-        m = frozen[0] if frozen else self._mean_of(states)
-        normalizer = 1.0 if self.normalization == "none" else m
+        mean = self._mean_of(states) if first_mean is None else first_mean
+        normalizer = 1.0 if self.normalization == "none" else mean
         for state in states.values():
-            state.update(mean=m, normalizer=normalizer)
+            state.update(mean=mean, normalizer=normalizer)
 
     def _mean_of(self, states: Mapping[str, Mapping[str, Any]]) -> float:
         """Return the mean of kappa' over all parameters, or 1 where it is 0."""

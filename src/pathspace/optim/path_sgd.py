@@ -19,7 +19,7 @@ from pathspace.optim.base.metric_optimizer import MetricOptimizer
 from pathspace.optim.base.network_optimizer import Parameters
 from pathspace.optim.base.options import SharedOptions, with_metric
 from pathspace.optim.base.steepest import ParamStep, clipping, descend_, orient_gradients
-from pathspace.paths.kernel.kappa import surveyed_kappa
+from pathspace.paths.kernel.kappa import kappa_report
 from pathspace.squared.sharding import to_local
 from pathspace.squared.squares import dense
 
@@ -118,7 +118,7 @@ class PathSGD(MetricOptimizer):
             return
         near = self.metric.near_parameters()
         weights = self.network.parameters if near is None else near
-        kappa1 = surveyed_kappa(self.network, list(decayed), parameters=near).values
+        kappa1 = kappa_report(self.network, list(decayed), parameters=near).values
         for name, step in decayed.items():
             # the parameter's type may hold neither
             term = dense(kappa1[name]) * to_local(weights[name])

@@ -39,7 +39,7 @@ from pathspace.paths.data.node_measure import Statistic, check_options, measure
 from pathspace.paths.data.signs import ALONE, Place, random_part, sign_seeds
 from pathspace.paths.kernel.kappa import kappa
 from pathspace.paths.kernel.norm import all_widened
-from pathspace.paths.kernel.safe_type import Surveyed, survey
+from pathspace.paths.kernel.safe_type import RangeReport, range_report
 from pathspace.replay.observed import Key
 from pathspace.replay.replay import Replay, replay
 from pathspace.squared.squares import Outer, dense
@@ -251,13 +251,13 @@ def in_safe_type(
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     before = generator.get_state()
     terms = kappa_terms(network, replay(network, inputs), request, generator)
-    kappa = _survey_of(terms, request.alpha)
+    kappa = _report_of(terms, request.alpha)
     types = kappa.types()
     if not fits(kappa, types, request):
         # the same signs once more
         generator.set_state(before)
         terms = kappa_terms(network, in_float64(network, inputs), request, generator)
-        kappa = _survey_of(terms, request.alpha)
+        kappa = _report_of(terms, request.alpha)
         if fits(kappa, types, request):
             for name, value in kappa.values.items():
                 kappa.values[name] = dense(value).to(types[name])
@@ -267,12 +267,12 @@ def in_safe_type(
     return result, terms
 
 
-def _survey_of(terms: KappaTerms, alpha: float) -> Surveyed:
+def _report_of(terms: KappaTerms, alpha: float) -> RangeReport:
     """Look at kappa, the sum of the two terms."""
-    return survey({name: terms.kappa(name, data, alpha) for name, data in terms.data.items()})
+    return range_report({name: terms.kappa(name, data, alpha) for name, data in terms.data.items()})
 
 
-def fits(kappa: Surveyed, types: Mapping[str, torch.dtype], request: Request) -> bool:
+def fits(kappa: RangeReport, types: Mapping[str, torch.dtype], request: Request) -> bool:
     """Return whether some types hold kappa, so that it need not be computed in float64.
 
     A kappa of zeros may have vanished; only output biases have it, for the covariance without a
@@ -303,7 +303,7 @@ def in_float64(
         ) from error
 
 
-def check_finite(kappa: Surveyed) -> None:
+def check_finite(kappa: RangeReport) -> None:
     """Refuse values that are not finite.
 
     Raises:

@@ -23,7 +23,13 @@ from pathspace.network import Network
 from pathspace.network.network import current_values, in_full_precision
 from pathspace.paths.kernel.norm import all_widened
 from pathspace.paths.kernel.pairs import pairs_term
-from pathspace.paths.kernel.safe_type import Measured, Surveyed, Values, in_safe_type, own_memory
+from pathspace.paths.kernel.safe_type import (
+    PendingReport,
+    RangeReport,
+    Values,
+    in_safe_type,
+    own_memory,
+)
 from pathspace.squared.sharding import from_local, local_shard, to_local
 from pathspace.squared.squares import Outer, dense
 
@@ -59,24 +65,25 @@ def kappa(
     """
     source = current_values(network, parameters, parts=not second_term)
     names = list(network.parameters)
-    values = surveyed_kappa(network, names, second_term=second_term, parameters=parameters).values
+    values = kappa_report(network, names, second_term=second_term, parameters=parameters).values
     parts = own_memory({name: dense(value) for name, value in values.items()})
     return {name: from_local(value, source[name]) for name, value in parts.items()}
 
 
 @in_full_precision
-def surveyed_kappa(
+def kappa_report(
     network: Network,
     names: Sequence[str],
     *,
     second_term: bool = False,
     parameters: Mapping[str, Tensor] | None = None,
-    seen: Callable[[Values], Values] | None = None,
-    repeat: Callable[[Callable[[], Measured]], Measured] | None = None,
-) -> Surveyed:
-    """:func:`kappa` of some parameters, in tensors that may share memory, and its bounds; parts of split parameters.
+    to_frame: Callable[[Values], Values] | None = None,
+    recorded: Callable[[Callable[[], PendingReport]], PendingReport] | None = None,
+) -> RangeReport:
+    """Compute :func:`kappa` of some parameters with its bounds, of sharded ones the local shard.
 
-    For ``seen`` and ``repeat`` see :func:`pathspace.paths.kernel.safe_type.in_safe_type`.
+    The tensors may share memory. For ``to_frame`` and ``recorded`` see
+    :func:`pathspace.paths.kernel.safe_type.in_safe_type`.
     """
 
     def compute(source: Mapping[str, Tensor]) -> Values:
@@ -84,7 +91,7 @@ def surveyed_kappa(
         second = pairs_term(network, source) if second_term else {}
         return {n: dense(value) + second[n] if n in second else value for n, value in first.items()}
 
-    return in_safe_type(network, parameters, compute, seen, repeat)
+    return in_safe_type(network, parameters, compute, to_frame, recorded)
 
 
 def squared_gradients(

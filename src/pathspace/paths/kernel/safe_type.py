@@ -15,19 +15,23 @@ from pathspace.squared.sharding import extremes, first_sharded, is_sharded, to_l
 from pathspace.squared.squares import Outer, dense
 
 Values = dict[str, Tensor | Outer]
-MODERATE = 1e15
-"""Means beyond this or below its inverse ask for float64, so that no rescaling by thousands can make the difference."""
+WELL_SCALED = 1e15
+"""Values with a mean above this, or below its inverse, are computed in float64.
+
+The margin to the range of float32 is large enough that no rescaling by thousands decides the type.
+"""
 
 
 @dataclass
-class Surveyed:
-    """Values of parameters, and what a look at them told.
+class RangeReport:
+    """Values of parameters, with their bounds and means.
+
+    A value is a tensor, which is one factor, or an outer product of two factors, rows and columns.
 
     Attributes:
-        values: the values.
-        bounds: by name, the smallest and largest element of each factor: of the tensor, or of rows
-            and columns.
-        means: by name, the mean of each factor; empty where nobody asked for them.
+        values: tensors or outer products, by name.
+        bounds: by name, the smallest and the largest element of each factor.
+        means: by name, the mean of each factor; empty if no means were asked for.
     """
 
     values: Values
@@ -47,7 +51,7 @@ class Surveyed:
         return {name: value.dtype for name, value in self.values.items()}
 
     def fits(self, name: str, dtype: torch.dtype) -> bool:
-        """Return whether a type holds the largest value, and not only digits lost near zero."""
+        """Return whether a type holds the largest value with all of its digits."""
         limits = torch.finfo(dtype)
         largest = self.largest(name)
         if dtype == torch.float64:
@@ -67,70 +71,68 @@ class Surveyed:
         )
 
     @property
-    def moderate(self) -> bool:
+    def well_scaled(self) -> bool:
         """True if all means are well within the range of float32; rescaling does not change the answer."""
         numbers = (number for numbers in self.means.values() for number in numbers)
-        return all(number == 0 or 1 / MODERATE <= number <= MODERATE for number in numbers)
+        return all(number == 0 or 1 / WELL_SCALED <= number <= WELL_SCALED for number in numbers)
 
 
 @dataclass
-class Measured:
-    """Values of parameters, and what was computed of them, where they are.
+class PendingReport:
+    """Values of parameters, and the numbers of their report while these are on the device.
 
     Attributes:
-        values: the values.
-        numbers: the smallest and largest element of every factor, then their means, if asked for.
-        spans: name -> the places of its factors among these.
-        count: of the factors.
-        has_means: whether means are there.
+        values: tensors or outer products, by name.
+        numbers: the smallest and the largest element of each of the n distinct factors, then their
+            means if ``has_means``: ``[2 n]`` or ``[3 n]``; None without factors.
+        factors_of: by name, the numbers of the factors of a value.
+        count: n.
+        has_means: whether means are among the numbers.
     """
 
     values: Values
     numbers: Tensor | None
-    spans: dict[str, list[int]]
+    factors_of: dict[str, list[int]]
     count: int
     has_means: bool
 
-    def read(self) -> Surveyed:
-        """Wait for the numbers."""
+    def read(self) -> RangeReport:
+        """Wait for the device, and return the report."""
         numbers = [] if self.numbers is None else self.numbers.tolist()
-        ends = list(
-            zip(numbers[: 2 * self.count : 2], numbers[1 : 2 * self.count : 2], strict=True)
-        )
+        smallest = numbers[: 2 * self.count : 2]
+        largest = numbers[1 : 2 * self.count : 2]
+        ends = list(zip(smallest, largest, strict=True))
         means = numbers[2 * self.count :]
-        bounds = {name: tuple(ends[i] for i in span) for name, span in self.spans.items()}
-        if not self.has_means:
-            return Surveyed(self.values, bounds, {})
-        return Surveyed(
-            self.values,
-            bounds,
-            {name: tuple(means[i] for i in span) for name, span in self.spans.items()},
-        )
+        bounds = {name: tuple(ends[i] for i in own) for name, own in self.factors_of.items()}
+        means_of: dict[str, tuple[float, ...]] = {}
+        if self.has_means:
+            means_of = {name: tuple(means[i] for i in own) for name, own in self.factors_of.items()}
+        return RangeReport(self.values, bounds, means_of)
 
 
-def survey(
+def range_report(
     values: Values, parameters: Mapping[str, Tensor] | None = None, *, with_means: bool = False
-) -> Surveyed:
-    """Look at all values in one synchronisation; for the arguments see :func:`measured`."""
-    return measured(values, parameters, with_means=with_means).read()
+) -> RangeReport:
+    """Report bounds and means of all values in one synchronisation; see :func:`pending_report`."""
+    return pending_report(values, parameters, with_means=with_means).read()
 
 
-def measured(
+def pending_report(
     values: Values, parameters: Mapping[str, Tensor] | None = None, *, with_means: bool = False
-) -> Measured:
-    """Compute what a survey tells, without a synchronisation in one process.
+) -> PendingReport:
+    """Compute the numbers of a report; a single process does not wait for its device.
 
     Args:
         values: tensors or outer products by name; none negative.
-        parameters: whose values they are; where these are split over processes, it is all parts
-            that are looked at.
-        with_means: whether to find means, too.
+        parameters: the parameters with these values, by name. If some are sharded, the report is
+            about the shards of all processes.
+        with_means: whether to compute means, too.
     """
     owners = {} if parameters is None else {name: parameters[name] for name in values}
-    split = first_sharded(owners.values())
-    factors, holders, spans = _distinct_factors(values, owners)
-    # of an empty part, the ends that change those of no other part
-    empty = (1.0, 1.0) if split is None else (math.inf, -math.inf)
+    sharded = first_sharded(owners.values())
+    factors, holders, factors_of = _distinct_factors(values, owners)
+    # the bounds of an empty shard must not change those of the others
+    empty = (1.0, 1.0) if sharded is None else (math.inf, -math.inf)
     ends: list[Tensor] = []
     for t in factors:
         if t.numel():
@@ -140,66 +142,66 @@ def measured(
     means: list[Tensor] = []
     if with_means:
         means = [t.mean() if t.numel() else t.new_zeros(()) for t in factors]
-    if split is not None:
-        ends = [*extremes(torch.stack(ends).view(-1, 2), split).view(-1)]
-        means = _means_of_all_parts(means, holders)
+    if sharded is not None:
+        ends = [*extremes(torch.stack(ends).view(-1, 2), sharded).view(-1)]
+        means = _means_over_shards(means, holders)
     numbers = torch.stack(ends + means) if ends else None
-    return Measured(values, numbers, spans, len(factors), with_means)
+    return PendingReport(values, numbers, factors_of, len(factors), with_means)
 
 
 def _distinct_factors(
     values: Values, owners: Mapping[str, Tensor]
 ) -> tuple[list[Tensor], list[Tensor], dict[str, list[int]]]:
-    """Return the factors of all values, each once, since biases share their kappa.
+    """Collect the factors of all values; one that several values share, as biases do, is there once.
 
     Returns:
-        The factors; for each, the tensor that has its rows in this process, as what columns have is
-        alike everywhere; and name -> the places of its factors.
+        The factors; for each factor the tensor that is sharded like it, itself for columns, which
+        are the same in every process; and by name, the numbers of the factors of a value.
     """
     factors: list[Tensor] = []
     holders: list[Tensor] = []
-    places: dict[int, int] = {}
-    spans: dict[str, list[int]] = {}
+    number_of: dict[int, int] = {}
+    factors_of: dict[str, list[int]] = {}
     for name, value in values.items():
         own = (value.rows, value.columns) if isinstance(value, Outer) else (value,)
         for i, t in enumerate(own):
-            if id(t) not in places:
-                places[id(t)] = len(factors)
+            if id(t) not in number_of:
+                number_of[id(t)] = len(factors)
                 factors.append(t)
                 holders.append(t if i else owners.get(name, t))
-        spans[name] = [places[id(t)] for t in own]
-    return factors, holders, spans
+        factors_of[name] = [number_of[id(t)] for t in own]
+    return factors, holders, factors_of
 
 
-def _means_of_all_parts(means: Sequence[Tensor], holders: Sequence[Tensor]) -> list[Tensor]:
-    """Return the means over the parts in all processes."""
+def _means_over_shards(means: Sequence[Tensor], holders: Sequence[Tensor]) -> list[Tensor]:
+    """Return the means over all processes from those of the local shards."""
     if not means:
         return []
     shares = [to_local(p).shape[0] / p.shape[0] if is_sharded(p) else 1.0 for p in holders]
-    shared = [mean * share for mean, share in zip(means, shares, strict=True)]
-    return [*totals(torch.stack(shared), holders)]
+    summands = [mean * share for mean, share in zip(means, shares, strict=True)]
+    return [*totals(torch.stack(summands), holders)]
 
 
 def in_safe_type(
     network: Network,
     parameters: Mapping[str, Tensor] | None,
     compute: Callable[[Mapping[str, Tensor]], Values],
-    seen: Callable[[Values], Values] | None = None,
-    repeat: Callable[[Callable[[], Measured]], Measured] | None = None,
-) -> Surveyed:
+    to_frame: Callable[[Values], Values] | None = None,
+    recorded: Callable[[Callable[[], PendingReport]], PendingReport] | None = None,
+) -> RangeReport:
     """Compute non-negative quantities of parameters, again in float64 if they overflow or vanish.
 
-    Elements grow and shrink with the scales of the weights, so that of two members of a rescaling
-    class one may fit a type and the other not, and rounding would tell them apart. Means in the
-    gauge do not: where one is extreme, both are computed and kept in float64.
+    Elements grow and shrink with the scales of the weights. So of two members of a rescaling class
+    one may fit a type and the other not, and they would be rounded differently. Means in the frame
+    are the same for both members: if a mean is extreme, both are computed and kept in float64.
 
     Args:
         network: a traced network.
         parameters: values by name; the network's own if None.
-        compute: from parameters to a tensor for each of some of them.
-        seen: what is looked at and returned in the place of the quantities: they as they are in the
-            gauge of the network. Means are found of these.
-        repeat: evaluates what is computed in the parameters' types, as a recording does.
+        compute: from parameters to a value for each of some of them.
+        to_frame: moves the values into the frame. The result is then in the frame, with means;
+            without ``to_frame`` it has no means.
+        recorded: runs the evaluation in the parameters' types, from a recording if there is one.
 
     Returns:
         The tensors, in the parameters' types (float32 for half precision), or all in float64 if one
@@ -209,35 +211,37 @@ def in_safe_type(
         FloatingPointError: a value is not finite even in float64.
     """
     source = network.parameters if parameters is None else parameters
-    with_means = seen is not None
+    with_means = to_frame is not None
 
-    def look(values: Values) -> Measured:
-        return measured(values if seen is None else seen(values), source, with_means=with_means)
+    def report_of(values: Values) -> PendingReport:
+        framed = values if to_frame is None else to_frame(values)
+        return pending_report(framed, source, with_means=with_means)
 
-    def evaluate() -> Measured:
-        return look(compute(all_widened(source, network.parameters)))
+    def evaluate() -> PendingReport:
+        return report_of(compute(all_widened(source, network.parameters)))
 
-    result = (evaluate() if repeat is None else repeat(evaluate)).read()
+    pending = evaluate() if recorded is None else recorded(evaluate)
+    result = pending.read()
     own_types = result.types()
-    moderate = result.moderate or set(own_types.values()) <= {torch.float64}
-    if moderate and result.fits_all(own_types):
+    well_scaled = result.well_scaled or set(own_types.values()) <= {torch.float64}
+    if well_scaled and result.fits_all(own_types):
         return result
     # factors of a product that fits need not fit themselves
     wide = compute({name: source[name].double() for name in network.parameters})
-    result = look({name: dense(value) for name, value in wide.items()}).read()
+    result = report_of({name: dense(value) for name, value in wide.items()}).read()
     _expect_finite(result)
     types = {name: p.dtype for name, p in all_widened(source, network.parameters).items()}
-    if not (moderate and result.fits_all(types, zero_fits=True)):
+    if not (well_scaled and result.fits_all(types, zero_fits=True)):
         return result
-    return survey(_narrowed(result, types), source, with_means=with_means)
+    return range_report(_narrowed(result, types), source, with_means=with_means)
 
 
-def _narrowed(result: Surveyed, types: Mapping[str, torch.dtype]) -> Values:
+def _narrowed(result: RangeReport, types: Mapping[str, torch.dtype]) -> Values:
     """Return the tensors in other types."""
     return {name: dense(values).to(types[name]) for name, values in result.values.items()}
 
 
-def _expect_finite(result: Surveyed) -> None:
+def _expect_finite(result: RangeReport) -> None:
     for name in result.values:
         if not math.isfinite(result.largest(name)):
             raise FloatingPointError(
@@ -248,7 +252,10 @@ def _expect_finite(result: Surveyed) -> None:
 
 
 def own_memory(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors that may be written to: one gradient may belong to two summands, or be expanded for a sum."""
+    """Return contiguous tensors with memory of their own, which may be written to.
+
+    Autograd may return one gradient for two summands, or one that is expanded over a sum.
+    """
     seen: set[int] = set()
     result = {}
     for name, value in values.items():
