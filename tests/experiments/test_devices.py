@@ -145,7 +145,8 @@ def test_a_device_is_chosen_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         devices.chosen_device("cuda")
     with pytest.raises(
-        ConfigurationError, match="Unknown device 'gpu' in --device: choose from cpu, cuda, auto"
+        ConfigurationError,
+        match=r"Unknown device 'gpu' in --device: choose from cpu, cuda, auto. Did you mean 'cuda'\?",
     ):
         devices.chosen_device("gpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -22,6 +22,18 @@ MODEL = """
 import torch
 def model(): return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
 """
+BRANCHING = """
+import torch
+class Branching(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(4, 8), torch.nn.Linear(8, 2)
+    def forward(self, x):
+        hidden = self.first(x).relu()
+        return self.last(hidden if hidden.sum() > 0 else -hidden)
+def model(): return Branching()
+"""
+NORMALIZED = MODEL.replace("torch.nn.ReLU()", "torch.nn.BatchNorm1d(8), torch.nn.ReLU()")
 TINY = [
     "--quick",
     "--quiet",
@@ -36,8 +48,8 @@ TINY = [
 ]
 
 
-def data(targets: str, inputs: str = "torch.randn(8, 4)") -> str:
-    return f"{MODEL}\ndef batches():\n    for _ in range(5):\n        yield {inputs}, {targets}\n"
+def data(targets: str, inputs: str = "torch.randn(8, 4)", *, model: str = MODEL) -> str:
+    return f"{model}\ndef batches():\n    for _ in range(5):\n        yield {inputs}, {targets}\n"
 
 
 def compared(folder: Path, content: str, *more: str) -> Result:
@@ -190,13 +202,16 @@ def test_a_changed_file_is_not_taken_for_the_one_of_the_runs(tmp_path):
             "has 2 outputs, and the targets of batches() have 8 classes, 0 to 7",
         ),
         (data("torch.randn(8, 2)").replace("model()", "other()"), [], "has no function model"),
-        ("def model(): return 3\n" + data("torch.randn(8, 2)").replace(MODEL, "import torch"), [], "returned a int"),
+        ("def model(): return 3\n" + data("torch.randn(8, 2)").replace(MODEL, "import torch"), [], "Expected"),
         (data("torch.randn(8, 2)", "torch.randn(8, 5)"), [], "the model' failed"),
-        (data("torch.randn(8)"), [], "outputs of shape (2, 2) for targets of shape (2,)"),
+        (data("torch.randn(8)"), [], "outputs of shape (2, 2) for targets of shape (2,): if"),
+        (data("torch.randn(8, 2)", "torch.ones(8, 4, dtype=int)"), [], "inputs of torch.int64: if"),
+        (data("torch.randn(8, 2)", model=BRANCHING), [], "The model of the file: cannot trace '__bool__'"),
+        (data("torch.randn(8, 2)", model=NORMALIZED), ["--methods", "ddp-norm"], "Leave it out of --methods."),
         (data("torch.randn(7, 2)"), [], "as many examples each"),
         (data("torch.ones(8, 2, dtype=int)"), [], "define loss(outputs, targets)"),
         (data("torch.randn(8, 2)") + "\ndef loss(outputs, targets): return outputs\n", [], "one number"),
-        (data("torch.randn(8, 2)"), ["--task", "digits"], "leave 'task' out"),
+        (data("torch.randn(8, 2)"), ["--task", "digits"], "leave out --task"),
         (data("torch.randn(8, 2)"), ["--methods", "lstm-adam"], "does not go with the task 'own'"),
         ("raise RuntimeError('mine')", [], "RuntimeError: mine (line 1"),
     ],
@@ -205,6 +220,14 @@ def test_says_what_is_wrong_with_a_file(tmp_path, content, more, says):
     result = compared(tmp_path, content, *more)
     assert result.exit_code == 2, result.output
     assert says in " ".join(result.output.split())
+
+
+def test_a_file_that_is_not_python(tmp_path):
+    file = tmp_path / "log.txt"
+    file.write_text(data("torch.randn(8, 2)"))
+    result = CliRunner().invoke(app, ["compare", str(file), *TINY])
+    assert result.exit_code == 2
+    assert "is no Python file: give one whose name ends in .py" in " ".join(result.output.split())
 
 
 def test_no_file_and_no_task_of_that_name(tmp_path):

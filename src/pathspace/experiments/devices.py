@@ -26,6 +26,10 @@ def chosen_device(name: str) -> str:
     Raises:
         ConfigurationError: There is no such device.
     """
+    if name.lower() == "gpu":  # whose spelling is nearest to cpu
+        raise ConfigurationError(
+            f"Unknown device {name!r} in --device: choose from {', '.join(DEVICES)}. Did you mean 'cuda'?"
+        )
     if name not in DEVICES:
         raise unknown_name("device", name, DEVICES, "--device")
     if name == "cpu":

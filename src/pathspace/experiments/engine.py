@@ -38,10 +38,11 @@ from pathspace.experiments.models import OUTSIDE, RESCALABLE, build_model
 from pathspace.experiments.monitor import UNHEARD, Monitor
 from pathspace.experiments.run import Epoch, RunConfig, RunResult, RunState, Validation, factor
 from pathspace.experiments.starts import balance_once_, move_to_start
+from pathspace.experiments.tasks import OWN
+from pathspace.network import Network, UntraceableError
 
 if TYPE_CHECKING:
     from pathspace.experiments.tasks.task import Split, Task
-    from pathspace.network import Network
 
 
 # Validation and test cut their texts into so few streams that starting them from zero hardly shows.
@@ -186,11 +187,17 @@ def initial_state(
         # Weights and start are the processor's, so that every device begins with the same ones.
         model.to(device)
         network = _traced(config, task, chosen, model, device)
-    if chosen.normalizes and network is not None:
-        model, network = pathspace.nn.ddp_normalize(model, network, **chosen.normalizes), None
-    return RunState(
-        model=model, optimizer=chosen.build(model, network, config), devices=[str(device)]
-    )
+    try:
+        if chosen.normalizes and network is not None:
+            model, network = pathspace.nn.ddp_normalize(model, network, **chosen.normalizes), None
+        optimizer = chosen.build(model, network, config)
+    except ValueError as error:
+        if config.model != OWN or isinstance(error, ConfigurationError):
+            raise
+        raise ConfigurationError(
+            f"The method {config.method!r} cannot train the model of the file: {error}. Leave it out of --methods."
+        ) from error
+    return RunState(model=model, optimizer=optimizer, devices=[str(device)])
 
 
 def _traced(
@@ -199,7 +206,12 @@ def _traced(
     """Return the network of a model; None of one whose units cannot be rescaled."""
     if config.model in RESCALABLE:
         examples = task.train.inputs[:2].to(device)
-        return pathspace.trace(model, examples, outside=OUTSIDE.get(config.model, ()))
+        try:
+            return pathspace.trace(model, examples, outside=OUTSIDE.get(config.model, ()))
+        except UntraceableError as error:
+            if config.model != OWN:
+                raise
+            raise ConfigurationError(f"The model of the file: {error}") from error
     if config.start != "default" or config.model in chosen.refuses:
         raise ConfigurationError(
             f"The units of the model {config.model!r} cannot be rescaled: give the start 'default' and a method that "

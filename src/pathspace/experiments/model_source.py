@@ -112,8 +112,8 @@ def _made(source: str) -> tuple[nn.Module, Any]:
     model, examples = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, nn.Module):
         raise ConfigurationError(
-            f"{source!r} returned a {type(model).__name__}: return an nn.Module, or a pair of an nn.Module and a "
-            "batch of examples."
+            f"Expected an nn.Module from {source!r}, got {type(model).__name__}: return an nn.Module, or a pair of an "
+            "nn.Module and a batch of examples."
         )
     return model, examples
 
@@ -193,8 +193,10 @@ def module_of_file(path: Path) -> Any:
     if not path.is_file():
         raise ConfigurationError(f"There is no file {str(path)!r}: give FILE.py:FUNCTION.")
     spec = importlib.util.spec_from_file_location(MODULE, path)
-    assert spec is not None
-    assert spec.loader is not None
+    if spec is None or spec.loader is None:
+        raise ConfigurationError(
+            f"{str(path)!r} is no Python file: give one whose name ends in .py."
+        )
     # where dataclasses look for it
     module = sys.modules[MODULE] = importlib.util.module_from_spec(spec)
     # what stands beside it can be imported, as for a script

@@ -93,9 +93,11 @@ def _task(
 
 def _squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     if outputs.shape != targets.shape:  # which torch would stretch
+        classes = outputs.dim() == 2 and targets.dim() == 1 and outputs.shape[1] > 1
+        advice = "if the targets are class numbers, yield targets.long(); else " if classes else ""
         raise ConfigurationError(
             f"The model gives outputs of shape {tuple(outputs.shape)} for targets of shape {tuple(targets.shape)}: "
-            "give both one shape, or define loss(outputs, targets) in the file."
+            f"{advice}give both one shape, or define loss(outputs, targets) in the file."
         )
     return functional.mse_loss(outputs, targets)
 
