@@ -224,3 +224,26 @@ def test_a_question_for_the_number_of_examples_that_changes_nothing_is_followed(
     outputs = [model(x[:n]) for n in (1, 2, 5)]
     ps.rescaling.random_rescale_(network, powers_of_two=True)
     assert all(torch.equal(model(x[:n]), y) for n, y in zip((1, 2, 5), outputs, strict=True))
+
+
+class TwoViews(nn.Module):
+    """Sums two inputs that stand in front of the batch for a while."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(channels, 3, 1), nn.Conv2d(3, 2, 1)
+
+    def forward(self, x):
+        return self.b(self.a(torch.stack([x, -2 * x]).sum(0)).relu())
+
+
+@pytest.mark.parametrize("examples", [1, 2, 3])
+@pytest.mark.parametrize("channels", [1, 2])
+def test_a_stack_of_inputs_has_no_batch_of_its_own(channels, examples):
+    """With two examples, two inputs, and one or two channels, several dimensions have one size."""
+    torch.manual_seed(0)
+    model, x = TwoViews(channels).double(), torch.randn(examples, channels, 3, 3).double()
+    network = ps.trace(model, x)
+    assert (network.call.batch_dim, network.num_classes) == (0, 3)
+    doubled = ps.paths.data_dependent_norm(network, torch.cat([x, x]))
+    torch.testing.assert_close(doubled, ps.paths.data_dependent_norm(network, x))

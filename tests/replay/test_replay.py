@@ -55,6 +55,38 @@ def test_a_batch_is_run_without_the_code_of_the_model():
     assert len(calls) == before + 1  # the one above
 
 
+def test_a_batch_may_lie_otherwise_in_memory_than_one_example():
+    """What is a view for one example needs a copy for several: their channels are last in memory."""
+
+    class Pooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(2, 2), nn.Linear(6, 2)
+
+        def forward(self, x):
+            h = self.a(x.flatten(2).transpose(1, 2)).transpose(1, 2).unflatten(2, x.shape[2:])
+            h = torch.nn.functional.avg_pool2d(h, 2).relu()
+            return self.b(h.flatten(1))
+
+    torch.manual_seed(0)
+    model, x = Pooled().double(), torch.randn(3, 2, 6, 3, dtype=torch.float64)
+    network = ps.trace(model, x)
+    assert_close(outputs(network, x), model(x), **TIGHT)
+
+
+class Backwards(nn.Module):
+    def forward(self, x):
+        return x.flip(1)
+
+
+def test_an_activation_may_read_the_input():
+    torch.manual_seed(0)
+    model = nn.Sequential(Backwards(), nn.PReLU(3), nn.Linear(3, 2)).double()
+    x = torch.randn(5, 3, dtype=torch.float64)
+    network = ps.trace(model, x)
+    assert_close(outputs(network, x), model(x), **TIGHT)
+
+
 class Asks(nn.Module):
     """Takes a factor that its inputs decide on."""
 

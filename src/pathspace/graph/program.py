@@ -62,9 +62,10 @@ _REPLACED: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.copy.default: _copied,
     torch.ops.aten.slice_scatter.default: _slice_scattered,
     torch.ops.aten.select_scatter.default: _select_scattered,
+    torch.ops.aten.view.default: torch.reshape,
 }
 """Operations of functionalization that torch does not differentiate, or wrongly under ``vmap`` (``select_scatter``), or
-which ``vmap`` does not take for a slice without end."""
+which ``vmap`` does not take for a slice without end, or for a batch that lies otherwise in memory (``view``)."""
 
 
 _OF_LITERALS = frozenset(["lift_fresh", "lift_fresh_copy"])

@@ -323,7 +323,8 @@ def _before_activation(
             seen[key] = renumber(small)
         return seen[key].expand(labels.shape)
 
-    nodes = {v.slot: numbered(v.labels) for v in recorder.activated if v.slot in live}
+    hidden = [v for v in recorder.activated if v.kind == "hidden" and v.slot in live]
+    nodes = {v.slot: numbered(v.labels) for v in hidden}
     covered = {FIXED}
     for labels in nodes.values():
         covered.update(_classes(labels))

@@ -500,9 +500,11 @@ class Recorder:
         batched = next((value for value in traced if value.batch == batch), None)
         args, kwargs = with_sizes(args, kwargs)
         args, kwargs = pytree.tree_map_only(Tensor, lambda t: t.to("meta"), (args, kwargs))
-        result = without_values(short_name(func), func, args, kwargs)
+        name = short_name(func)
+        result = without_values(name, func, args, kwargs)
 
         def in_memory(tensor: Tensor) -> Tensor:
+            self.examples.moved.append((outside or name, self.path, tensor.shape))
             bound = self._bind_input(tensor, batch, batched)
             return self.bind(bound, self.in_memory_of(self.value(bound), bound, given))
 
@@ -522,11 +524,23 @@ class Recorder:
 
     def _bind_input(self, tensor: Tensor, batch: int | None, batched: Value | None) -> Tensor:
         """Make a result an input, with the batch in the dimension where ``batched``, an argument, has it."""
+        examples = self.examples
         if batch is None or tensor.dim() <= batch:
             return self.add_leaf(tensor, "input")
-        if self.examples.count == 1:
-            return self.add_leaf(tensor, "input", batch=batch if tensor.shape[batch] == 1 else None)
-        if batched is None or tensor.shape[: batch + 1] != batched.shape[: batch + 1]:
+        as_before = batched is not None and tensor.shape[: batch + 1] == batched.shape[: batch + 1]
+        if examples.count == 1:
+            if tensor.shape[batch] != 1:
+                return self.add_leaf(tensor, "input")
+            examples.doubtful |= not as_before  # another dimension of size 1 may stand there
+            known = as_before or examples.guessing
+            return self.add_leaf(tensor, "input", batch=batch if known else None)
+        single = examples.single()
+        grows = (
+            single is None
+            or len(single) != tensor.dim()
+            or tensor.shape[batch] == examples.count * single[batch]
+        )
+        if batched is None or not (as_before and grows):
             return self.add_leaf(tensor, "input")
         return self.add_leaf(tensor, "input", batch=batch, examples=batched.examples)
 
