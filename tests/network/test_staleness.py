@@ -537,6 +537,31 @@ def test_what_the_forward_pass_may_read_is_watched(name, copied):
     assert all(torch.equal(p, before[key]) for key, p in model.named_parameters())
 
 
+GENERATED = {"relu": functional.relu}
+exec("def generated(module, h):\n    return relu(h) * module.gain", GENERATED)
+generated = GENERATED["generated"]
+
+
+class CallsGenerated(nn.Module):
+    """Calls a function of generated code, which belongs to no Python module."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last, self.gain = nn.Linear(3, 4), nn.Linear(4, 2), 1.0
+
+    def forward(self, x):
+        return self.last(generated(self, self.first(x)))
+
+
+def test_what_generated_code_reads_is_watched():
+    assert generated.__module__ is None
+    model = CallsGenerated()
+    network = ps.trace(model, torch.randn(2, 3))
+    model.gain = 0.5
+    with pytest.raises(RuntimeError, match=r"attribute 'gain' was 1\.0 .* is 0\.5 now"):
+        network.check_current()
+
+
 def test_what_the_forward_pass_does_not_read_may_change():
     model = Scaled()
     network = ps.trace(model, torch.randn(3, 1, 8))

@@ -76,8 +76,8 @@ _OF_TORCH = frozenset(vars(nn.Module())) | {"forward", "momentum"}
 def watched(model: nn.Module, outside: Iterable[str]) -> dict[tuple[str, str], Any]:
     """Return the plain attributes that the forward pass of a model may read.
 
-    Probabilities of dropping are left out, as all paths count, whatever is dropped. So are types
-    and devices, and containers into which the forward pass writes.
+    Dropout probabilities are left out, because all paths count, dropped or not. Types and devices
+    are left out, and containers into which the forward pass writes.
 
     Args:
         model: any module.
@@ -87,19 +87,20 @@ def watched(model: nn.Module, outside: Iterable[str]) -> dict[tuple[str, str], A
         Copies of the values, by the path of the module and the name of the attribute.
     """
     modules = dict(_inside(model, outside))
-    found = [_read_by(type(m), forward_of(m)) for m in modules.values()]
-    names = frozenset[str]().union(*(read.names for read in found))
-    in_containers = frozenset[str]().union(*(read.names - read.filled for read in found))
+    read_names: set[str] = set()
+    # names that some forward reads without filling the container that has the name
+    read_only_names: set[str] = set()
+    for module in modules.values():
+        read = _read_by(type(module), forward_of(module))
+        read_names |= read.names
+        read_only_names |= read.names - read.filled
     result = {}
     for path, module in modules.items():
         for key, value in vars(module).items():
-            read = in_containers if isinstance(value, _CONTAINERS) else names
-            if (
-                key in read
-                and key not in _OF_TORCH
-                and _matters(type(module), key, value)
-                and is_plain(value)
-            ):
+            names = read_only_names if isinstance(value, _CONTAINERS) else read_names
+            if key not in names or key in _OF_TORCH:
+                continue
+            if _matters(type(module), key, value) and is_plain(value):
                 result[path, key] = _copied(value)
     return result
 
@@ -131,7 +132,7 @@ def of_classes(model: nn.Module, outside: Iterable[str]) -> dict[tuple[str, str]
 
 
 def _matters(kind: type, key: str, value: Any) -> bool:
-    """Return whether a scale may depend on an attribute: not on types and devices, nor on what drops how much."""
+    """Return whether scales may depend on an attribute; they depend on no type, device or dropout probability."""
     if isinstance(value, _NEVER):
         return False
     if key in ("p", "prob") and _drops(kind):
@@ -150,13 +151,18 @@ def _drops(kind: type) -> bool:
 def _owner_of(kind: type, key: str) -> type | None:
     """Return the class, of a class and its bases, that defines a name; None for torch's classes and Python's."""
     found = next((base for base in kind.__mro__ if key in vars(base)), None)
-    if found is None or found.__module__.partition(".")[0] in ("torch", "builtins"):
+    if found is None or _library_of(found) in ("torch", "builtins"):
         return None
     return found
 
 
+def _library_of(defined: FunctionType | type) -> str:
+    """Return the library that defines a function or class; empty for generated code, which has no module."""
+    return (defined.__module__ or "").partition(".")[0]
+
+
 def unchanged(before: Attributes, after: Attributes) -> set[tuple[str, str]]:
-    """Return the places of attributes that a call left as they were; what it changes itself may change later."""
+    """Return the places of attributes that a call left as they were; those that it changed are not watched."""
     return {
         place for place, value in before.items() if place in after and _same(after[place], value)
     }
@@ -289,10 +295,7 @@ def _read_by(kind: type, forward: Any) -> _Read:
             left += _methods(kind, name)
             called = getattr(function, "__globals__", {}).get(name)
             called = getattr(called, "__wrapped__", called)
-            if (
-                isinstance(called, FunctionType)
-                and called.__module__.partition(".")[0] not in _LIBRARIES
-            ):
+            if isinstance(called, FunctionType) and _library_of(called) not in _LIBRARIES:
                 left.append(called)
     return _Read(frozenset(names - assigned), frozenset(filled))
 

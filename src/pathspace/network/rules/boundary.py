@@ -89,23 +89,35 @@ def _here(recorder: Recorder, entering: tuple[bool, ...]) -> Cut:
 def _run(
     recorder: Recorder, args: Any, kwargs: Any, refusal: UntraceableError
 ) -> tuple[Any, list[Tensor]]:
-    """Run a function without values; return its result, and the arguments that it wrote into."""
+    """Run a function on tensors without values.
+
+    Args:
+        recorder: the state of the trace at the function.
+        args: arguments of the function.
+        kwargs: those by name.
+        refusal: raised if the function returns no tensor, or one with values.
+
+    Returns:
+        The result, without values, and the arguments that the function wrote into.
+    """
     args, kwargs = with_sizes(args, kwargs)
+    # the meta device draws no random numbers
     kwargs = {key: value for key, value in kwargs.items() if not isinstance(value, torch.Generator)}
     given = _tensors_of((args, kwargs))
-    empty = {id(t): _without_values(recorder, t) for t in given}
-    versions = {key: t._version for key, t in empty.items()}
-    args, kwargs = pytree.tree_map_only(Tensor, lambda t: empty[id(t)], (args, kwargs))
+    stand_ins = {id(t): _without_values(recorder, t) for t in given}
+    versions = {key: t._version for key, t in stand_ins.items()}
+    args, kwargs = pytree.tree_map_only(Tensor, lambda t: stand_ins[id(t)], (args, kwargs))
     try:
         result = recorder.func(*args, **kwargs)
     except (NotImplementedError, RuntimeError, TypeError, ZeroDivisionError) as error:
-        if recorder.name in _TO_A_DEVICE:  # nothing can be copied from where there is no data
+        # torch cannot copy from the meta device
+        if recorder.name in _TO_A_DEVICE:
             return torch.empty_like(args[0]), []
-        result = _form_after(error, recorder, args, kwargs, refusal)
+        result = _result_despite(error, recorder, args, kwargs, refusal)
     created = _tensors_of(result)
     if not created or not all(t.is_meta for t in created):
         raise refusal
-    written = {id(t): t for t in given if empty[id(t)]._version != versions[id(t)]}
+    written = {id(t): t for t in given if stand_ins[id(t)]._version != versions[id(t)]}
     return result, list(written.values())
 
 
@@ -126,21 +138,23 @@ def _tensors_of(tree: Any) -> list[Tensor]:
     return [t for t in pytree.tree_leaves(tree) if isinstance(t, Tensor)]
 
 
-def _form_after(
+def _result_despite(
     error: Exception, recorder: Recorder, args: Any, kwargs: Any, refusal: UntraceableError
 ) -> Any:
-    """Return the form of a function's result that the meta device refused.
+    """Return the result, without values, of a function that failed on the meta device.
 
     Raises:
-        UntraceableError: the form depends on values.
-        Exception: ``error``, which is the model's own.
+        UntraceableError: the function needs values on which the shape of its result may depend.
+        Exception: ``error``, if the function fails with values as well.
     """
-    goes_by_values = says_meta(error) or "fake impl" in str(error)
-    form = on_values if goes_by_values else on_zeros
-    result = form(recorder.func, args, kwargs)
-    if result is None:
-        raise (refusal if goes_by_values else error) from None
-    return result
+    needs_values = says_meta(error) or "fake impl" in str(error)
+    run = on_values if needs_values else on_zeros
+    result = run(recorder.func, args, kwargs)
+    if result is not None:
+        return result
+    if needs_values:
+        raise refusal from None
+    raise error from None
 
 
 def _check_write(

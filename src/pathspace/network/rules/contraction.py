@@ -245,10 +245,11 @@ def _by_fixed_edges(
 def _by_activations(
     recorder: Recorder, x: Value, y: Value, form: Form, dtype: torch.dtype
 ) -> Tensor:
-    """Trace a sum of products of activations: all products have one scale, so scales of the two factors are inverse.
+    """Trace a sum of products of activations.
 
-    Of scores, which enter a softmax, it is 1: queries and keys are inverse to each other by the
-    dimension of a head. In the squared network it is what it is: masses multiply.
+    Products that are added up must have one scale. Scores of attention enter a softmax, so this
+    scale is 1 there: for each dimension of a head, queries and keys have inverse scales. The
+    squared network is the same sum of products, of squares.
     """
     batch = _batch_of_both(recorder, x, y, form)
     size = _sizes(form, x.shape, y.shape)

@@ -561,25 +561,35 @@ class _Plan:
         unused: tuple[str, ...],
         attributes: Attributes,
     ) -> Call:
+        """Return the record of the traced call; for the arguments see :class:`Call`."""
         values = {
-            n: _tensor_at(self.model, n).detach().to("cpu", copy=True) for n in sorted(constants)
+            name: _tensor_at(self.model, name).detach().to("cpu", copy=True)
+            for name in sorted(constants)
         }
-        first = {id(p): name for name, p in self.model.named_parameters()}
-        every = self.model.named_parameters(remove_duplicate=False)
-        tied = tuple((name, first[id(p)]) for name, p in every if first[id(p)] != name)
         return Call(
-            _without_data(self.example_input),
-            batch_dim,
-            self.states,
-            frozenset(self.outside),
-            values,
-            unused,
-            tied,
-            attributes,
-            forwards(self.model, self.outside),
-            of_classes(self.model, self.outside),
-            self.again,
+            arguments=_without_data(self.example_input),
+            batch_dim=batch_dim,
+            states=self.states,
+            outside=frozenset(self.outside),
+            constants=values,
+            unused=unused,
+            tied=_shared_names(self.model),
+            attributes=attributes,
+            forwards=forwards(self.model, self.outside),
+            of_classes=of_classes(self.model, self.outside),
+            again=self.again,
         )
+
+
+def _shared_names(model: nn.Module) -> tuple[tuple[str, str], ...]:
+    """Return the further names of shared parameters, each with the first name."""
+    first_name = {id(p): name for name, p in model.named_parameters()}
+    pairs = []
+    for name, p in model.named_parameters(remove_duplicate=False):
+        first = first_name[id(p)]
+        if name != first:
+            pairs.append((name, first))
+    return tuple(pairs)
 
 
 def of_other_sizes(example_input: Any, batch_dim: int | None) -> Iterator[Any]:
