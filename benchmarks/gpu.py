@@ -244,7 +244,10 @@ def recorded(rule: Any) -> Figure:
     metric = getattr(rule, "metric", None)
     if metric is None:
         return {}
-    return {"recorded": metric._survey.is_recorded, "failure": metric._survey.failure}
+    return {
+        "recorded": metric._kappa_recording.is_recorded,
+        "failure": metric._kappa_recording.failure,
+    }
 
 
 def captured(setting: Setting) -> Iterator[Figure]:

@@ -80,7 +80,7 @@ def test_what_depends_on_the_inputs_alone_is_known():
     capture.learned.add(id(plain(w)))
     with capture.running():
         moved, product, constant = x.flip(0), x * w, torch.ones(2)
-        assert [capture.depends(t) for t in (x, moved, product, constant, w)] == [
+        assert [capture.depends_on_inputs_alone(t) for t in (x, moved, product, constant, w)] == [
             True,
             True,
             False,

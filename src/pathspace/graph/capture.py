@@ -50,7 +50,8 @@ class Step:
             it.
         kwargs: those by name.
         result: what it returned.
-        whole: what a whole step is, for whoever reads it; None for an ATen operation.
+        whole: a note for the reader of the capture about a function that was recorded as one step;
+            None for an ATen operation.
     """
 
     name: str
@@ -77,8 +78,9 @@ class Capture(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.steps: list[Step] = []
-        self.derived: set[int] = set()  # ids of tensors that depend on the inputs of the pass
-        self.learned: set[int] = set()  # of those that depend on its parameters
+        # ids of the tensors that depend on inputs of the pass, and of those that depend on parameters
+        self.derived: set[int] = set()
+        self.learned: set[int] = set()
 
     def __torch_dispatch__(
         self,
@@ -94,12 +96,14 @@ class Capture(TorchDispatchMode):
         return result
 
     def _record(self, step: Step) -> None:
+        """Append a step, and note which of its results depend on inputs or on parameters."""
         self.steps.append(step)
-        given = {id(t) for t in step.tensors}
         results = [id(t) for t in pytree.tree_leaves(step.result) if isinstance(t, Tensor)]
-        if step.whole is not None:  # inputs for what comes after it
+        # the results of a function that is one step count as inputs
+        if step.whole is not None:
             self.derived.update(results)
             return
+        given = {id(t) for t in step.tensors}
         for ids in (self.derived, self.learned):
             if not ids.isdisjoint(given):
                 ids.update(results)
@@ -113,26 +117,37 @@ class Capture(TorchDispatchMode):
     def whole(
         self, name: str, function: Callable[..., Any], args: Any, kwargs: Any, what: Any
     ) -> Any:
-        """Run a function without a look inside, record it as one step, and return what it returns."""
+        """Run a function and record it as one step, without the operations inside.
+
+        Args:
+            name: of the step.
+            function: what to run.
+            args: its arguments; tensors are those of the model that is captured.
+            kwargs: those by name.
+            what: the step's note, see :class:`Step`.
+
+        Returns:
+            The function's result, for the model that is captured.
+        """
         _disable()
         try:
             args, kwargs = pytree.tree_map_only(Tensor, plain, (args, kwargs))
             with _disable_current_modes():
-                # it may write into its arguments, or return them
-                copies = pytree.tree_map_only(Tensor, torch.clone, (args, kwargs))
-                result = function(*copies[0], **copies[1])
+                # the function may write into its arguments, or return them
+                own_args, own_kwargs = pytree.tree_map_only(Tensor, torch.clone, (args, kwargs))
+                result = function(*own_args, **own_kwargs)
         finally:
             _enable(reapply_views=True)
         self._record(Step(name, function, args, kwargs, result, what))
         return pytree.tree_map_only(Tensor, wrapped, result)
 
-    def behind(self, tensor: Tensor) -> Tensor:
-        """Return what stands behind a tensor of the running model; a view is taken again after a write, as a step."""
+    def current(self, tensor: Tensor) -> Tensor:
+        """Return the current value of a tensor of the running model; after a write a view is taken anew, as a step."""
         with torch.no_grad(), self:
             return plain(tensor)
 
     def live(self, outputs: Iterable[Tensor]) -> list[Step]:
-        """Return the steps on which some tensors depend, and those that the reader must keep whole."""
+        """Return the steps on which some tensors depend, and all functions that were recorded as one step."""
         needed = {id(t) for t in outputs}
         kept = []
         for step in reversed(self.steps):
@@ -142,8 +157,8 @@ class Capture(TorchDispatchMode):
                 needed.update(id(t) for t in step.tensors)
         return kept[::-1]
 
-    def depends(self, tensor: Tensor) -> bool:
-        """Return whether a tensor of the running model depends on the inputs alone."""
+    def depends_on_inputs_alone(self, tensor: Tensor) -> bool:
+        """Return whether a tensor of the running model depends on inputs of the pass, and on no parameter."""
         key = id(plain(tensor))
         return key in self.derived and key not in self.learned
 
@@ -170,31 +185,38 @@ def plain(tensor: Tensor) -> Tensor:
     return _from_functional(tensor)
 
 
-def leading(tensor: Tensor) -> tuple[Tensor, bool]:
-    """Return a tensor of ``vmap`` with all its examples, ``[n, ...]``, and True; any other as it is, and False."""
+def with_examples_first(tensor: Tensor) -> tuple[Tensor, bool]:
+    """Unwrap a tensor of ``vmap``.
+
+    Returns:
+        The values for all examples, ``[n, ...]``, and True. For a tensor that all examples share:
+        the tensor, and False.
+    """
     if not _is_batched(tensor):
         return tensor, False
     values = _unwrapped(tensor)
-    place = _batch_dim(tensor)
-    return (values if place == 0 else values.movedim(place, 0)), True
+    dim = _batch_dim(tensor)
+    if dim != 0:
+        values = values.movedim(dim, 0)
+    return values, True
 
 
-def of_examples(tensor: Tensor, like: Tensor | None = None) -> Tensor:
-    """Return a tensor of ``vmap`` with its examples in the first dimension of what stands behind it.
+def batched_along_first(tensor: Tensor, like: Tensor | None = None) -> Tensor:
+    """Return a tensor of ``vmap`` whose batch dimension is the first one.
 
     Args:
-        tensor: any tensor; one that all examples share is returned as it is.
-        like: one of which they have their own each; given it, they get their own copies of a shared
-            one, too.
+        tensor: any tensor.
+        like: a tensor that differs between examples. If it is given, a tensor that all examples
+            share is repeated for each of them; else it is returned as it is.
     """
     if _is_batched(tensor):
         if _batch_dim(tensor) == 0:
             return tensor
-        values, _ = leading(tensor)
+        values, _ = with_examples_first(tensor)
         return _add_batch_dim(values, 0, _level(tensor))
     if like is None:
         return tensor
-    values, _ = leading(like)
+    values, _ = with_examples_first(like)
     copies = tensor.expand(len(values), *tensor.shape)
     return _add_batch_dim(copies, 0, _level(like))
 
@@ -209,15 +231,16 @@ def one_by_one(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     batched = [t for t in leaves if isinstance(t, Tensor) and _is_batched(t)]
     if not batched:
         return function(*args, **kwargs)
-    values, _ = leading(batched[0])
+    values, _ = with_examples_first(batched[0])
     level = _level(batched[0])
     results = []
     for i in range(len(values)):
-        args, kwargs = pytree.tree_unflatten([_of_example(leaf, i) for leaf in leaves], form)
+        of_example = [_of_example(leaf, i) for leaf in leaves]
+        args, kwargs = pytree.tree_unflatten(of_example, form)
         results.append(function(*args, **kwargs))
-    by_example = [pytree.tree_leaves(result) for result in results]
-    together = [torch.stack(parts) for parts in zip(*by_example, strict=True)]
-    stacked = [_add_batch_dim(t, 0, level) for t in together]
+    # the k-th result of all examples, for each k
+    by_result = zip(*map(pytree.tree_leaves, results), strict=True)
+    stacked = [_add_batch_dim(torch.stack(parts), 0, level) for parts in by_result]
     return pytree.tree_unflatten(stacked, pytree.tree_structure(results[0]))
 
 
@@ -225,20 +248,20 @@ def _of_example(leaf: Any, i: int) -> Any:
     """Return the part of an argument that belongs to one example."""
     if not isinstance(leaf, Tensor) or not _is_batched(leaf):
         return leaf
-    values, _ = leading(leaf)
+    values, _ = with_examples_first(leaf)
     return values[i]
 
 
 class OnBatch:
     """A function without gradients that inside ``vmap`` runs once, on the batch, as a model calls it.
 
-    Where it is not known how the examples lie in an argument, it runs under ``vmap``, or for each
-    example by itself.
+    If an argument has no known dimension for the examples, the function runs under ``vmap``, or for
+    each example by itself.
 
     Args:
         function: what to call.
-        places: by argument that is a tensor, in their order, the dimension of size 1 that stands
-            for the examples.
+        places: for each tensor among the arguments, the dimension of size 1 that holds the example;
+            None if there is none.
         results: likewise for the results.
     """
 
@@ -253,55 +276,59 @@ class OnBatch:
         self._results = results
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it on one example or, inside ``vmap``, on all."""
+        """Call the function on one example or, inside ``vmap``, on all."""
         leaves, form = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        batched = [t for t in tensors if _is_batched(t)]
         with torch.no_grad():
-            batched = [t for t in tensors if _is_batched(t)]
             if not batched:
                 return self._function(*args, **kwargs)
-            if self._knows_places(tensors):
+            if self._has_all_places(tensors):
                 places = iter(self._places)
-                whole = [_joined(t, next(places)) if isinstance(t, Tensor) else t for t in leaves]
-                args, kwargs = pytree.tree_unflatten(whole, form)
-                return self._apart(self._function(*args, **kwargs), batched[0])
-            # it may write into them
-            args, kwargs = pytree.tree_map_only(Tensor, torch.clone, (args, kwargs))
-            try:
-                return self._function(*args, **kwargs)
-            except RuntimeError:
-                args, kwargs = pytree.tree_unflatten(leaves, form)
-                return one_by_one(self._function, args, kwargs)
+                merged = [_merged(t, next(places)) if isinstance(t, Tensor) else t for t in leaves]
+                args, kwargs = pytree.tree_unflatten(merged, form)
+                return self._split(self._function(*args, **kwargs), batched[0])
+            return self._under_vmap(args, kwargs)
 
-    def _knows_places(self, tensors: Sequence[Tensor]) -> bool:
-        """Return whether it is known where the examples lie in each tensor that has them."""
+    def _under_vmap(self, args: Any, kwargs: Any) -> Any:
+        """Call the function on tensors of ``vmap``; one example after the other if ``vmap`` cannot run it."""
+        # the function may write into its arguments
+        own_args, own_kwargs = pytree.tree_map_only(Tensor, torch.clone, (args, kwargs))
+        try:
+            return self._function(*own_args, **own_kwargs)
+        except RuntimeError:
+            return one_by_one(self._function, args, kwargs)
+
+    def _has_all_places(self, tensors: Sequence[Tensor]) -> bool:
+        """Return whether each tensor that differs between examples has a dimension for them."""
         pairs = zip(tensors, self._places, strict=True)
-        return all(not _is_batched(t) or _stands_for_examples(t, place) for t, place in pairs)
+        return all(not _is_batched(t) or _holds_one_example(t, place) for t, place in pairs)
 
-    def _apart(self, result: Any, like: Tensor) -> Any:
-        """Return the results for each example."""
-        values, _ = leading(like)
+    def _split(self, result: Any, like: Tensor) -> Any:
+        """Split results for the batch into those of the examples of ``like``, a tensor of ``vmap``."""
+        values, _ = with_examples_first(like)
         count = len(values)
         places = iter(self._results)
 
-        def apart(t: Tensor) -> Tensor:
+        def split(t: Tensor) -> Tensor:
             place = next(places)
             if place is None or t.dim() <= place or t.shape[place] != count:
                 return t
-            parts = t.unsqueeze(place + 1).movedim(place, 0)
-            return _add_batch_dim(parts, 0, _level(like))
+            # [..., n, ...] -> [n, ..., 1, ...]
+            examples = t.unsqueeze(place + 1).movedim(place, 0)
+            return _add_batch_dim(examples, 0, _level(like))
 
-        return pytree.tree_map_only(Tensor, apart, result)
+        return pytree.tree_map_only(Tensor, split, result)
 
 
-def _stands_for_examples(tensor: Tensor, place: int | None) -> bool:
+def _holds_one_example(tensor: Tensor, place: int | None) -> bool:
     return place is not None and tensor.dim() > place and tensor.shape[place] == 1
 
 
-def _joined(tensor: Tensor, place: int | None) -> Tensor:
-    """Put all examples in the place of one, in memory of its own."""
-    values, many = leading(tensor)
-    if not many or place is None:
+def _merged(tensor: Tensor, place: int | None) -> Tensor:
+    """Return a tensor of ``vmap`` as a batch, a copy: the dimension ``place`` holds all examples instead of one."""
+    values, differs = with_examples_first(tensor)
+    if not differs or place is None:
         return values.clone()
     return values.movedim(0, place).flatten(place, place + 1).clone()
 

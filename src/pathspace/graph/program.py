@@ -15,7 +15,13 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pathspace.graph.capture import Step, leading, of_examples, one_by_one, slow_examples_allowed
+from pathspace.graph.capture import (
+    Step,
+    batched_along_first,
+    one_by_one,
+    slow_examples_allowed,
+    with_examples_first,
+)
 
 
 @dataclass(frozen=True)
@@ -152,8 +158,10 @@ class Program:
                 if place is not None:
                     # whatever comes after it has its gradients there
                     like = first if place in self._own else None
-                    env[place] = of_examples(result, like) if place in self._wanted else result
-        return Values({place: leading(env[place]) for place in self._wanted})
+                    env[place] = (
+                        batched_along_first(result, like) if place in self._wanted else result
+                    )
+        return Values({place: with_examples_first(env[place]) for place in self._wanted})
 
 
 @dataclass(frozen=True)

@@ -189,7 +189,7 @@ class Beside(Interpreter):
 
     def plain(self, own: Tensor) -> Tensor:
         """Return the current value of a tensor of the example, without its wrapper."""
-        return self.capture.behind(own)
+        return self.capture.current(own)
 
     # -- functions ---------------------------------------------------------------------------------
 

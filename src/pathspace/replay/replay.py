@@ -39,8 +39,8 @@ from pathspace.replay.special import WAYS
 from pathspace.squared.precision import AtLeast, widened
 
 Found = TypeVar("Found")
-_MOST = 8
-"""How many passes are kept, for batches of other forms and types."""
+_MOST_PASSES = 8
+"""The most captured passes that a network keeps, for batches of other forms and types."""
 
 
 @dataclass
@@ -95,13 +95,13 @@ def replay(
         batch = Batch.of(
             network, inputs, differentiable=differentiable, wide=wide, parameters=parameters
         )
-        found = captured(batch, _Pass.of)
+        found = captured(batch, _CapturedPass.of)
         values = batch.run(found.program, found.names)
         if not all(batch.agrees(values, question) for question in found.questions):
             _passes(network).clear()  # the model would take another way
-            found = captured(batch, _Pass.of)
+            found = captured(batch, _CapturedPass.of)
             values = batch.run(found.program, found.names)
-        return found.shown(values, batch, differentiable=differentiable)
+        return found.on_batch(values, batch, differentiable=differentiable)
 
 
 def doubled(tensor: Tensor) -> Tensor:
@@ -167,7 +167,7 @@ class Batch:
         call = self.given.call
         form = pytree.tree_structure((call.args, call.kwargs))
         shapes = tuple([(t.dtype, t.device, *t.shape) for t in self.given.example()])
-        options = tuple([_plain(option) for option in self.given.options])
+        options = tuple([_option_key(option) for option in self.given.options])
         types = tuple([(p.dtype, p.device) for p in self.leaves.values()])
         return form, shapes, options, types
 
@@ -187,7 +187,7 @@ class Batch:
             program = Program(
                 beside.capture.steps, beside.seen.inputs, beside.seen.constants, [question.value]
             )
-            asked = _Asked(program.refer(question.value), question.made_by, answer=False)
+            asked = _QuestionOfPass(program.refer(question.value), question.made_by, answer=False)
             return self.answer(self.run(program, beside.seen.names), asked)
 
         def run(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -210,18 +210,23 @@ class Batch:
         path, _, key = name.rpartition(".")  # a plain attribute
         return self.cast(getattr(self.network.model.get_submodule(path), key))
 
-    def agrees(self, values: Values, question: _Asked) -> bool:
+    def agrees(self, values: Values, question: _QuestionOfPass) -> bool:
         """Return whether a question of the model has the answer with which its steps were captured."""
         return self.answer(values, question) == question.answer
 
-    def answer(self, values: Values, question: _Asked) -> bool:
+    def answer(self, values: Values, question: _QuestionOfPass) -> bool:
         """Return the answer of the batch to a question."""
         value = values[question.value] if isinstance(question.value, Ref) else question.value
-        shown = value.bool()
-        if not (bool(shown.any()) and not bool(shown.all())):
-            return bool(shown.any())
-        if question.made_by in ("any", "all"):
-            return question.made_by == "any"
+        answers = value.bool()
+        some = bool(answers.any())
+        every = bool(answers.all())
+        if some == every or not answers.numel():
+            return some
+        # examples differ: any() and all() of a batch are those of its examples
+        if question.made_by == "any":
+            return True
+        if question.made_by == "all":
+            return False
         raise UnmatchedForwardError(
             "the model's code asks something of its inputs that is so for some examples of the batch and not for "
             "others: make its steps independent of the data, or ask with any() or all()"
@@ -229,8 +234,8 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """A question of a captured pass."""
+class _QuestionOfPass:
+    """A question of the model about its inputs, see :class:`Question`; ``value`` is its place in the program."""
 
     value: Any
     made_by: str
@@ -238,8 +243,8 @@ class _Asked:
 
 
 @dataclass(frozen=True)
-class _UseOf:
-    """A use of parameters, by places of a program."""
+class _UseOfPass:
+    """A use of parameters, see :class:`UseOf`, with places in the program instead of tensors."""
 
     name: str
     function: Callable[..., Any]
@@ -250,46 +255,60 @@ class _UseOf:
     stacked: bool
 
     @staticmethod
-    def of(use: UseOf, refer: Callable[[Any], Any]) -> _UseOf:
+    def of(use: UseOf, refer: Callable[[Any], Any]) -> _UseOfPass:
         """Make a captured use, with references in place of tensors."""
         args, kwargs, weights, results = refer((use.args, use.kwargs, use.weights, use.results))
-        return _UseOf(use.name, use.function, args, kwargs, weights, results, use.stacked)
+        return _UseOfPass(use.name, use.function, args, kwargs, weights, results, use.stacked)
 
 
 @dataclass(frozen=True)
-class _Pass:
-    """A captured pass: its steps, and the places in them of what is looked for."""
+class _CapturedPass:
+    """A captured pass: its steps, and the places of nodes, uses and questions in them.
+
+    Attributes:
+        program: the steps.
+        names: names of the parameters and buffers that are inputs of the program, in their order.
+        nodes: places of the nodes, by key.
+        uses: where parameters are used.
+        views: places of rearranged parameters.
+        questions: the model's questions about its inputs.
+    """
 
     program: Program
     names: list[str]
     nodes: dict[Key, Any]
-    uses: list[_UseOf]
+    uses: list[_UseOfPass]
     views: list[Any]
-    questions: list[_Asked]
+    questions: list[_QuestionOfPass]
 
     @staticmethod
-    def of(beside: Beside) -> _Pass:
-        """Make the steps of a pass that was captured beside a trace."""
+    def of(beside: Beside) -> _CapturedPass:
+        """Make the pass that was captured beside a trace."""
         seen = beside.seen
-        uses = seen.uses
-        own = [*seen.nodes.values(), *(t for u in uses for t in u.results)]
-        others = [(u.args, u.kwargs, u.weights) for u in uses] + [q.value for q in seen.questions]
+        # gradients are taken at nodes and at results of uses, so each example has its own
+        own = list(seen.nodes.values())
+        for use in seen.uses:
+            own += use.results
+        others: list[Any] = [(use.args, use.kwargs, use.weights) for use in seen.uses]
+        others += [question.value for question in seen.questions]
         wanted = [*own, *(t for t in pytree.tree_leaves(others) if isinstance(t, Tensor))]
         program = Program(beside.capture.steps, seen.inputs, seen.constants, wanted, own)
         refer = program.refer
-        found = _Pass(
-            program,
-            seen.names,
-            {key: refer(t) for key, t in seen.nodes.items()},
-            [_UseOf.of(use, refer) for use in uses],
-            refer([t for t in wanted if id(t) in seen.views]),
-            [_Asked(refer(q.value), q.made_by, q.answer) for q in seen.questions],
+        found = _CapturedPass(
+            program=program,
+            names=seen.names,
+            nodes={key: refer(t) for key, t in seen.nodes.items()},
+            uses=[_UseOfPass.of(use, refer) for use in seen.uses],
+            views=refer([t for t in wanted if id(t) in seen.views]),
+            questions=[
+                _QuestionOfPass(refer(q.value), q.made_by, q.answer) for q in seen.questions
+            ],
         )
         program.seal()
         return found
 
-    def shown(self, values: Values, batch: Batch, *, differentiable: bool) -> Replay:
-        """Return nodes and uses on a batch."""
+    def on_batch(self, values: Values, batch: Batch, *, differentiable: bool) -> Replay:
+        """Return nodes and uses from the values of a run on a batch."""
         nodes = {}
         for key, ref in self.nodes.items():
             value = values[ref]
@@ -298,8 +317,11 @@ class _Pass:
                     "a node of the network has no gradient on data: its values were rounded, or computed without one"
                 )
             nodes[key] = Node(value if differentiable else value.detach(), get_gradient_edge(value))
-        used = [use for use in self.uses if all(values[ref].requires_grad for ref in use.results)]
-        uses = [self._use(values, use, batch) for use in used]
+        # uses without a gradient, as under no_grad, add nothing to derivatives
+        differentiable_uses = [
+            use for use in self.uses if all(values[ref].requires_grad for ref in use.results)
+        ]
+        uses = [self._use(values, use, batch) for use in differentiable_uses]
         views = {id(values[ref]) for ref in self.views if isinstance(ref, Ref)}
         return Replay(
             nodes,
@@ -309,15 +331,16 @@ class _Pass:
             views | {id(p) for p in batch.leaves.values()},
         )
 
-    def _use(self, values: Values, use: _UseOf, batch: Batch) -> Use:
+    def _use(self, values: Values, use: _UseOfPass, batch: Batch) -> Use:
+        """Return a use of parameters on a batch."""
         results = [values[ref] for ref in use.results]
         weights = [values[ref] for ref in use.weights]
-        kept = {id(w) for w in weights}
+        weight_ids = {id(w) for w in weights}
         data: list[Tensor] = []
 
         def value(ref: Ref) -> Tensor:
             t = values[ref]
-            if id(t) in kept:
+            if id(t) in weight_ids:
                 return t
             t = t.detach()
             if values.differs(ref):
@@ -327,14 +350,15 @@ class _Pass:
         args, kwargs = pytree.tree_map_only(Ref, value, (use.args, use.kwargs))
         shape = results[0].shape
         if use.stacked:
+            # [n, ...] for each step -> [n, steps, ...]
             shape = torch.Size([shape[0], len(results), *shape[1:]])
         edges = [get_gradient_edge(t) for t in results]
         function = use.function if batch.wider is None else AtLeast(batch.wider).of(use.function)
         return Use(use.name, function, args, kwargs, weights, data, edges, shape)
 
 
-def _plain(option: Any) -> Any:
-    """Return a key that distinguishes an argument that is no tensor from others."""
+def _option_key(option: Any) -> Any:
+    """Return a hashable key of an argument that is no tensor."""
     return repr(option) if isinstance(option, PLAIN) else id(option)
 
 
@@ -358,13 +382,19 @@ def _passes(network: Network) -> dict[Any, Any]:
 
 
 def captured(batch: Batch, of: Callable[[Beside], Found]) -> Found:
-    """Return what the reader makes of the captured pass that serves a batch; it is made once."""
+    """Return the captured pass for a batch, from the cache if one of its form is there.
+
+    Args:
+        batch: the batch.
+        of: makes the result from what was captured; it is part of the key of the cache.
+    """
     passes = _passes(batch.network)
     key = batch.key, of
     if key not in passes:
-        if len(passes) >= _MOST:
+        if len(passes) >= _MOST_PASSES:
             passes.clear()
-        passes[key] = of(_capture(batch)), batch.given.options  # which are known by their ids
+        # the key has the ids of the options, so these must stay alive
+        passes[key] = of(_capture(batch)), batch.given.options
     return passes[key][0]
 
 
@@ -402,10 +432,10 @@ def _check_same(network: Network, other: Network) -> None:
     """Refuse a pass that does other operations than the traced one."""
     _check_same_names(network, other)
     for traced, now in zip(network.program.operations, other.program.operations, strict=True):
-        sizes = [len(o.shapes) - 1 + len(o.results) for o in (now, traced)]
-        if sizes[0] != sizes[1] or now.results != traced.results:
+        count_now, count_traced = (len(o.shapes) - 1 + len(o.results) for o in (now, traced))
+        if count_now != count_traced or now.results != traced.results:
             raise UnmatchedForwardError(
-                f"'{now.name}' in '{now.module}' takes and returns {sizes[0]} tensors, and {sizes[1]} when it was "
+                f"'{now.name}' in '{now.module}' takes and returns {count_now} tensors, and {count_traced} when it was "
                 "traced: the number of steps must be the traced one; trace the model with such an input"
             )
     if network.program.outputs != other.program.outputs:

@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pathspace.graph.capture import leading
+from pathspace.graph.capture import with_examples_first
 from pathspace.network.errors import UnmatchedForwardError
 from pathspace.replay.beside import Beside, Called, Way
 from pathspace.replay.observed import Key, UseOf
@@ -143,7 +143,7 @@ def statistics(
     x = x.detach()
     if 0 not in over or not batched:
         return _mean_and_square(x.reshape(shape), tuple(over), centred=centred)
-    values, many = leading(x)
+    values, many = with_examples_first(x)
     if not many:
         return _mean_and_square(values, tuple(over), centred=centred)
     dims = (0, *(d + 1 for d in over))

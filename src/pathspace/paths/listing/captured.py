@@ -113,7 +113,7 @@ class Handler:
         packed = short_name(func) == "rnn_relu" and isinstance(args[2], Tensor)
         place = 2 if packed else 1
         hx = args[place]
-        if self.capture.depends(hx):
+        if self.capture.depends_on_inputs_alone(hx):
             if bool(plain(hx).any()):
                 raise ValueError(
                     "a state carried over from earlier data must be zero where paths are written down"
@@ -132,7 +132,7 @@ class Handler:
         del func
         with self._taken_apart(mode):
             return self._packed.pack(
-                x, lengths, batch_first, fixed=not self.capture.depends(lengths)
+                x, lengths, batch_first, fixed=not self.capture.depends_on_inputs_alone(lengths)
             )
 
     def pad(self, mode: TorchFunctionMode, func: Any, *args: Any) -> tuple[Tensor, Tensor]:
