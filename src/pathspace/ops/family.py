@@ -99,11 +99,11 @@ def first_operand(step: Step) -> tuple[Tensor, Callable[[Tensor], Any]]:
 def gates_of_linear(
     possible: Callable[[Tensor], Tensor], actual: Callable[[Tensor], Tensor], elements: int
 ) -> Gates:
-    """Return the edges of a linear map that data might open; the data's value is the gate.
+    """Return the edges that a map may have for any data, with gates for the present data.
 
     Args:
-        possible: from a vector of elements to all that any data would make of it.
-        actual: from the vector to what these data make of it.
+        possible: a linear map of a vector ``[elements]`` that has all these edges.
+        actual: the linear map for the present data.
         elements: the number of elements.
     """
     units = torch.eye(elements, dtype=torch.float64)

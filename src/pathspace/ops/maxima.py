@@ -23,6 +23,8 @@ _POOLS = frozenset(
     for end in ("", "_with_indices")
 )
 _MEDIANS = frozenset(["median", "nanmedian"])
+_SMALLER = frozenset(["minimum", "fmin", "min"])
+"""Functions of two tensors that return the smaller one."""
 
 
 class Order(GatedFamily):
@@ -36,7 +38,7 @@ class Order(GatedFamily):
         return not _is_of_all(step)
 
     def gated(self, step: Step, listing: Listing) -> tuple[tuple[Tensor, ...], Gates]:
-        """Return edges from all values along the dimension, or from all up to a place."""
+        """Return edges from all values along the dimension; for ``cummax`` and ``cummin`` from those up to a place."""
         del listing
         x, function = first_operand(step)
         dim = dimension(step.name, step.args[1:], step.kwargs)
@@ -50,10 +52,10 @@ class Order(GatedFamily):
                 return values.cumsum(dim)
             return values.sum(dim, keepdim=True).expand(places.shape)
 
-        def shown(unit: Tensor) -> Tensor:
+        def chosen(unit: Tensor) -> Tensor:
             return unit.reshape(x.shape).gather(dim, places)
 
-        return (x,), gates_of_linear(any_of, shown, x.numel())
+        return (x,), gates_of_linear(any_of, chosen, x.numel())
 
 
 def _places(function: Callable[[Tensor], Any], x: Tensor, dim: int) -> Tensor:
@@ -83,24 +85,27 @@ class LargerOfTwo(GatedFamily):
         return len(step.tensors) == 2
 
     def gated(self, step: Step, listing: Listing) -> tuple[tuple[Tensor, ...], Gates]:
-        """Return an edge from both; where they are equal, half of each is open."""
+        """Return an edge from each of both; the gates of two equal values are one half."""
         del listing
         x, y = step.tensors
         shape = torch.broadcast_shapes(x.shape, y.shape)
-        place = torch.arange(shape.numel())
-        first = _spread(x, shape)
-        second = _spread(y, shape) + x.numel()
-        above = x < y if "min" in step.name else x > y
-        share = above.double() + 0.5 * (x == y).double()
-        share = share.detach().expand(shape).flatten()
+        output = torch.arange(shape.numel())
+        from_x = _broadcast_numbers(x, shape)
+        # elements of y are numbered after those of x
+        from_y = _broadcast_numbers(y, shape) + x.numel()
+        takes_x = x < y if step.name in _SMALLER else x > y
+        gate = takes_x.double() + 0.5 * (x == y).double()
+        gate = gate.detach().expand(shape).flatten()
         gates = Gates(
-            torch.cat([place, place]), torch.cat([first, second]), torch.cat([share, 1 - share])
+            target=torch.cat([output, output]),
+            source=torch.cat([from_x, from_y]),
+            opened=torch.cat([gate, 1 - gate]),
         )
         return (x, y), gates
 
 
-def _spread(t: Tensor, shape: torch.Size) -> Tensor:
-    """Return the number of the element of a tensor at each place of a shape to which it is broadcast."""
+def _broadcast_numbers(t: Tensor, shape: torch.Size) -> Tensor:
+    """Return the numbers of the elements of a tensor that is broadcast to a shape, flattened."""
     numbers = torch.arange(t.numel()).reshape(t.shape)
     return numbers.expand(shape).flatten()
 

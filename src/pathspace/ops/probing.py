@@ -67,16 +67,18 @@ def reads(function: Callable[[Tensor], Tensor], elements: int) -> Reads:
 def reads_of_each(
     function: Callable[[Tensor, Tensor], Tensor], elements: int, members: int, outputs: int
 ) -> Reads:
-    """Find all factors of a bilinear f(h, w)_o = sum_ie c_oie h_i w_e, some w_e at a time.
+    """Find all c_oie of a bilinear f(h, w)_o = sum_ie c_oie h_i w_e.
+
+    For w a unit vector e, f is linear in h. Several e are tried at once, as many as memory allows.
 
     Args:
         function: f, from h ``[elements]`` and w ``[members]`` to ``[outputs]``.
-        elements: how many elements h has.
-        members: how many w has.
-        outputs: how many the result has.
+        elements: the number of elements of h.
+        members: the number of elements of w.
+        outputs: the number of elements of the result.
 
     Returns:
-        The reads of h, ``member`` being e.
+        (o, i, c) with ``member`` = e.
     """
     if members * (members + outputs) > MOST:
         raise too_large(members * outputs)
@@ -86,11 +88,7 @@ def reads_of_each(
         count = min(step, members - first)
         units = torch.zeros(count, members, dtype=torch.float64)
         units[torch.arange(count), first + torch.arange(count)] = 1
-
-        def some(h: Tensor, units: Tensor = units) -> Tensor:
-            return each(lambda w: function(h, w), units)
-
-        part = reads(some, elements)
+        part = reads(_at_each(function, units), elements)
         result.append(Reads(part.target, part.source, part.factor, part.member + first))
     return Reads(
         torch.cat([part.target for part in result]),
@@ -98,6 +96,13 @@ def reads_of_each(
         torch.cat([part.factor for part in result]),
         torch.cat([part.member for part in result]),
     )
+
+
+def _at_each(
+    function: Callable[[Tensor, Tensor], Tensor], rows: Tensor
+) -> Callable[[Tensor], Tensor]:
+    """Return h -> f(h, w) for every row w, ``[rows, outputs]``."""
+    return lambda h: each(lambda w: function(h, w), rows)
 
 
 def too_large(size: int) -> UntraceableError:

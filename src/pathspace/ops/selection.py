@@ -83,7 +83,13 @@ class Index(GatedFamily):
 
 
 def _rows(x: Tensor, dim: int, pick: Callable[[Tensor], Tensor]) -> Gates:
-    """Return edges from all along a dimension to each picked element, the other indices being equal."""
+    """Return edges to each picked element from all elements along ``dim`` with the same other indices.
+
+    Args:
+        x: the tensor.
+        dim: the dimension along which data pick elements.
+        pick: what picks them; it keeps the order of the other dimensions.
+    """
     dim %= x.dim()
     others = max(1, x.numel() // x.shape[dim])
     count = pick(x).numel() // others

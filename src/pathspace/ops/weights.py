@@ -23,9 +23,13 @@ class OfWeights(Family):
         return not (listing.has_unit(step.tensors) or listing.has_data(step.tensors))
 
     def listed(self, step: Step, listing: Listing) -> None:
-        """Find which weight each element of the result is, and its factor."""
-        pieces = floats(step.result)
-        if not pieces:
+        """Find which weight each element of the results is, and its factor.
+
+        Raises:
+            UntraceableError: an element of a result is a sum of weights.
+        """
+        results = floats(step.result)
+        if not results:
             return
         leaves = pytree.tree_leaves((step.args, step.kwargs))
         place = next(p for p, leaf in enumerate(leaves) if listing.is_weight(leaf))
@@ -33,15 +37,17 @@ class OfWeights(Family):
         operation = Operation(step.function, step.args, step.kwargs, [place])
         zeros = torch.zeros(operand.numel(), dtype=torch.float64)
         terms = listing.terms(operation, [zeros], 1)
-        values = single(terms, 0)
-        constant = terms.constant
-        if values.target.unique().numel() != len(values.target) or bool(constant.any()):
+        reads = single(terms, 0)
+        has_sums = reads.target.unique().numel() != len(reads.target)
+        if has_sums or bool(terms.constant.any()):
             raise UntraceableError(step.name, "", "its result is no view of a parameter")
-        used = listing.weights[id(operand)].at(values.source)
-        numbers = torch.zeros(len(constant), dtype=torch.long)
-        factors = torch.zeros_like(constant)
-        numbers[values.target] = used.numbers
-        factors[values.target] = values.factor * used.factors
-        parts = zip(split(numbers, pieces), split(factors, pieces), strict=True)
-        for piece, (some, their_factors) in zip(pieces, parts, strict=True):
-            listing.bind_weights(piece, Weights(some, their_factors))
+        read = listing.weights[id(operand)].at(reads.source)
+        # an element that reads no weight is weight 0 times 0
+        numbers = torch.zeros(len(terms.constant), dtype=torch.long)
+        factors = torch.zeros_like(terms.constant)
+        numbers[reads.target] = read.numbers
+        factors[reads.target] = reads.factor * read.factors
+        numbers_of = split(numbers, results)
+        factors_of = split(factors, results)
+        for result, own_numbers, own_factors in zip(results, numbers_of, factors_of, strict=True):
+            listing.bind_weights(result, Weights(own_numbers, own_factors))
