@@ -111,7 +111,7 @@ def _masses(seen: ChainPass, request: Request, squares: Sequence[Tensor]) -> lis
 
 
 def _spread(seen: ChainPass, layer: int, request: Request) -> Tensor:
-    """Compute stat of the values z of a layer, ``[T, H]``."""
+    """Compute the statistic over examples of the values z of a layer before its activation, ``[T, H]``."""
     cell = seen.chain.cells[layer]
     leaves = seen.leaves
     h = seen.states[layer]

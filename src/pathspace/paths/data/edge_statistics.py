@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -65,10 +65,10 @@ class Seeded:
 
     replayed: Replay
     deltas: list[Tensor | None]  # of each use's result
-    pairs: Pairs | None = None  # examples with the same seeds, where a variance is taken from pairs
-    part: Tensor | None = (
-        None  # the numbers of the examples that a mean square is taken over; None is all
-    )
+    # examples with the same seeds, if a variance is taken from pairs
+    pairs: Pairs | None = None
+    # numbers of the examples over which a mean square is taken; None for all
+    part: Tensor | None = None
 
     @property
     def count(self) -> int:
@@ -143,11 +143,19 @@ def statistics(
 
 
 def products(seeded: Seeded, name: str, other: str, statistic: Statistic) -> Tensor:
-    """Compute the mean product, or covariance, of J of two parameters ``[out, ...]`` and ``[out]``, by row."""
+    """Compute the mean product, or the covariance, of J of a parameter and of a bias, by row.
+
+    Args:
+        seeded: uses of parameters, and the gradients at their results.
+        name: the parameter, ``[out, ...]``.
+        other: the bias, ``[out]``.
+        statistic: mean product or covariance over the examples.
+
+    Returns:
+        A tensor of the shape of the parameter.
+    """
     leaf = seeded.replayed.leaves[name]
     bias = seeded.replayed.leaves[other]
-    n = seeded.count
-    rows = (-1,) + (1,) * (leaf.dim() - 1)
     with torch.no_grad():
         both = _uses(seeded, (name, other))
         uses = both[name]
@@ -157,26 +165,54 @@ def products(seeded: Seeded, name: str, other: str, statistic: Statistic) -> Ten
         factors = _factors(seeded, leaf, bias, uses, biases)
         if factors is not None and seeded.pairs is not None:
             return _product_of_pairs(factors, seeded.pairs).reshape(leaf.shape)
-        if factors is not None:
-            h, delta, delta_0 = factors
-            product = ((delta * delta_0).t() @ h).reshape(leaf.shape)
-            mean = (delta.t() @ h).reshape(leaf.shape)
-            bias_mean = delta_0.sum(0)
+        if factors is None:
+            sums = _sums_by_example(seeded, leaf, bias, uses, biases)
         else:
-            product = torch.zeros_like(leaf)
-            mean = torch.zeros_like(leaf)
-            bias_mean = torch.zeros_like(bias)
-            for examples in _chunks(seeded, leaf, uses):
-                J = summed_gradients(uses, leaf, examples, seeded.pairs)
-                J0 = summed_gradients(biases, bias, examples, seeded.pairs)
-                product += (J * J0.reshape(len(J0), *rows)).sum(0)
-                mean += J.sum(0)
-                bias_mean += J0.sum(0)
-            if seeded.pairs is not None:
-                return product * seeded.pairs.weight
+            sums = _sums_of_factors(factors, leaf)
+        if seeded.pairs is not None:
+            return sums.product * seeded.pairs.weight
+        n = seeded.count
         if statistic == "second_moment":
-            return product / n
-        return product / n - (mean / n) * (bias_mean / n).reshape(rows)
+            return sums.product / n
+        # E[J J_0] - E[J] E[J_0]
+        mean_of_bias = (sums.bias / n).reshape(_by_row(leaf))
+        return sums.product / n - (sums.weight / n) * mean_of_bias
+
+
+class _Sums(NamedTuple):
+    """Sums over examples, or pairs of them: of J J_0 and J, of the shape of the weight, and of J_0 ``[out]``."""
+
+    product: Tensor
+    weight: Tensor
+    bias: Tensor
+
+
+def _by_row(leaf: Tensor) -> tuple[int, ...]:
+    """Return the shape in which a number for each row broadcasts to a parameter."""
+    return (-1,) + (1,) * (leaf.dim() - 1)
+
+
+def _sums_of_factors(factors: Factors, leaf: Tensor) -> _Sums:
+    """Return the sums where J = delta h^T of every example; no J is formed."""
+    h, delta, delta_0 = factors
+    product = ((delta * delta_0).t() @ h).reshape(leaf.shape)
+    weight = (delta.t() @ h).reshape(leaf.shape)
+    return _Sums(product, weight, delta_0.sum(0))
+
+
+def _sums_by_example(
+    seeded: Seeded, leaf: Tensor, bias: Tensor, uses: list[UseOf], biases: list[UseOf]
+) -> _Sums:
+    """Return the sums from the J of every example or pair, a chunk of them at a time."""
+    sums = _Sums(torch.zeros_like(leaf), torch.zeros_like(leaf), torch.zeros_like(bias))
+    rows = _by_row(leaf)[1:]
+    for examples in _chunks(seeded, leaf, uses):
+        J = summed_gradients(uses, leaf, examples, seeded.pairs)
+        J0 = summed_gradients(biases, bias, examples, seeded.pairs)
+        sums.product.add_((J * J0.reshape(len(J0), -1, *rows)).sum(0))
+        sums.weight.add_(J.sum(0))
+        sums.bias.add_(J0.sum(0))
+    return sums
 
 
 Factors = tuple[Tensor, Tensor, Tensor]

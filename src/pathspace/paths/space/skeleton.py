@@ -262,21 +262,24 @@ def skeleton(
         drawn = torch.rand(2 * graph.num_edges, dtype=torch.float64, generator=generator)
         preference = drawn[arcs.number]
     else:
-        preference = -arcs.turns(graph)
+        preference = -arcs.cyclic_rank(graph)
     return _grow(graph, arcs, logs, preference)
 
 
 @dataclass(frozen=True, eq=False)
 class _Arcs:
-    """Edges of the double cover that may be in a skeleton, zero weights included, by the level of their end.
+    """Arcs of the double cover that may be in a skeleton, zero weights included, sorted by the level of their end.
+
+    Each edge u -> v of the graph is two arcs: u -> v, of the forest of incoming edges, and -v ->
+    -u, of the forest of outgoing edges.
 
     Attributes:
-        edge: number of the edge, int64 ``[N]``.
-        number: the same, with E added for an edge read the other way.
-        start: node, likewise.
-        end: node, likewise.
-        inside: whether both ends are in one cycle.
-        bounds: places at which the arcs of a new level start, and N.
+        edge: the number of the edge, int64 ``[N]``.
+        number: the number of the arc: that of the edge, plus E for the arc -v -> -u.
+        start: the node at which the arc starts, int64 ``[N]``.
+        end: the node at which it ends, int64 ``[N]``.
+        inside: whether both nodes are in one cycle.
+        bounds: the positions at which the arcs of a level begin, and N.
     """
 
     edge: Tensor
@@ -314,35 +317,48 @@ class _Arcs:
             bounds=[0, *counts.cumsum(0).tolist()],
         )
 
-    def turns(self, graph: ReductionGraph) -> Tensor:
-        """For the cyclic rule: how many places an arc stands after number j mod n of the n that end where it does.
+    def cyclic_rank(self, graph: ReductionGraph) -> Tensor:
+        """Return the rank of each arc by the cyclic rule: 0 for arc j mod n of the n arcs to unit j of a layer.
 
-        j counts the units of a layer, which are those whose first arcs are elements of one
-        parameter.
+        The nodes whose first arcs are elements of one parameter are the units of a layer.
         """
+        # arcs by the node at which they end; node k has the positions begin[k] to begin[k] + count[k]
         order = torch.argsort(self.end, stable=True)
         end = self.end[order]
-        first = torch.ones_like(end, dtype=torch.bool)
-        first[1:] = end[1:] != end[:-1]
-        begin = first.nonzero().flatten()
+        is_first = torch.ones_like(end, dtype=torch.bool)
+        is_first[1:] = end[1:] != end[:-1]
+        begin = is_first.nonzero().flatten()
         count = torch.diff(begin, append=torch.tensor([len(end)]))
-        node = first.long().cumsum(0) - 1
+        node = is_first.long().cumsum(0) - 1
+        unit = self._number_in_layer(graph, order[begin])
+        shift = (unit % count)[node]
+        position = torch.arange(len(end)) - begin[node]
+        rank = torch.empty_like(order)
+        rank[order] = (position - shift) % count[node]
+        return rank.double()
+
+    def _number_in_layer(self, graph: ReductionGraph, first_arcs: Tensor) -> Tensor:
+        """Return j of nodes, counted within each layer from 0 on, from the first arc of each."""
         sizes = torch.tensor([shape.numel() for shape in graph.shapes]).repeat(2)
-        layer = torch.bucketize(self.number[order[begin]], sizes.cumsum(0), right=True)
+        layer = torch.bucketize(self.number[first_arcs], sizes.cumsum(0), right=True)
         by_layer = torch.argsort(layer, stable=True)
-        j = torch.empty_like(layer)
         sorted_layer = layer[by_layer]
-        first_of_layer = torch.searchsorted(sorted_layer, sorted_layer)
-        j[by_layer] = torch.arange(len(layer)) - first_of_layer
-        turns = torch.empty_like(order)
-        place = torch.arange(len(end)) - begin[node]
-        shift = (j % count)[node]
-        turns[order] = (place - shift) % count[node]
-        return turns.double()
+        begin_of_layer = torch.searchsorted(sorted_layer, sorted_layer)
+        unit = torch.empty_like(layer)
+        unit[by_layer] = torch.arange(len(layer)) - begin_of_layer
+        return unit
 
 
 def _grow(graph: ReductionGraph, arcs: _Arcs, logs: Tensor, preference: Tensor | None) -> Skeleton:
-    """Both forests, level by level: of the arcs that end at a node the preferred one, or that of largest product."""
+    """Grow both forests of a skeleton, level by level.
+
+    Args:
+        graph: the reduction graph.
+        arcs: the arcs that may be taken.
+        logs: log |w_e|, float64 ``[E]``.
+        preference: a node takes the arc with the largest preference, ``[N]``; None for the arc with
+            the largest product |A_c| or |B_c|.
+    """
     size = 1 + 2 * graph.num_classes
     edges = torch.full((size,), -1)
     starts = torch.zeros(size, dtype=torch.long)
@@ -351,6 +367,7 @@ def _grow(graph: ReductionGraph, arcs: _Arcs, logs: Tensor, preference: Tensor |
     products[0] = 0
 
     def choose(arc: Tensor) -> None:
+        """Take the best of some arcs at each node where they end; those that start at no path are passed over."""
         product = products[arcs.start[arc]] + logs[arcs.edge[arc]]
         is_path = product > -torch.inf
         arc = arc[is_path]
@@ -359,6 +376,7 @@ def _grow(graph: ReductionGraph, arcs: _Arcs, logs: Tensor, preference: Tensor |
         end = arcs.end[arc]
         best = torch.full_like(products, -torch.inf).scatter_reduce(0, end, score, "amax")
         tied = (score >= best[end] - _TIE).nonzero().flatten()
+        # a node where none of them ends keeps the number len(arc)
         first = torch.full((size,), len(arc)).scatter_reduce(0, end[tied], tied, "amin")
         chosen = first[first < len(arc)]
         node = end[chosen]
@@ -371,7 +389,7 @@ def _grow(graph: ReductionGraph, arcs: _Arcs, logs: Tensor, preference: Tensor |
         inside = arcs.inside[begin:end]
         choose(begin + (~inside).nonzero().flatten())
         rest = begin + inside.nonzero().flatten()
-        # through a cycle, wave by wave
+        # through a cycle, one step further from the nodes that are reached at a time
         while rest.numel():
             reached = edges >= 0
             starts_reached = reached[arcs.start[rest]]
