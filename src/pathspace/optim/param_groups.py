@@ -20,7 +20,7 @@ from torch import nn
 from pathspace.network import Network
 from pathspace.network.network import current_values
 from pathspace.network.rules.contraction import Form
-from pathspace.network.trace.values import whole
+from pathspace.network.trace.values import identity
 from pathspace.squared.normalization import Normalization
 from pathspace.squared.recurrence import Stack
 from pathspace.squared.tape import Instruction
@@ -161,22 +161,25 @@ class _Step:
 
 
 def _roles(network: Network) -> dict[str, set[str]]:
-    """Return, by name, what a matrix is at each of its uses: hidden, first, or last."""
+    """Return the roles of each matrix at its uses, by name: hidden, first, or last."""
     steps = _steps(network)
-    behind: set[int] = set()  # slots of values that were computed by matrices
-    comes_after: list[bool] = []
+    # forwards: the slots of values that a matrix was applied to
+    computed: set[int] = set()
+    follows_matrix: list[bool] = []
     for step in steps:
-        comes_after.append(not behind.isdisjoint(step.entering))
-        if step.mixes or comes_after[-1]:
-            behind.update(step.leaving)
-    ahead: set[int] = set()  # slots of values that matrices are still applied to
+        follows = not computed.isdisjoint(step.entering)
+        follows_matrix.append(follows)
+        if step.mixes or follows:
+            computed.update(step.leaving)
+    # backwards: the slots of values that a matrix will be applied to
+    read_later: set[int] = set()
     roles: dict[str, set[str]] = {}
-    for step, is_later in zip(reversed(steps), reversed(comes_after), strict=True):
-        comes_before = not ahead.isdisjoint(step.leaving)
-        if step.mixes or comes_before:
-            ahead.update(step.entering)
-        role = _HIDDEN if is_later else _FIRST
-        if not comes_before and not step.inner:
+    for step, follows in zip(reversed(steps), reversed(follows_matrix), strict=True):
+        precedes = not read_later.isdisjoint(step.leaving)
+        if step.mixes or precedes:
+            read_later.update(step.entering)
+        role = _HIDDEN if follows else _FIRST
+        if not precedes and not step.inner:
             role = _LAST
         for name in step.matrices:
             roles.setdefault(name, set()).add(_HIDDEN if name in step.inner else role)
@@ -184,7 +187,7 @@ def _roles(network: Network) -> dict[str, set[str]]:
 
 
 def _steps(network: Network) -> list[_Step]:
-    """Return what the model computes, in its order: instructions of the tape, and what lies between its parts."""
+    """Return the steps of the model in their order: instructions of the tape that make no weight, and cuts."""
     tape = network.tape
     weights = {leaf.slot: (leaf.name,) for leaf in tape.leaves if leaf.kind == "parameter"}
     shapes = _shapes(network)
@@ -230,14 +233,25 @@ def _makes_a_weight(
     weights: Mapping[int, Sequence[str]],
     read: Sequence[str],
 ) -> bool:
-    """Return whether an instruction makes a weight of others: a view of it, or one that is normalized."""
+    """Return whether the result of an instruction is a weight: a view of a parameter, or a normalized one.
+
+    Args:
+        network: the network.
+        instruction: of its tape.
+        weights: by slot, the names of the parameters of which the value there is made, for all
+            slots of weights.
+        read: the names of the parameters that the instruction reads.
+    """
     if instruction.of_parameter:
         return True
     if not all(slot in weights for slot in instruction.inputs):
         return False
-    is_units = any(name in network.edges and network.edges[name].bias for name in read)
-    is_direction = instruction.function is whole and not is_units
-    return is_direction or (instruction.form == "product" and instruction.statistic is not None)
+    # the direction v of a normalized weight g v / ||v||, unless these are learned units
+    reads_units = any(name in network.edges and network.edges[name].bias for name in read)
+    is_direction = instruction.function is identity and not reads_units
+    # its product with the gain g
+    is_normalized = instruction.form == "product" and instruction.statistic is not None
+    return is_direction or is_normalized
 
 
 def _matrices(

@@ -55,12 +55,16 @@ def log_ranges(
     """
     with torch.no_grad():
         replayed = replay(network, calibration, wide=True)
-        read, units = (
-            of(network, replayed, statistic, scales.table(factors, 0.0)) for of in (_read, _units)
+        entering_weights = _entering_weights(
+            network, replayed, statistic, scales.table(factors, 0.0)
         )
-    sides = scales.by_sign(read)
+        before_activation = _before_activation(
+            network, replayed, statistic, scales.table(factors, 0.0)
+        )
+    # classes that no known operation reads have the values before their activation
+    sides = scales.by_sign(entering_weights)
     unread = torch.nn.functional.pad((sides[0] == 0) & (sides[1] == 0), (1, len(scales.monomials)))
-    sizes = torch.where(unread[scales.labels.abs()], units, read)
+    sizes = torch.where(unread[scales.labels.abs()], before_activation, entering_weights)
     if bool((sizes.isnan() | sizes.isposinf()).any()):
         raise ValueError(
             "on the calibration data a unit has values that are not finite: leave such examples out"
@@ -68,8 +72,10 @@ def log_ranges(
     return (sizes * network.scale_of(factors, scales.labels)).log()
 
 
-def _read(network: Network, replayed: Replay, statistic: Statistic, table: Tensor) -> Tensor:
-    """By label, what enters weights."""
+def _entering_weights(
+    network: Network, replayed: Replay, statistic: Statistic, table: Tensor
+) -> Tensor:
+    """Fill a table by label with the statistic of the values that enter weights."""
     names = {id(leaf): name for name, leaf in replayed.leaves.items()}
     for use in replayed.uses:
         arguments = list(use.args)
@@ -84,16 +90,16 @@ def _read(network: Network, replayed: Replay, statistic: Statistic, table: Tenso
 
 
 def entering(use: Use, x: Any, statistic: Callable[[Tensor], Tensor]) -> Tensor | None:
-    """Return a number for each element of a weight, from what multiplies it; None for what is not known here.
+    """Return, for each element of a weight, a statistic of the values that it multiplies.
 
     Args:
-        use: of the weight.
-        x: what enters it, or a tensor of that shape.
+        use: of the weight, in a linear layer, a product of matrices or a convolution.
+        x: the values that enter the weight, or a tensor of that shape, such as their gradient.
         statistic: from values ``[n, channels]`` to a number for each channel.
 
     Returns:
-        Broadcastable to the weight. Where several groups of rows read a channel, it is there for
-        each.
+        A tensor that broadcasts to the weight; None for any other operation. A channel that several
+        groups of rows read has a number for each group.
     """
     weight = use.args[1]
     if not isinstance(x, Tensor):
@@ -104,7 +110,8 @@ def entering(use: Use, x: Any, statistic: Callable[[Tensor], Tensor]) -> Tensor 
         return statistic(_rows(x, -1)).unsqueeze(1)
     if use.name not in (*_CONVOLUTIONS, *_TRANSPOSED):
         return None
-    sizes, taps = statistic(_rows(x, 1 - weight.dim())), (1,) * (weight.dim() - 2)
+    sizes = statistic(_rows(x, 1 - weight.dim()))
+    taps = (1,) * (weight.dim() - 2)
     if use.name in _TRANSPOSED:
         return sizes.reshape(-1, 1, *taps)
     groups = use.args[_GROUPS] if len(use.args) > _GROUPS else 1
@@ -112,8 +119,10 @@ def entering(use: Use, x: Any, statistic: Callable[[Tensor], Tensor]) -> Tensor 
     return repeated.reshape(*weight.shape[:2], *taps)
 
 
-def _units(network: Network, replayed: Replay, statistic: Statistic, table: Tensor) -> Tensor:
-    """By label, the values of units before their activation."""
+def _before_activation(
+    network: Network, replayed: Replay, statistic: Statistic, table: Tensor
+) -> Tensor:
+    """Fill a table by label with the statistic of the values of units before their activation."""
     for key, node in replayed.nodes.items():
         # inside a recurrent layer its weights say more; outputs have no class
         if len(key) == 1 and key[0] in network.program.nodes:

@@ -30,10 +30,10 @@ def equal_norm_factors(network: Network) -> Tensor:
     slower = 2 / max([_most_classes(edge, scales) for edge in edges], default=2)
 
     def gap(x: Tensor) -> Tensor:
-        grows, shrinks = log_sums(edges, scales, x)
-        both = grows.isfinite() & shrinks.isfinite()
-        # log norms, of which one grows by x and the other shrinks by it
-        return torch.where(both, slower * (shrinks - grows) / 4, 0.0)
+        growing, shrinking = log_sums(edges, scales, x)
+        has_both = growing.isfinite() & shrinking.isfinite()
+        # logs of squares: multiplying s by e^d adds 2 d to one and takes 2 d from the other
+        return torch.where(has_both, slower * (shrinking - growing) / 4, 0.0)
 
     return start * agreement(gap, torch.zeros_like(start))
 

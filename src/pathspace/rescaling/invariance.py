@@ -66,21 +66,22 @@ class InvarianceReport:
         return self._tells and largest <= tolerance
 
     def __str__(self) -> str:
-        """Return the verdict, with all that speaks against it."""
-        faults = {
-            f"outputs differ by {self.largest_output_difference:.2g} (relative)": self.outputs_equal,
-            f"weights differ by {self.largest_weight_difference:.2g} (relative)": self.weights_equal,
-            "not all numbers are finite": self.finite,
-            "no parameter moved": self.moved,
-            "the steps are those of plain SGD": self.differs_from_sgd,
-        }
-        against = ", ".join(fault for fault, absent in faults.items() if not absent)
-        in_steps = f"in {self.steps} step{'s' * (self.steps > 1)}"
-        return (
-            f"not passed {in_steps}: {against}"
-            if against
-            else f"passed: bitwise the same {in_steps}"
-        )
+        """Return the verdict, with every condition that does not hold."""
+        faults = []
+        if not self.outputs_equal:
+            faults.append(f"outputs differ by {self.largest_output_difference:.2g} (relative)")
+        if not self.weights_equal:
+            faults.append(f"weights differ by {self.largest_weight_difference:.2g} (relative)")
+        if not self.finite:
+            faults.append("not all numbers are finite")
+        if not self.moved:
+            faults.append("no parameter moved")
+        if not self.differs_from_sgd:
+            faults.append("the steps are those of plain SGD")
+        in_steps = f"in {self.steps} steps" if self.steps > 1 else f"in {self.steps} step"
+        if faults:
+            return f"not passed {in_steps}: {', '.join(faults)}"
+        return f"passed: bitwise the same {in_steps}"
 
 
 @torch.inference_mode(False)

@@ -41,13 +41,12 @@ Values = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Lines:
-    """A dimension of a parameter or buffer along which units lie.
+    """A dimension of a parameter or buffer along which the units of a group lie.
 
     Attributes:
         name: of the parameter or buffer.
         dim: the dimension.
-        places: where each unit of the group is, in the order of its elements, ``[n, elements of a
-            unit]``.
+        places: the positions of each unit along it, ``[n, elements of a unit]``.
         enters: whether the elements are edges into the units.
     """
 
@@ -83,15 +82,17 @@ class Group:
         )
 
     def places_in(self, dim: Dim) -> Tensor | None:
-        """Return which elements of a dimension belong to each unit, ``[n, elements]``; None if none does."""
+        """Return the positions of each unit along a dimension, ``[n, elements of a unit]``; None if there are none."""
         places = places_of(self.axis, dim)
         if places is None or self.within is None:
             return places
         outer, number = self.within
-        of_all = places_of(outer, dim)
-        if of_all is None:
+        outer_places = places_of(outer, dim)
+        if outer_places is None:
             return None
-        return places[:, torch.isin(places[0], of_all[number])]
+        # each column has the units of one larger unit, in one order
+        belongs = torch.isin(places[0], outer_places[number])
+        return places[:, belongs]
 
     def permuted(self, values: Mapping[str, Tensor], order: Tensor) -> Values:
         """Return values whose k-th unit of the group is the unit ``order[k]`` of these; others stay as they are."""

@@ -301,18 +301,35 @@ def _rounded_input(
 
 
 def _arranged(size: Tensor, reaction: Tensor, labels: EdgeLabels, per: Per, step: float) -> Rounded:
-    """Bring numbers into the form of :class:`Rounded`, without rows that move no output."""
+    """Bring numbers into the form of :class:`Rounded`, without rows that move no output.
+
+    Args:
+        size: |w|, of any shape.
+        reaction: K, of the same shape.
+        labels: of the numbers.
+        per: whether all numbers have one step, or each row has its own.
+        step: of numbers up to 1.
+    """
     dims = size.dim()
-    target, source = (_of_dims(x, dims).to(size.device) for x in (labels.target, labels.source))
+    target = _of_dims(labels.target, dims).to(size.device)
+    source = _of_dims(labels.source, dims).to(size.device)
     rows = [0] if per == "row" else []
-    # numbers with the same scale can be taken together
+    # along these dimensions all numbers have the same scale: only their largest and their sum count
     free = [d for d in range(dims) if d not in rows and target.shape[d] == source.shape[d] == 1]
     if free:
-        size, reaction = size.amax(free, keepdim=True), reaction.sum(free, keepdim=True)
+        size = size.amax(free, keepdim=True)
+        reaction = reaction.sum(free, keepdim=True)
+    # R, B, T, S
     kinds = _kinds_of_dims(target, source, rows)
-    size, reaction, target, source = (_form(x, kinds) for x in (size, reaction, target, source))
+    size = _merge_dims(size, kinds)
+    reaction = _merge_dims(reaction, kinds)
+    target = _merge_dims(target, kinds)
+    source = _merge_dims(source, kinds)
     kept = reaction.flatten(1).sum(1) > 0
-    target, source = (x[kept] if len(x) > 1 else x for x in (target, source))
+    if len(target) > 1:
+        target = target[kept]
+    if len(source) > 1:
+        source = source[kept]
     return Rounded(size[kept], reaction[kept], target, source, step)
 
 
@@ -331,13 +348,17 @@ def _kinds_of_dims(target: Tensor, source: Tensor, rows: list[int]) -> list[list
     return [rows, both, targets, sources]
 
 
-def _form(x: Tensor, kinds: list[list[int]]) -> Tensor:
+def _merge_dims(x: Tensor, kinds: list[list[int]]) -> Tensor:
     """Merge the dimensions of each kind into one."""
     lengths = [math.prod(x.shape[d] for d in kind) for kind in kinds]
-    return x.permute([d for kind in kinds for d in kind]).reshape(lengths)
+    order: list[int] = []
+    for kind in kinds:
+        order += kind
+    return x.permute(order).reshape(lengths)
 
 
 def _of_dims(labels: Tensor, dims: int) -> Tensor:
+    """Return labels with so many dimensions, of size 1 where the labels do not change."""
     return without_repeats(labels)[(None,) * (dims - labels.dim())]
 
 

@@ -15,13 +15,13 @@ from torch import Tensor
 from pathspace.network.rules.elementwise import finish
 from pathspace.network.rules.products import scaled
 from pathspace.network.trace.recorder import Recorder
-from pathspace.network.trace.values import whole
+from pathspace.network.trace.values import identity
 
 
 def negative(recorder: Recorder, input: Tensor) -> Tensor:
     """Trace ``-x``: a fixed edge of weight -1 from every element, also of a parameter."""
     value = recorder.value(input)
-    return finish(recorder, whole, (input,), (value,), value.labels, value.kind)
+    return finish(recorder, identity, (input,), (value,), value.labels, value.kind)
 
 
 def triangle(recorder: Recorder, input: Tensor, diagonal: int = 0) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 from pathspace.network.rules.linear import require_parameter
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import FIXED
-from pathspace.network.trace.values import whole
+from pathspace.network.trace.values import identity
 
 
 def weight_norm(recorder: Recorder, v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
@@ -36,7 +36,7 @@ def weight_norm(recorder: Recorder, v: Tensor, g: Tensor, dim: int = 0) -> Tenso
     recorder.uses.add(direction, length, fixed)
     recorder.uses.add(gain, scale, fixed)
     length, scale = (recorder.scales.resolve(t).expand(v.shape) for t in (length, scale))
-    units = recorder.note_unit(recorder.emit(whole, [direction], length, dtype=v.dtype))
+    units = recorder.note_unit(recorder.emit(identity, [direction], length, dtype=v.dtype))
 
     def inverse(u: Tensor, _: Tensor) -> Tensor:
         m = u.detach().sum(over, keepdim=True)

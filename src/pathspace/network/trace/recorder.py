@@ -32,7 +32,7 @@ from pathspace.network.trace.functions import (
 from pathspace.network.trace.parameter_uses import ParameterUses, index_of
 from pathspace.network.trace.reasons import INPUTS_READ, OF_INPUTS, ROUNDED
 from pathspace.network.trace.scales import FIXED, WILD, Scales
-from pathspace.network.trace.values import Origin, Value, View, common_kind, put, whole
+from pathspace.network.trace.values import Origin, Value, View, common_kind, identity, put
 from pathspace.network.trace.zeros import OfBuffers, anywhere
 from pathspace.squared.tape import Instruction, Leaf
 
@@ -426,7 +426,7 @@ class Recorder:
         created = created.reshape(value.shape)
         self.uses.add(value, created, torch.full_like(created, FIXED), bias=True)
         labels = self.scales.resolve(created)
-        units = self.emit(whole, [value], labels, name="parameter", dtype=tensor.dtype)
+        units = self.emit(identity, [value], labels, name="parameter", dtype=tensor.dtype)
         return self.value(self.note_unit(units))
 
     def made_of(self, source: Tensor, count: int) -> Tensor:

@@ -20,8 +20,8 @@ View = Callable[[Tensor], Tensor]
 """From a tensor of the owner's shape to what a view of it shows."""
 
 
-def whole(t: Tensor) -> Tensor:
-    """Return the view of all elements."""
+def identity(t: Tensor) -> Tensor:
+    """Return the tensor itself: a view of all elements, or an operation that changes nothing."""
     return t
 
 
@@ -154,7 +154,7 @@ class Value:
     state: bool = False
     module: str = ""
     memory: Memory = field(default_factory=Memory)
-    view: View | None = whole
+    view: View | None = identity
     version: int = 0
     order: bool = False
     refusal: Exception | None = None
@@ -169,7 +169,7 @@ class Value:
 
 def apart(value: Value) -> Value:
     """Return the same value in memory of its own."""
-    return replace(value, memory=Memory(), view=whole, version=0, statistic=None)
+    return replace(value, memory=Memory(), view=identity, version=0, statistic=None)
 
 
 def common_kind(values: Sequence[Value]) -> str:

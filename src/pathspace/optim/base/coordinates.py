@@ -50,11 +50,15 @@ _NOTHING = 2.0**-80
 
 
 def as_shadow(p: Tensor, *, matrix: bool = False) -> nn.Parameter:
-    """Make the tensor that a rule trains in the place of a parameter: its coordinates, float32 for half precision.
+    """Make the tensor that a rule trains instead of a parameter, with the shape of the parameter's coordinates.
 
-    It has no memory of its own, and no numbers, as these are known at a step alone (see
-    ``points.expect_unread``). Of a parameter that is split over processes, those of the part in
-    this one.
+    The coordinates are known only during a step, so outside of steps all elements are one NaN, which
+    takes no memory (see ``points.expect_unread``). A parameter of half precision has coordinates in
+    float32; a sharded one has those of its local rows.
+
+    Args:
+        p: the parameter.
+        matrix: whether a tensor of more than two dimensions becomes a matrix.
     """
     p = to_local(p)
     shape = (p.shape[0], p.shape[1:].numel()) if matrix and p.dim() > 2 else p.shape

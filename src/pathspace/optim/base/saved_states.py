@@ -54,32 +54,38 @@ _REFUSED = (
 def locked(
     state: Mapping[str, Any], names: Iterable[str], *, moments: bool = False
 ) -> dict[str, Any]:
-    """Return a state that loaders of plain rules refuse, with all of its entries.
+    """Return a state with a :class:`Refusal` under "step"; the entries in its place have another name.
+
+    Most plain rules read "step" first. A rule without it may read any tensor at its first step.
 
     Args:
         state: of one parameter.
-        names: of the entries of the rule.
-        moments: whether moments of a rule that counts no steps are put aside, too.
+        names: the names of the rule's own entries.
+        moments: whether refusals replace all tensors of a rule that has no "step".
     """
-    names = [name for name in names if name in state]
-    if not names:
+    own = [name for name in names if name in state]
+    if not own:
         return dict(state)
-    # what most loaders read; of a rule without it any tensor may be read at the first step
-    hidden = [name for name in names if name == "step"]
-    if moments and not hidden:
-        hidden = [name for name in names if isinstance(state[name], Tensor)]
-    kept = {f"{_KEPT}{name}": state[name] for name in hidden}
-    return {**state, **kept, **dict.fromkeys(("step", *hidden), Refusal(_REFUSED))}
+    replaced = [name for name in own if name == "step"]
+    if moments and not replaced:
+        replaced = [name for name in own if isinstance(state[name], Tensor)]
+    result = dict(state)
+    for name in replaced:
+        result[f"{_KEPT}{name}"] = state[name]
+    refusal = Refusal(_REFUSED)
+    for name in ("step", *replaced):
+        result[name] = refusal
+    return result
 
 
 def unlocked(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what :func:`locked` was given; any other state as it is."""
+    """Undo :func:`locked`; a state without refusals is copied."""
     values = {name: value for name, value in state.items() if not isinstance(value, bytes)}
     return {name.removeprefix(_KEPT): value for name, value in values.items()}
 
 
 def has_content(state: Mapping[str, Any]) -> bool:
-    """Return whether a state holds more than empty dictionaries and the mark of one that holds nothing."""
+    """Return whether a state has an entry other than empty dictionaries and the mark :data:`NOTHING`."""
     for key, value in state.items():
         is_empty = isinstance(value, dict) and not value
         if key != NOTHING and not is_empty:

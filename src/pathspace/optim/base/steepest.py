@@ -69,7 +69,10 @@ class ParamStep:
 
 
 def orient_gradients(steps: list[ParamStep], metric: Metric) -> None:
-    """Let g be what is descended, in the near member; the user's own gradients are never changed."""
+    """Turn each g into the gradient that the step descends, of the member near balance.
+
+    With ``maximize`` its sign changes. The user's own gradients stay as they are.
+    """
     for step in steps:
         if step.group["maximize"]:
             step.g = -step.g
@@ -82,20 +85,22 @@ def orient_gradients(steps: list[ParamStep], metric: Metric) -> None:
 def clipping(
     steps: list[ParamStep], clip_norm: float | None, clip_step: float | None
 ) -> float | Tensor:
-    """Return what all directions are multiplied with.
+    """Return the factor of all directions that clipping asks for.
 
     Args:
         steps: of all parameters.
-        clip_norm: largest ||g / sqrt(D)||, the root of the sum of g d.
-        clip_step: after it, largest ||d / f||, the length of d in the balanced network.
+        clip_norm: the largest ||g / sqrt(D)||; its square is the sum of g d.
+        clip_step: the largest ||d / f||, the length of d in the balanced network, after
+            ``clip_norm`` was applied.
     """
     factor: float | Tensor = 1.0
     if clip_norm is not None:
         products = (widened(s.g) * widened(s.direction()) for s in steps)
         factor = clip_factor(_sum(products, steps), clip_norm)
     if clip_step is not None:
-        square = factor**2 * _sum((_balanced_direction(s).square() for s in steps), steps)
-        factor = factor * clip_factor(square, clip_step)
+        squares = (_balanced_direction(s).square() for s in steps)
+        clipped_square = factor**2 * _sum(squares, steps)
+        factor = factor * clip_factor(clipped_square, clip_step)
     return factor
 
 
@@ -108,18 +113,19 @@ def _balanced_direction(step: ParamStep) -> Tensor:
 
 
 def gradient_over_direction(steps: list[ParamStep]) -> float:
-    """Return ||f g|| / ||d / f|| over the parameters of the network: the lengths of g and d in the frame of the metric.
+    """Return ||f g|| / ||d / f||, the lengths of g and d in the frame of the metric; 1 if d is 0.
 
-    It is 1 where d is 0. Squares are summed in float64, because those of d may be beyond float32.
+    Both are over the parameters of the network. Squares are summed in float64, because those of d
+    may be beyond float32.
     """
-    inside = [(s, s.gauge) for s in steps if s.gauge is not None]
-    alone = [s for s, _ in inside]
-    gradients = (gauge.times_(_doubled(s.g)).square() for s, gauge in inside)
-    directions = (gauge.into(s.direction().double()).square() for s, gauge in inside)
-    if not inside:
+    with_gauge = [(s, s.gauge) for s in steps if s.gauge is not None]
+    if not with_gauge:
         return 1.0
-    of_gradient = float(_sum(gradients, alone))
-    of_direction = float(_sum(directions, alone))
+    inside = [s for s, _ in with_gauge]
+    gradients = (gauge.times_(_doubled(s.g)).square() for s, gauge in with_gauge)
+    directions = (gauge.into(s.direction().double()).square() for s, gauge in with_gauge)
+    of_gradient = float(_sum(gradients, inside))
+    of_direction = float(_sum(directions, inside))
     return math.sqrt(of_gradient / of_direction) if of_direction > 0 else 1.0
 
 
