@@ -177,6 +177,27 @@ def test_alpha_one_is_the_squared_jacobian_of_every_model(case):
     )
 
 
+def test_a_transposed_convolution_of_turned_features_has_its_squared_jacobian():
+    """Torch computes its gradients for each example, and not for all of them at once."""
+
+    class Turned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 3), nn.ConvTranspose2d(3, 2, 3, padding=1)
+
+        def forward(self, x):
+            return self.last(self.first(x).permute(0, 3, 1, 2))
+
+    torch.manual_seed(0)
+    model, x = Turned().double(), torch.randn(3, 1, 1, 4, dtype=torch.float64)
+    found = ps.paths.data_dependent_kappa(ps.trace(model, x), x, alpha=1.0)
+    for name, p in model.named_parameters():
+        squares = [
+            torch.autograd.grad(out, p, retain_graph=True)[0] ** 2 for out in model(x).flatten()
+        ]
+        assert_close(found[name], sum(squares) / len(x), **TIGHT)
+
+
 class Writes(nn.Module):
     """Something that writes a parameter into activations, between two layers."""
 

@@ -358,6 +358,38 @@ def test_random_numbers_and_orders_of_activations_are_inputs(draw):
     assert_close(known, ps.paths.squared_path_norm(network), **SAME)
 
 
+MOVED = {
+    "reflected": lambda x: nn.functional.pad(x, (1, 1, 1, 1), mode="reflect"),
+    "replicated": lambda x: nn.functional.pad(x, (1, 1, 1, 1), mode="replicate"),
+    "enlarged": lambda x: nn.functional.interpolate(x, scale_factor=2),
+    "shuffled": lambda x: nn.functional.channel_shuffle(x, 2),
+    "turned": lambda x: torch.rot90(x, 1, (2, 3)),
+    "unfolded": lambda x: nn.functional.unfold(x, 2),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_no_path_starts_at_a_border_of_zeros(name):
+    class Bordered(nn.Module):
+        def __init__(self, size):
+            super().__init__()
+            self.out = nn.Linear(size, 2)
+
+        def forward(self, x):
+            return self.out(MOVED[name](nn.functional.pad(x, (1, 0, 1, 1))).flatten(1))
+
+    torch.manual_seed(0)
+    x = torch.randn(3, 4, 2, 2, dtype=torch.float64)
+    size = MOVED[name](torch.zeros(1, 4, 4, 3)).numel()
+    model = Bordered(size).double()
+    network = ps.trace(model, x)
+    paths = ps.paths.enumerate_paths(network)
+    norm = (paths.factor * paths.values(network.parameters)).square().sum()
+    assert_close(norm, ps.paths.squared_path_norm(network), **SAME)
+    found = paths.output(network.parameters, ps.paths.activity(network, x))
+    assert_close(found, model(x), **SAME)
+
+
 def test_data_of_another_form_are_refused():
     network = ps.trace(nn.Linear(3, 2), torch.zeros(1, 3))
     for wrong in (

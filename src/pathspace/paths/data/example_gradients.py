@@ -119,8 +119,11 @@ def _by_operation(use: Use, weight: Tensor, delta: Tensor, examples: Examples) -
         backward = torch.func.vjp(function, weight.detach())[1]
         return backward(d)[0]
 
-    chosen = [some(t, examples) for t in use.data]
-    return torch.func.vmap(one)(some(delta, examples), *chosen)
+    chosen = [some(t, examples) for t in (delta, *use.data)]
+    try:
+        return torch.func.vmap(one)(*chosen)
+    except RuntimeError:  # torch does not take some transposed convolutions of all examples at once
+        return torch.stack([one(*values) for values in zip(*chosen, strict=True)])
 
 
 def some(tensor: Tensor, examples: Examples) -> Tensor:
