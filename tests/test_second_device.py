@@ -134,6 +134,25 @@ def trained(rule, name, device):
     return model.state_dict()
 
 
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("rule", ["DDPSGD", "DDPAdam", "QuasiDiagonal", "PathSGD"])
+def test_processes_talk_about_tensors_of_the_device_alone(rule, monkeypatch):
+    """NCCL refuses tensors on the CPU."""
+    devices = []
+    distributed = torch.distributed
+    monkeypatch.setattr(distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(distributed, "get_rank", lambda *_: 0)
+    monkeypatch.setattr(distributed, "get_world_size", lambda *_: 2)
+    monkeypatch.setattr(distributed, "all_reduce", lambda t, *_, **__: devices.append(t.device))
+    options = {"frame": ps.metrics.Frame("measure")} if rule == "PathSGD" else {}
+    with on(DEVICE):
+        _, model, x, network = built("mlp", DEVICE)
+        optimizer = getattr(ps.optim, rule)(model.parameters(), network, lr=1e-2, **options)
+        model(x).square().mean().backward()
+        optimizer.step()
+    assert set(devices) == {DEVICE}
+
+
 AS_ANOTHER = {"PathGradientAdam": "PathAdam", "GAdam": "GSGD", "DDPAdam": "DDPSGD by signs"}
 
 

@@ -167,7 +167,7 @@ def fold(model: _Model) -> _Model:
 
 
 def _places(network: Network) -> dict[str, Instruction]:
-    """Return what layers with internal nodes do in the squared network, by path."""
+    """Return the instructions of the layers with internal nodes in the squared network, by path."""
     users, leaf_of = _users(network.tape)
     places = {}
     for name, edges in network.edges.items():
@@ -228,13 +228,17 @@ def _is_internal(name: str, target: Tensor) -> bool:
 
 
 def _path_measures(network: Network, places: dict[str, Instruction]) -> dict[str, Tensor | str]:
-    """D, the path measure of what enters each layer that is to be normalized, from the traced network.
+    """Compute D, the path measure of the values that enter each normalized layer.
 
     A normalized node has gamma_v^2 = 1, whatever its weights; inputs and the bias node have 1 too.
-    What lies between layers (pooling, sums of branches, dropout, reshaping) is followed in the
+    Operations between layers (pooling, sums of branches, dropout, reshaping) are those of the
     squared network: a maximum sums its window, an average of n divides by n^2, a sum adds. For a
     convolution the measure of a tap is the mean over the positions of the output, as its other
     statistics are, so taps that fall into zero padding weigh less.
+
+    Args:
+        network: a traced network.
+        places: the instructions of the layers that are to be normalized, by path.
 
     Returns:
         Path -> D, float64, broadcastable to the weight, without the dimensions in which it is
@@ -248,26 +252,28 @@ def _path_measures(network: Network, places: dict[str, Instruction]) -> dict[str
     measures: dict[str, Tensor | str] = {}
 
     def normalize(slots: tuple[int, ...], h: Tensor) -> Tensor:
+        """Note D of a layer with the result h; return the result after normalization."""
         path = path_of.get(slots)
         if path is None:
             return h
-        own = [f"{path}.{name}".lstrip(".") for name in ("weight", "bias")]
-        positions = h.numel() // len(q[own[0]])
-        ends = torch.autograd.grad(h.sum() / positions, list(q.values()), allow_unused=True)
-        gradients = {name: g for name, g in zip(q, ends, strict=True) if g is not None}
-        others = [name for name in gradients if name not in own]
-        measures[path] = others[0] if others else _compact(gradients[own[0]])
+        weight, bias = (f"{path}.{name}".lstrip(".") for name in ("weight", "bias"))
+        positions = h.numel() // len(q[weight])
+        # h is linear in its weights, and normalized layers before it have constant results: its
+        # derivative is what enters
+        found = torch.autograd.grad(h.sum() / positions, list(q.values()), allow_unused=True)
+        gradients = {name: g for name, g in zip(q, found, strict=True) if g is not None}
+        others = [name for name in gradients if name not in (weight, bias)]
+        measures[path] = others[0] if others else _compact(gradients[weight])
         return torch.ones_like(h)
 
     with torch.enable_grad():
-        network.tape.run(
-            {name: t.requires_grad_() for name, t in q.items()}, network.live, mix=normalize
-        )
+        squared = {name: t.requires_grad_() for name, t in q.items()}
+        network.tape.run(squared, network.live, mix=normalize)
     return measures
 
 
 def _compact(measure: Tensor) -> Tensor:
-    """Without the dimensions in which it is constant."""
+    """Return a measure with size 1 in each dimension along which it is constant."""
     for d in range(measure.dim()):
         first = measure.narrow(d, 0, 1)
         if bool(torch.isclose(measure, first, rtol=1e-12, atol=0).all()):

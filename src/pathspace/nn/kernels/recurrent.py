@@ -123,7 +123,7 @@ class _Steps:
     def call(
         self, x: Tensor, w_in: Tensor, w_rec: Tensor, start: tuple[Tensor, int]
     ) -> tuple[Any, ...]:
-        """Return what the compiled functions take first."""
+        """Return the first arguments of the compiled functions: sizes, and addresses with strides in bytes."""
         matrices = [
             (_address(w), self.size * w.stride(0), self.size * w.stride(1)) for w in (w_in, w_rec)
         ]
@@ -136,12 +136,10 @@ class _Steps:
 
     def start(self, h0: Tensor | None) -> tuple[Tensor, int]:
         """Return the first states, and bytes from a sequence to the next."""
-        # as PyTorch does, zeros take part in the product: an infinite weight makes NaN of them
-        return (
-            (_zeros(self.units, self.size), 0)
-            if h0 is None
-            else (h0.contiguous(), self.units * self.size)
-        )
+        if h0 is not None:
+            return h0.contiguous(), self.units * self.size
+        # zeros are multiplied like other states: an infinite weight makes NaN of them, as in PyTorch
+        return _zeros(self.units, self.size), 0
 
     def strides(self, matrix: Tensor) -> tuple[int, int, int, int]:
         """Bytes from a step, a row of the states, a sequence and a number to the next."""
@@ -189,38 +187,50 @@ def _zeros(count: int, size: int) -> Tensor:
 def _by_loops(
     ctx: Any, saved: Sequence[Any], gradients: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients as the compiled loops compute them."""
+    """Return the gradients as the compiled loops compute them.
+
+    Args:
+        ctx: of the layer.
+        saved: the inputs of the layer, and the states.
+        gradients: of the states and of the last states; None for zero.
+    """
     steps = ctx.steps
     x, h0, w_in, w_rec, b_in, _, out = saved
-    # step by step, as the loops read it, wherever a hook on saved tensors (torch's save_on_cpu)
-    # has kept it
-    out = (out.transpose(0, 1) if steps.batch_first else out).contiguous()
+    # the loops read the states step by step; a hook on saved tensors (torch's save_on_cpu) may have
+    # laid them out in another way
+    if steps.batch_first:
+        out = out.transpose(0, 1)
+    out = out.contiguous()
     start = steps.start(h0)
     H, D = w_in.shape
     threads = steps.threads()
     chunk = max(1, min(len(steps.rows), TERMS // steps.sequences))
     g_out, g_last = gradients
     g_out = _readable(g_out)
-    g_last = None if g_last is None else g_last.contiguous().resolve_neg()
+    if g_last is not None:
+        g_last = g_last.contiguous().resolve_neg()
+    strides_of_g_out = (0, 0, 0) if g_out is None else steps.strides(g_out)[:3]
     g_x = steps.rows_like(x, D) if ctx.needs_input_grad[0] else None
     g_h0 = x.new_empty(h0.shape) if ctx.needs_input_grad[1] else None
     # each thread has sums of its own
-    parts = (threads,) if threads > 1 else ()
-    g_in = x.new_empty(*parts, H, D)
-    g_rec = x.new_empty(*parts, H, H)
-    g_bias = x.new_empty(*parts, H)
-    into = (0, 0, 0) if g_out is None else steps.strides(g_out)[:3]
+    per_thread = (threads,) if threads > 1 else ()
+    g_in = x.new_empty(*per_thread, H, D)
+    g_rec = x.new_empty(*per_thread, H, H)
+    g_bias = x.new_empty(*per_thread, H)
 
     def run(low: int, high: int, thread: int) -> None:
         compiled.backward(
-            steps.call(x, w_in, w_rec, start), _address(out), (_address(g_out), *into),
+            steps.call(x, w_in, w_rec, start), _address(out), (_address(g_out), *strides_of_g_out),
             _address(g_last), _address(g_x), _address(g_h0), _address(g_in, thread),
             _address(g_rec, thread), _address(g_bias, thread), chunk, low, high,
         )  # fmt: skip
 
     _in_threads(run, steps, threads)
     if threads > 1:
-        g_in, g_rec, g_bias = (total.sum(0) for total in (g_in, g_rec, g_bias))
+        g_in = g_in.sum(0)
+        g_rec = g_rec.sum(0)
+        g_bias = g_bias.sum(0)
+    # both biases are summands of one sum, so their gradients are equal
     biases = (None, None) if b_in is None else (g_bias, g_bias.clone())
     return g_x, g_h0, g_in, g_rec, *biases, None, None, None
 
@@ -236,27 +246,27 @@ def _readable(g_out: Tensor | None) -> Tensor | None:
 def _by_pytorch(
     ctx: Any, saved: Any, gradients: tuple[Tensor | None, ...], again: bool
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients as PyTorch computes them from what is saved.
+    """Return the gradients by autograd, through a second forward pass with PyTorch's operations.
 
     Args:
         ctx: of the layer.
         saved: the inputs of the layer.
-        gradients: of the states and of the last states.
+        gradients: of the states and of the last states; None for zero.
         again: whether the gradients may be differentiated again.
     """
-    # one may have been computed from another: each is to have the gradient of this layer alone
-    saved = tuple(each if each is None else each.view_as(each) for each in saved)
-    results = _again(ctx, *saved)
-    values = []
-    weights = []
+    # an input may have been computed from another one: views keep that part out of the gradient
+    inputs: tuple[Any, ...] = tuple(None if each is None else each.view_as(each) for each in saved)
+    results = _again(ctx, *inputs)
+    outputs = []
+    grad_outputs = []
     for value, gradient in zip(results, gradients, strict=True):
         if gradient is not None:
-            values.append(value)
-            weights.append(gradient)
+            outputs.append(value)
+            grad_outputs.append(gradient)
     needs = ctx.needs_input_grad[:6]
-    wanted = [one for one, needed in zip(saved, needs, strict=True) if needed]
+    wanted = [one for one, needed in zip(inputs, needs, strict=True) if needed]
     found = iter(
-        torch.autograd.grad(values, wanted, weights, create_graph=again, allow_unused=True)
+        torch.autograd.grad(outputs, wanted, grad_outputs, create_graph=again, allow_unused=True)
     )
     return (*(next(found) if needed else None for needed in needs), None, None, None)
 
@@ -293,7 +303,14 @@ def _pool(process: int, threads: int) -> ThreadPoolExecutor:  # noqa: ARG001 - a
 
 
 def _in_threads(run: Callable[[int, int, int], None], steps: _Steps, threads: int) -> None:
-    """Run a function of the sequences from one to another and of a thread on equal parts of the work."""
+    """Divide the sequences among threads.
+
+    Args:
+        run: computes the sequences from the first number up to the second, as the thread with the
+            third number.
+        steps: of the call.
+        threads: how many.
+    """
     bounds = [steps.sequences * i // threads for i in range(threads + 1)]
     others = [
         _pool(os.getpid(), torch.get_num_threads()).submit(run, bounds[i], bounds[i + 1], i)

@@ -151,12 +151,12 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Exchange:
-    """Matrices split over processes by rows, each of which becomes whole in its owner and is split again.
+    """Exchanges sharded matrices between processes: gathers each full matrix in its owner, and shards it again.
 
     Args:
-        shapes: of the whole matrices.
+        shapes: of the full matrices.
         costs: of the work with each.
-        mesh: the processes, over which FSDP has split the rows.
+        mesh: the processes, over which FSDP has sharded the rows.
     """
 
     def __init__(self, shapes: Sequence[tuple[int, int]], costs: Sequence[int], mesh: Any) -> None:
@@ -168,7 +168,7 @@ class Exchange:
         """The jobs of this process."""
 
     def to_owners(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """Return the whole matrices of this process's own jobs.
+        """Return the full matrices of this process's own jobs.
 
         Args:
             parts: the rows in this process of all matrices.
@@ -221,19 +221,25 @@ class Exchange:
         incoming: Sequence[Sequence[tuple[int, int]]],
         like: Tensor,
     ) -> list[list[Tensor]]:
-        """Send tensors to every process and return those that every process sends, of known shapes."""
-        pieces = [piece.reshape(-1) for pieces in outgoing for piece in pieces]
+        """Send tensors to every process, and return those received from every process.
+
+        Args:
+            outgoing: for each process, the tensors for it.
+            incoming: for each process, the shapes of its tensors for this one.
+            like: a tensor of their type and device.
+        """
+        pieces: list[Tensor] = []
+        for to_process in outgoing:
+            pieces += [piece.reshape(-1) for piece in to_process]
         message = torch.cat(pieces) if pieces else like.new_empty(0)
-        sizes = [[rows * columns for rows, columns in shapes] for shapes in incoming]
-        received = like.new_empty(sum(map(sum, sizes)))
+        sent_sizes = [sum(piece.numel() for piece in each) for each in outgoing]
+        received_sizes = [sum(rows * columns for rows, columns in each) for each in incoming]
+        received = like.new_empty(sum(received_sizes))
         distributed.all_to_all_single(
-            received,
-            message,
-            [sum(each) for each in sizes],
-            [sum(piece.numel() for piece in each) for each in outgoing],
-            group=self._group,
+            received, message, received_sizes, sent_sizes, group=self._group
         )
-        del message  # before anything else takes memory
+        # free the message before anything else takes memory
+        del message, pieces
         result = []
         start = 0
         for shapes in incoming:
