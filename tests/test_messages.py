@@ -406,6 +406,18 @@ MISTAKES = {
         lambda: optimizer("GSGD", skeletn="random"),
         "^GSGD has no option 'skeletn'; did you mean 'skeleton'",
     ),
+    "a bound by the name that it has in PathSGD": (
+        lambda: optimizer("PathAdam", clip_step=1.0),
+        "^PathAdam has no option 'clip_step'; did you mean 'clip_norm'",
+    ),
+    "a name of another module": (
+        lambda: ps.PathSGD,
+        "^module 'pathspace' has no attribute 'PathSGD'; look in its modules: optim, rescaling",
+    ),
+    "a rate that is not a number": (
+        lambda: optimizer(lr=float("nan")),
+        "lr must not be negative or NaN, got nan",
+    ),
     "an option of another optimizer": (
         lambda: optimizer(alpha=0.5),
         "^PathSGD has no option 'alpha'$",
@@ -512,6 +524,10 @@ MISTAKES = {
     "a forward that asserts": (
         lambda: ps.trace(Asserts(5, 2), X),
         "own forward fails on an example input .*Give an input that the model itself takes.*five of them",
+    ),
+    "a batch with its targets": (
+        lambda: ps.trace(nn.Sequential(nn.Linear(5, 2)), (X, torch.zeros(len(X)))),
+        "own forward fails on .*takes, without the targets of a batch. The error: .*takes 2 positional arguments but 3",
     ),
     "tokens that are real numbers": (
         lambda: ps.trace(nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 2)), torch.zeros(2, 7)),

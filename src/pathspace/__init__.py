@@ -23,6 +23,8 @@ __all__ = [
     "trace",
 ]
 
+# Not looked up in them: that would load torch for `from pathspace import cli`, too.
+_MODULES = ("optim", "rescaling", "paths", "metrics", "network", "nn", "sequences")
 _FROM_NETWORK = frozenset({"Network", "UntraceableError", "trace"})
 
 
@@ -32,7 +34,9 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module("pathspace.network"), name)
     if name in __all__:
         return import_module(f"pathspace.{name}")
-    raise AttributeError(f"module 'pathspace' has no attribute {name!r}")
+    raise AttributeError(
+        f"module 'pathspace' has no attribute {name!r}; look in its modules: {', '.join(_MODULES)}"
+    )
 
 
 def __dir__() -> list[str]:

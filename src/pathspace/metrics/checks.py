@@ -43,6 +43,9 @@ def checked(**options: Any) -> dict[str, Any]:
     return options
 
 
+_BOUNDS = {"clip_norm", "clip_step"}
+
+
 def check_names(owner: object, given: Iterable[str], known: Iterable[str]) -> None:
     """Refuse options that the class of an object does not have, beside those that its constructor names.
 
@@ -52,7 +55,9 @@ def check_names(owner: object, given: Iterable[str], known: Iterable[str]) -> No
     every = {*known, *signature(type(owner)).parameters}
     for name in given:
         if name not in every:
-            near = difflib.get_close_matches(name, sorted(every), 1)
+            # what bounds a step has two names, which are not spelled alike
+            near = sorted(every & _BOUNDS) if name in _BOUNDS else []
+            near = near or difflib.get_close_matches(name, sorted(every), 1)
             meant = f"; did you mean '{near[0]}'?" if near else ""
             raise TypeError(f"{type(owner).__name__} has no option '{name}'{meant}")
 
@@ -66,7 +71,9 @@ def check_not_negative(**options: float) -> None:
     """
     check_numbers(**options)
     for name, value in options.items():
-        if not value >= 0:
+        if math.isnan(value):
+            raise ValueError(f"{name} must not be negative or NaN, got {value}")
+        if value < 0:
             raise ValueError(f"{name} must not be negative, got {value}")
         if value == math.inf:
             raise ValueError(f"{name} must be finite, got {value}")

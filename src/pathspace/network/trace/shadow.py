@@ -270,7 +270,7 @@ def observed(shadow: nn.Module, interpreter: Interpreter, outside: set[str]) -> 
     for name, module in modules.items():
         forward = with_hooks(module) if name in outside else module.forward
 
-        def run(
+        def run_forward(
             *args: Any, _name: str = name, _forward: Callable[..., Any] = forward, **kwargs: Any
         ) -> Any:
             recorder.module_path.append(_name)
@@ -284,7 +284,7 @@ def observed(shadow: nn.Module, interpreter: Interpreter, outside: set[str]) -> 
             finally:
                 recorder.module_path.pop()
 
-        module.forward = run
+        module.forward = run_forward
     try:
         yield
     finally:

@@ -277,15 +277,19 @@ def _without_data(example_input: Any) -> Any:
 def _example_in_words(example_input: Any) -> str:
     """Return how a message begins about an error that the model itself raises."""
     shapes = [tuple(t.shape) for t in pytree.tree_leaves(example_input) if isinstance(t, Tensor)]
+    is_pair = isinstance(example_input, (tuple, list)) and len(shapes) == 2
+    without_targets = ", without the targets of a batch" if is_pair else ""
     return (
         f"the model's own forward fails on an example input with tensors of shape {', '.join(map(str, shapes))}. Give "
-        "an input that the model itself takes. The error:"
+        f"an input that the model itself takes{without_targets}. The error:"
     )
 
 
 def _of_library(error: Exception) -> bool:
     """Return whether the library raised an error itself: its message needs no introduction."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    if frame.f_code.co_name == "run_forward":  # arguments that the model's forward does not take
+        return False
     return frame.f_globals.get("__name__", "").partition(".")[0] == "pathspace"
 
 
