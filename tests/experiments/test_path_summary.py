@@ -146,6 +146,7 @@ def test_a_module_by_name(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["{file}:alone"], "--input 28,28"),
         (["{file}:both", "--input", "2"], "leave out --input"),
         (["mlp", "--input", "3"], "leave out --input"),
+        (["{file}"], "names no function: give one"),
         (["{file}:nothing"], "Expected an nn.Module"),
         (["{file}:made"], "is a model: give a function that returns it"),
         (

@@ -94,6 +94,7 @@ def test_from_the_command_line(tmp_path):
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     assert str(ps.rescaling.imbalance(network)) in result.output
+    assert f"Picture: {picture}" in result.output
     assert picture.read_bytes().startswith(b"\x89PNG")
     result = CliRunner().invoke(app, [*words[:4], "--json"])
     assert f'"spread": {ps.rescaling.imbalance(network).spread}' in result.output

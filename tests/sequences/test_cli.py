@@ -688,7 +688,7 @@ def test_a_training_that_ends_early_says_so_in_a_line(run, tmp_path):
 
 def test_a_truth_of_some_symbols_is_no_truth_of_all(run, tmp_path):
     assert (
-        "0.0000 bits of those that follow from others"
+        "0.0000 bits for the symbols that others determine"
         in run("generate-task", "xor", "-o", "t").output
     )
     text = (tmp_path / "t").read_text()[:2000].rsplit("\n", 1)[0] + "\n"

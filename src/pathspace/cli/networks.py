@@ -24,19 +24,23 @@ ModelArgument = Annotated[
 ]
 ShapeOption = Annotated[
     str | None,
-    typer.Option("--input", help="Shape of one example, for a function or file that has none."),
+    typer.Option(
+        "--input",
+        help="Shape of one example, without the batch; needed if the function returns a model alone.",
+    ),
 ]
 SeedOption = Annotated[
-    int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Decides weights and drawn examples.")
+    int,
+    typer.Option("--seed", min=0, max=LARGEST_SEED, help="Seed of weights and random examples."),
 ]
 
 
 def check_invariance(
     optimizers: Annotated[
-        str | None, typer.Option("--optimizers", help="Separated by commas; default all.")
+        str | None, typer.Option("--optimizers", help="Names separated by commas; default all.")
     ] = None,
     networks: Annotated[
-        str | None, typer.Option("--networks", help="Separated by commas; default all.")
+        str | None, typer.Option("--networks", help="Names separated by commas; default all.")
     ] = None,
     steps: Annotated[
         int, typer.Option("--steps", min=1, help="Training steps of each check.")
@@ -44,7 +48,7 @@ def check_invariance(
     seed: Annotated[
         int,
         typer.Option(
-            "--seed", min=0, max=LARGEST_SEED, help="Decides weights, inputs and factors."
+            "--seed", min=0, max=LARGEST_SEED, help="Seed of weights, inputs and factors."
         ),
     ] = 0,
     as_json: JsonOption = False,
@@ -86,10 +90,10 @@ def paths(
     model: ModelArgument,
     shape: ShapeOption = None,
     rule: Annotated[
-        str, typer.Option("--rule", help="Of the skeleton: largest, cyclic or random.")
+        str, typer.Option("--rule", help="How to choose the skeleton: largest, cyclic or random.")
     ] = "largest",
     limit: Annotated[
-        int, typer.Option("--limit", min=1, help="Most paths to list for the rank.")
+        int, typer.Option("--limit", min=1, help="Compute the rank only up to this many paths.")
     ] = 10_000,
     seed: SeedOption = 0,
     picture: Annotated[
@@ -101,8 +105,7 @@ def paths(
     """Count paths, basis paths, degrees of freedom and dead units of a model, and draw its skeleton.
 
     The built-in networks are those of check-invariance. A function takes no arguments and returns a
-    model, or a model and a batch of examples; the file runs as Python does. Files of weights are
-    not opened.
+    model, or a model and a batch of examples; its file is run. Files of weights are not opened.
 
     \b
     Examples:
@@ -141,9 +144,13 @@ def check_scale(
 ) -> None:
     """Tell how far the units of a model are from balance, layer by layer.
 
+    The table has percentiles of the scales of each layer's unit classes, relative to the balanced
+    network, where all are 1. A dead class cannot be balanced: no input reaches it, or it reaches no
+    output.
+
     The built-in networks are those of check-invariance. A function takes no arguments and returns a
-    model, or a model and a batch of examples; the file runs as Python does. Weights are read
-    without running any code in them.
+    model, or a model and a batch of examples; its file is run. Weights are read without running
+    code in them.
 
     \b
     Examples:
@@ -172,7 +179,7 @@ def _sizes(shape: str | None) -> list[int] | None:
     numbers = numbers_in(shape, "--input", "28,28") or []
     if any(n < 1 or not n.is_integer() for n in numbers):
         raise ConfigurationError(
-            f"The option --input is {shape!r}: give whole numbers, such as 28,28."
+            f"The option --input is {shape!r}: give whole numbers from 1 on, such as 28,28."
         )
     if math.prod(numbers) > MOST_NUMBERS:
         raise ConfigurationError(

@@ -42,7 +42,7 @@ OutputOption = Annotated[
     Path | None,
     typer.Option(
         "--output",
-        help="Folder for runs and report; default runs/NAME, or runs/NAME-2 and so on beside others.",
+        help="Folder for runs and report; default runs/NAME, or runs/NAME-2 if that is taken, and so on.",
     ),
 ]
 DataOption = Annotated[
@@ -76,7 +76,7 @@ RatesOption = Annotated[
     str | None,
     typer.Option(
         "--learning-rates",
-        help="The grid, separated by commas, of all methods but those with a grid of their own (the setting "
+        help="Grid of learning rates, separated by commas, for all methods without a grid of their own (setting "
         f"method_rates); {_BY_TASK}.",
     ),
 ]
@@ -98,7 +98,10 @@ WorkersOption = Annotated[
 ]
 EngineOption = Annotated[
     str,
-    typer.Option("--engine", help=f"What does the runs: {', '.join(ENGINES)} ({install('ray')})."),
+    typer.Option(
+        "--engine",
+        help=f"Engine that does the runs: {', '.join(ENGINES)} (needs {install('ray')}).",
+    ),
 ]
 AddressOption = Annotated[
     str,
@@ -118,7 +121,7 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="Any other setting: NAME=VALUE or TABLE.NAME=VALUE, as in a recipe; a wrong NAME lists all. "
+        help="Any other setting: NAME=VALUE or TABLE.NAME=VALUE, as in a recipe. A wrong NAME lists all names. "
         "Repeatable.",
     ),
 ]
@@ -126,14 +129,15 @@ ClipStepOption = Annotated[
     float | None,
     typer.Option(
         "--clip-step",
-        help="Bound of Path-SGD and DDP-SGD on the length of a step, before the learning rate and measured on "
-        "balanced weights; default none.",
+        help="Largest step of Path-SGD and DDP-SGD: its length on balanced weights, before the learning rate; "
+        "default none.",
     ),
 ]
 ResumeOption = Annotated[
     bool,
     typer.Option(
-        "--resume", help="Continue what was stopped in the --output folder, or in the last one."
+        "--resume",
+        help="Continue the stopped command of the --output folder; default the last folder.",
     ),
 ]
 FreshOption = Annotated[

@@ -58,7 +58,8 @@ def compare(
     yields pairs of tensors (inputs, targets). Class numbers (N,) are trained by cross-entropy, real
     numbers by the squared error, and anything else by a `def loss(outputs, targets)` in the file.
 
-    The exit code is 1 when every run of the table was lost, as `train` says of one.
+    The exit code is 1 when every run was lost: its loss or a step was not finite, or its loss rose
+    above ten times its beginning and the run ended no better than it began.
 
     \b
     Examples:
@@ -90,7 +91,7 @@ def train(
         str | None,
         typer.Option(
             "--start",
-            help=f"{', '.join(STARTS)}; without it the first, the weights as initialised.",
+            help=f"Start weights: {', '.join(STARTS)}; without it default, the weights as initialised.",
         ),
     ] = None,
     learning_rate: Annotated[
@@ -99,7 +100,7 @@ def train(
     seed: Annotated[
         int | None,
         typer.Option(
-            "--seed", min=0, max=LARGEST_SEED, help="Decides weights and batches; default 0."
+            "--seed", min=0, max=LARGEST_SEED, help="Seed of weights and batches; default 0."
         ),
     ] = None,
     settings: SettingOptions,
@@ -160,7 +161,8 @@ def reproduce(
 ) -> None:
     """Run a published experiment and set the published numbers beside ours.
 
-    The exit code is 1 when every run of the table was lost, as `train` says of one.
+    The exit code is 1 when every run was lost: its loss or a step was not finite, or its loss rose
+    above ten times its beginning and the run ended no better than it began.
 
     \b
     Examples:
@@ -192,8 +194,8 @@ def sweep(
         list[str] | None,
         typer.Option(
             "--search",
-            help="What else to search, or a range of rates: NAME=LOW:HIGH, LOW:HIGH:log, LOW:HIGH:log:POINTS or A,B,C; "
-            "NAME as for --set, or learning_rate, weight_decay. Repeatable.",
+            help="A setting to search, and its values: NAME=LOW:HIGH, NAME=LOW:HIGH:log, NAME=LOW:HIGH:log:POINTS or "
+            "NAME=A,B,C. NAME is learning_rate, weight_decay or as for --set. Repeatable.",
         ),
     ] = None,
     sampler: Annotated[
@@ -203,7 +205,8 @@ def sweep(
     trials: Annotated[
         int | None,
         typer.Option(
-            "--trials", help="Points for each optimizer and start with random and tpe; default 20."
+            "--trials",
+            help="Points to try for each optimizer and start, with random and tpe; default 20.",
         ),
     ] = None,
     prune: Annotated[
@@ -220,9 +223,9 @@ def sweep(
 ) -> None:
     """Search learning rates, and any other settings, for several optimizers on the validation split.
 
-    Seeds times points times optimizers are run; the same command goes on where it was stopped or
-    killed. A run that fails is reported with its reason and stops nothing; the exit code is 1 when
-    all failed.
+    There is a run for each combination of optimizer, point and seed. After a stop or a kill the same
+    command continues. A run that fails is reported with its reason, and the others go on. The exit
+    code is 1 when all failed.
 
     \b
     Examples:

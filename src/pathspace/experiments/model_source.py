@@ -144,6 +144,11 @@ def _factory(source: str) -> Any:
                 f"{source!r} looks like a file of weights, which is not opened because that could run code in it: give "
                 "a Python file and a function in it that builds the model, FILE.py:FUNCTION."
             )
+        if source.endswith(".py"):
+            raise ConfigurationError(
+                f"{source!r} names no function: give one that takes no arguments and returns a model, as in "
+                f"{source}:build."
+            )
         raise ConfigurationError(
             f"Unknown model {source!r}: choose from {', '.join(NETWORKS)}, or give FILE.py:FUNCTION or MODULE:FUNCTION."
         )

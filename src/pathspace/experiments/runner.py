@@ -320,7 +320,7 @@ def _ended(job: Work, future: Future[Any]) -> JobOutcome:
         return JobOutcome(
             job,
             error=WorkerDiedError(
-                f"The process of {job.label!r} died, perhaps for want of memory: continue with --resume --workers 1."
+                f"The process of {job.label!r} died, perhaps as memory ran out: continue with --resume --workers 1."
             ),
         )
     cause = getattr(error, "cause", None)  # of Ray's error around ours

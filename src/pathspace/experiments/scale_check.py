@@ -71,6 +71,8 @@ def run_check_scale(
         print_json({"model": source, **content, "verdict": found.verdict})
     else:
         print(found)
+        if file is not None:
+            print(f"Picture: {file}")
 
 
 def _load(model: nn.Module, file: Path) -> None:

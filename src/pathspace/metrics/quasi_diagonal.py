@@ -101,7 +101,7 @@ def quasi_diagonal_metric(
     check_estimation("parameters", estimator)
     if alpha == 0:
         raise ValueError(
-            "alpha must be positive: without data the metric has no column of the bias"
+            "alpha must be positive, got 0: the quasi-diagonal metric is measured on data"
         )
     request = Request(alpha, statistic, "parameters", estimator, biases)
     diagonal, shares = in_safe_type(network, inputs, request, generator)

@@ -119,7 +119,7 @@ class _DDPNormalized(_Base):
         if n % examples:
             raise ValueError(
                 f"{type(self).__name__} reads {n} rows, and there are {examples} examples: statistics of another "
-                "sample need the examples in the first dimension of whatever a layer reads"
+                "sample need the examples in the first dimension of every layer's input"
             )
         return n // examples * last
 

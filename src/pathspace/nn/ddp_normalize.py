@@ -177,9 +177,10 @@ def _places(network: Network) -> dict[str, Instruction]:
         layer = network.model.get_submodule(path)
         where = f"'{path}' ({type(layer).__name__})" if path else type(layer).__name__
         if type(layer) not in NORMALIZED or short not in ("weight", "bias"):
+            outside = f", or trace with outside=['{path}']" if path else ""
             raise ValueError(
-                f"the parameter '{name}' of {where} makes internal nodes, but only nn.Linear, nn.Conv1d, nn.Conv2d and "
-                "nn.Conv3d have a normalized form; replace the layer, or trace with outside= it"
+                f"cannot normalize '{name}' of {where}: only nn.Linear, nn.Conv1d, nn.Conv2d and nn.Conv3d have a "
+                f"normalized form. Replace the layer{outside}"
             )
         user = users[name][0]
         is_shared = len(users[name]) > 1

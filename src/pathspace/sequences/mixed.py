@@ -301,7 +301,7 @@ class Mixed(Reader):
         check_end(self.alphabet_, end)
         if alphabet is not None or tokens is not None:
             raise ValueError(
-                "the first call of partial_fit settles the alphabet: give alphabet and tokens to that one, or fit anew"
+                "the first call of partial_fit settles the alphabet: leave alphabet and tokens out later, or fit anew"
             )
         corpus = fold_of(self.alphabet_, text, None, mask, None).corpus
         # what is interrupted leaves the model as it was

@@ -111,7 +111,7 @@ def train_all(
                 report(done[-1])
     except BrokenProcessPool as error:
         raise ChildProcessError(
-            "a process of the training died, perhaps for want of memory: give fewer jobs"
+            "a training process died, perhaps because memory ran out: give fewer jobs"
         ) from error
     except BaseException:  # nobody wants what they are at
         processes.kill()

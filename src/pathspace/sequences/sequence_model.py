@@ -317,7 +317,7 @@ class SequenceModel(Reader):
         begun = hasattr(self, "training_")
         if begun and (alphabet is not None or tokens is not None):
             raise ValueError(
-                "the first call of partial_fit settles the alphabet: give alphabet and tokens to that one, or fit anew"
+                "the first call of partial_fit settles the alphabet: leave alphabet and tokens out later, or fit anew"
             )
         return self.fit(
             text,
@@ -441,7 +441,7 @@ class SequenceModel(Reader):
             )
         if validation is not None or validation_mask is not None:
             raise ValueError(
-                "folds take turns as the validation text: give all texts for training, and none else"
+                "folds take turns as the validation text: leave out validation and validation_mask"
             )
         given = self.alphabet_.sequences(text)
         encoded = [self.alphabet_.encode(part) for part in given.parts]

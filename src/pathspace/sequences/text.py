@@ -70,7 +70,8 @@ def given_texts(text: Any) -> Given:
     """
     if isinstance(text, Iterator):
         raise TypeError(
-            f"a text is a str or bytes, or a list of them; a {type(text).__name__} is read only once"
+            f"a text is a str or bytes, or a list of them; a {type(text).__name__} is read only once: give what "
+            "it yields, file.read() or list(generator)"
         )
     is_one = is_text(text) or not isinstance(text, Iterable)
     return Given([as_text(part) for part in ([text] if is_one else text)], is_one)

@@ -133,9 +133,7 @@ def _is_column(text: Any) -> bool:
 
 def _check_order(text: Any) -> None:
     if isinstance(text, AbstractSet | Mapping):
-        raise TypeError(
-            f"a {type(text).__name__} has no order: give a list of its symbols in theirs"
-        )
+        raise TypeError(f"a {type(text).__name__} has no order: give a list of its symbols")
     if hasattr(text, "columns"):
         raise TypeError(
             f"a {type(text).__name__} has several columns: give one of them, table['name']"

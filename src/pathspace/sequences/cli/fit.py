@@ -101,12 +101,12 @@ def fit(
     model: Annotated[str, typer.Option(help="Kind of network: pcnn, cnn or rnn.")] = "pcnn",
     units: Annotated[int, typer.Option(help="Hidden units.", min=1)] = 32,
     connectivity: Annotated[
-        int, typer.Option(help="Edges that leave each unit, at most all; 0: all.", min=0)
+        int, typer.Option(help="Edges out of each unit; 0: to every unit.", min=0)
     ] = 3,
     metric: Annotated[
         str | None,
         typer.Option(
-            help="Of transition steps: rbp, rutsd, rbp-qd, rutsd-qd, fb or bp; default rbp, of an RNN rbp-qd."
+            help="Metric of transition steps: rbp, rutsd, rbp-qd, rutsd-qd, fb or bp; default rbp, for an RNN rbp-qd."
         ),
     ] = None,
     writing: Annotated[
@@ -117,14 +117,12 @@ def fit(
     ] = 1.0,
     writing_damping: Annotated[
         float,
-        typer.Option(
-            help="Factor of the damping of writing steps, the frequency of a symbol.", min=0
-        ),
+        typer.Option(help="Damping of writing steps, times the frequency of the symbol.", min=0),
     ] = 1.0,
     reach: Annotated[
         float,
         typer.Option(
-            help="Bound on how much a step changes what a symbol adds to a unit; 0: none.", min=0
+            help="Largest change, in one step, of what a symbol adds to a unit; 0: no bound.", min=0
         ),
     ] = 0.0,
     prior_writing: Annotated[
@@ -165,15 +163,15 @@ def fit(
         ),
     ] = None,
     patience: Annotated[
-        int, typer.Option(help="Passes without improvement before it stops; 0: never.", min=0)
+        int, typer.Option(help="Stop after this many passes without improvement; 0: never.", min=0)
     ] = 300,
     restarts: Annotated[
-        int, typer.Option(help="Networks to train, of which the best is kept.", min=1)
+        int, typer.Option(help="Train this many networks and keep the best.", min=1)
     ] = 1,
     heat: Annotated[
         int,
         typer.Option(
-            help="Passes after which all but the best quarter of the restarts end; 0: none does.",
+            help="After this many passes end all restarts but the best quarter; 0: end none.",
             min=0,
         ),
     ] = 100,
@@ -181,7 +179,7 @@ def fit(
     folds: Annotated[
         int,
         typer.Option(
-            help="Parts of the file that take turns as the validation part; 1: the last tenth.",
+            help="Cut the file into this many parts that take turns as the validation part; 1: use the last tenth.",
             min=1,
         ),
     ] = 1,
@@ -190,7 +188,7 @@ def fit(
         bool,
         typer.Option(
             "--grow",
-            help="Begin on a part of a long file, which doubles: better within seconds, worse within minutes.",
+            help="Begin on a part of a long file, and double it. Better within seconds, worse within minutes.",
         ),
     ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the graph and the start values.", min=0)] = 0,
@@ -204,64 +202,62 @@ def fit(
         bool,
         typer.Option(
             "--mask-numbers",
-            help="Read a 0 in the place of each number, to find surprising lines by `lines`, which does so too.",
+            help="Read every number as 0, so that new numbers do not surprise; `lines` then does so too.",
         ),
     ] = False,
     alphabet: Annotated[
         Path | None,
         typer.Option(
-            help="File whose symbols the model shall know too.", exists=True, dir_okay=False
+            help="File with more symbols that the model has to know.", exists=True, dir_okay=False
         ),
     ] = None,
     context: Annotated[
         bool | None,
         typer.Option(
             "--context/--no-context",
-            help="Mix the network with contexts, so that the file holds the training text. Default: the mixture, the "
-            "network or contexts alone, whichever needs the fewest bits on a text held back.",
+            help="Keep the mixture with contexts, whose file holds the training text, or the network alone. Default: "
+            "the mixture, the network or contexts, by the bits on the validation part.",
         ),
     ] = None,
     resume: Annotated[
         bool,
         typer.Option(
-            help="Go on from the output file, with its options; new, if given: --passes, --seconds, --jobs, --share, "
-            "--after, --context, files."
+            help="Train the model in the output file further, with the options stored in it. May be given anew: "
+            "--passes, --seconds, --jobs, --share, --after, --context and files."
         ),
     ] = False,
     fresh: Annotated[
         bool,
-        typer.Option(
-            "--fresh", help="Start over, whatever a stopped fit has left beside the output."
-        ),
+        typer.Option("--fresh", help="Start over, and drop the checkpoints of a stopped fit."),
     ] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Learn a file and write the model; the best by the validation part is kept.
+    """Learn a file and write the model.
 
-    Contexts are read first: what followed the last symbols, the word, the longest match. Logs and
-    English text need them, and seconds later their bits are said. Then a network is trained.
-    Without --passes, --seconds, --patience, --restarts and --grow it goes on as long as it gains
-    contexts 1 % of the validation part each time its passes double, from 25 on. It is mixed with
-    contexts; a second network of half the text tells how far to trust it. The mixture, the network
-    or contexts alone are kept, whichever need the fewest bits on the validation part. Where there
-    is none, contexts alone are kept, as nothing tells whether the network has learned the file by
-    heart; with --folds, the network if it needs fewer bits on what they held back. With contexts
-    the file holds the training text, packed; --context keeps the mixture, --no-context the network
-    alone.
+    First a context model counts what followed the last symbols, the word and the longest match.
+    This takes seconds, and is enough for most logs and English text. Then a network is trained and
+    mixed with the contexts. The last tenth of the file is held out as the validation part. The
+    model file keeps the mixture, the network or the contexts alone: the one that needs the fewest
+    bits there. Without a validation part it keeps the contexts. With --folds it keeps the network
+    if that needs fewer bits on the parts held out.
 
-    At the end, the bits per symbol of the validation part stand beside those of bzip2, xz and
-    context tree weighting after the same training part; not so with --after, whose symbols they
-    cannot single out, and with --folds.
+    With contexts the model file holds the training text, packed. --no-context keeps the network
+    alone, without the text; --context always keeps the mixture.
 
-    With --tokens a symbol is a word (a run of letters and digits, or of blanks, or another
-    character) or a line: event names, one on each line, are such a file. Predictions and samples
-    then are of words or lines.
+    Without --passes, --seconds, --patience, --restarts and --grow the command decides when to stop.
+    It looks after 25 passes and each time they have doubled, and stops when the network no longer
+    saves the contexts 1 % of the bits of the validation part.
 
-    Checkpoints lie in a folder beside the output until it is written. After a kill or a failure the
-    same command goes on from there. Ctrl-C saves what a network has learned, for --resume, and ends
-    with its exit code; a model that was there before stays, and the same command goes on. A file
-    that holds anything but a model is never written over.
+    At the end it prints bits per symbol of the validation part beside those of bzip2, xz and
+    context tree weighting (not with --after or --folds).
+
+    With --tokens a symbol is a word or a line, and so are predictions and samples. Use lines for a
+    file with one event name on each line.
+
+    After a kill or a failure the same command resumes from a folder of checkpoints beside the
+    output. Ctrl-C saves the network so far, for --resume; an older model file stays. A file that is
+    no model is never overwritten.
 
     \b
     Examples:

@@ -53,5 +53,5 @@ class Gains:
         mixed = "" if self.has_any else ", so that it is not mixed with them"
         raise Enough(
             f"after {training.passes} passes the network has gained {max(gain, 0.0):.1%} {since}, less than "
-            f"{LEAST:.0%}: it is not trained on{mixed} (--seconds or --passes train it longer)",
+            f"{LEAST:.0%}: training ends here{mixed} (--seconds or --passes train it longer)",
         )

@@ -55,7 +55,7 @@ def generate_task(
         write(output, text.encode())
         length = TASKS[task].true_bits(text)
     different = len(set(text))
-    part = " of those that follow from others" if TASKS[task].mask else ""
+    part = " for the symbols that others determine" if TASKS[task].mask else ""
     figures = {
         "output": str(output), "symbols": len(text), "different": different, "true_code_length_bits": length
     }  # fmt: skip

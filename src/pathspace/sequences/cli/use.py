@@ -187,7 +187,9 @@ def _json_symbol(symbol: Any) -> Any:
 def compress(
     first: Annotated[
         Path,
-        typer.Argument(metavar="[MODEL]", help="Model file written by `fit`; may be left out."),
+        typer.Argument(
+            metavar="MODEL|FILE", help="Model file written by `fit`; without one, the file to read."
+        ),
     ],
     second: Annotated[
         Path | None,
@@ -205,18 +207,18 @@ def compress(
     records: Annotated[
         bool,
         typer.Option(
-            "--records", help="Compress each line so that the model alone brings it back."
+            "--records",
+            help="Compress each line by itself: the model can read any line without the others.",
         ),
     ] = False,
     force: Force = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compress a file with a model's predictions and an arithmetic coder, or without a model.
+    """Compress a file by arithmetic coding, with or without a model.
 
-    Without a model, contexts learn the file while they code it, and it is unpacked without one.
-    Asks before it overwrites a file. Where nobody can answer, in a script, that is an error without
-    --force.
+    Without a model the coder learns from the file itself as it goes, and decompress needs no model
+    either. Asks before it overwrites a file; in a script, where nobody can answer, give --force.
 
     \b
     Examples:
@@ -261,7 +263,10 @@ def compress(
 def decompress(
     first: Annotated[
         Path,
-        typer.Argument(metavar="[MODEL]", help="The model file that compressed it, if one did."),
+        typer.Argument(
+            metavar="MODEL|FILE",
+            help="The model file that compressed it; without one, the file to read.",
+        ),
     ],
     second: Annotated[
         Path | None,
@@ -277,12 +282,12 @@ def decompress(
         ),
     ] = None,
     max_bytes: Annotated[
-        int, typer.Option(help="Most bytes to write, against files that claim any number.", min=0)
+        int, typer.Option(help="Refuse a file that claims more bytes than this.", min=0)
     ] = MAX_BYTES,
     force: Force = False,
     quiet: Quiet = False,
 ) -> None:
-    """Bring back a compressed file; refuses what is damaged or belongs to another model.
+    """Bring back a compressed file; refuse one that is damaged or belongs to another model.
 
     Asks before it overwrites a file, as compress does.
 
