@@ -529,6 +529,10 @@ MISTAKES = {
         lambda: ps.trace(nn.Sequential(nn.Linear(5, 2)), (X, torch.zeros(len(X)))),
         "own forward fails on .*takes, without the targets of a batch. The error: .*takes 2 positional arguments but 3",
     ),
+    "the number of an output": (
+        lambda: ps.trace(nn.Sequential(nn.Linear(5, 2)), X, output=0),
+        "output must be a function of what the model returns, such as lambda r: .*, got 0",
+    ),
     "tokens that are real numbers": (
         lambda: ps.trace(nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 2)), torch.zeros(2, 7)),
         "tokens of an integer type for an embedding, got torch.float32: give .*dtype=torch.long",

@@ -487,6 +487,8 @@ def test_the_verdict_on_a_model_names_what_needs_fewer_bits():
         "the model needs more bits than context trees and bzip2: to compress a text together with the "
         "training part, take bzip2, or fit longer"
     )
+    every = verdict(1.6, {"bzip2": 1.1, "xz": 1.2, "context trees": 1.0}, True)[1]
+    assert every.startswith("the model needs more bits than context trees, bzip2 and xz: ")
     # no command compresses with context trees
     assert "than context trees: fit longer" in verdict(0.7, others, True)[1]
     assert "no-context" not in said

@@ -109,6 +109,7 @@ def trace(
         UntraceableError: what an operation does cannot be followed exactly (it writes where tracing
             does not see it, hands values to Python, reorders the examples of a batch), or
             ``strict`` is set and it has no rule; the message names it, its module and the reason.
+        TypeError: the model is no module, or ``output`` no function.
         ValueError: the model has no parameters, something in ``outside`` is no module of it, a name
             in ``states`` no argument, ``batch_dim`` no dimension, or a parameter has not been
             initialised or is not of a real type.
@@ -120,6 +121,10 @@ def trace(
         Network(58 weights in 4 parameters, 8 unit classes)
     """
     module = _module_to_trace(model, batch_dim)
+    if output is not None and not callable(output):
+        raise TypeError(
+            f"output must be a function of what the model returns, such as lambda r: r[:, -1], got {output!r}"
+        )
     names = outside_names(module, outside)
     if names and is_exported(module):
         raise ValueError(

@@ -375,12 +375,12 @@ def _check_folds(
     """Refuse numbers of networks that do not fit together."""
     if ensemble > restarts:
         raise ValueError(
-            f"the option --ensemble is {ensemble}: give at most the {restarts} of --restarts"
+            f"--ensemble is {ensemble}, and --restarts {restarts}: give --restarts {ensemble} or more"
         )
     if restarts % folds or ensemble % folds:
         raise ValueError(
-            f"--restarts {restarts} and --ensemble {ensemble} must be multiples of --folds {folds}: every fold has "
-            "as many networks as the others"
+            f"--restarts {restarts} and --ensemble {ensemble} must be multiples of --folds {folds}, as every fold has "
+            f"the same number of networks: give, for example, --restarts {folds} --ensemble {folds}"
         )
     if folds > 1 and (validation is not None or share):
         option = "--share" if validation is None else "--validation"

@@ -196,7 +196,7 @@ class Result:
 _NAMED = {
     "network": "the network alone",
     "mixed": "the mixture and the training text",
-    "contexts": "contexts alone and the training text (and the network, to train it further)",
+    "contexts": "contexts alone and the training text (the network is kept for --resume, and not used)",
 }
 
 

@@ -36,6 +36,12 @@ def baseline_bits(held: Text, before: Text, symbols: int | None = None) -> dict[
     return {name: per_symbol(bits, counted) for name, bits in rows.items() if bits > 0}
 
 
+def _listed(names: list[str]) -> str:
+    """Return names as English lists them."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
 def verdict(
     model: float, others: dict[str, float], mixing_tried: bool, overfitted: bool = False
 ) -> list[str]:
@@ -68,5 +74,5 @@ def verdict(
         # that is what was measured: without the training part before it they need far more
         together = "to compress a text together with the training part"
         take = f"{together}, take {compressors[0]}, or " if compressors else ""
-        said = f"the model needs more bits than {' and '.join(shorter)}: {take}{more}"
+        said = f"the model needs more bits than {_listed(shorter)}: {take}{more}"
     return [f"beside it, after the training part: {listed} bits/symbol", said]
