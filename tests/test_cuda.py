@@ -166,14 +166,14 @@ def test_recorded_refreshes_are_the_operations_to_the_last_bit(
     for _ in range(25):
         recorded.step()
     metric = recorded.optimizer.metric
-    assert (metric._survey.failure, metric._finish.failure) == ("", "")
-    assert metric._survey.is_recorded
+    assert (metric._kappa_recording.failure, metric._finish.failure) == ("", "")
+    assert metric._kappa_recording.is_recorded
     assert metric._finish.is_recorded
     monkeypatch.setenv("PATHSPACE_RECORD", "0")
     eager = Training(case, *METRIC_RULES[rule])
     for _ in range(25):
         eager.step()
-    assert not eager.optimizer.metric._survey.is_recorded
+    assert not eager.optimizer.metric._kappa_recording.is_recorded
     assert all(map(torch.equal, recorded.weights(), eager.weights()))
 
 

@@ -170,14 +170,14 @@ def test_recorded_refreshes_are_the_operations(
     trained = recorded.steps(25)
     metric = recorded.optimizer.metric
     if (case, rule) == ("attention", "both terms"):  # the second term asks whether there are pairs
-        assert "waits" in metric._survey.failure
+        assert "waits" in metric._kappa_recording.failure
     else:
-        assert metric._survey.is_recorded, metric._survey.failure
+        assert metric._kappa_recording.is_recorded, metric._kappa_recording.failure
         assert metric._finish.is_recorded, metric._finish.failure
     monkeypatch.setenv("PATHSPACE_RECORD", "0")
     one_by_one = Training(case, rule)
     expected = one_by_one.steps(25)
-    assert not one_by_one.optimizer.metric._survey.is_recorded
+    assert not one_by_one.optimizer.metric._kappa_recording.is_recorded
     assert all(map(torch.equal, trained, expected))
     if RULES[rule][0] == "PathSGD":  # rules by Adam enlarge the rounding of gradients that are zero
         monkeypatch.undo()
@@ -211,7 +211,7 @@ def test_what_moves_or_changes_is_recorded_anew(monkeypatch: pytest.MonkeyPatch)
 def test_half_precision_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     training = Training("perceptron", "PathSGD", torch.bfloat16)
     trained = training.steps(14)
-    assert training.optimizer.metric._survey.is_recorded
+    assert training.optimizer.metric._kappa_recording.is_recorded
     monkeypatch.setenv("PATHSPACE_RECORD", "0")
     assert all(
         map(torch.equal, trained, Training("perceptron", "PathSGD", torch.bfloat16).steps(14))
