@@ -1,8 +1,8 @@
 """Rules for the axes of tensors, one for each operation of a captured pass.
 
-A rule is a function ``rule(reader, step)`` that gives the result its dimensions, and notes which of
-the arguments' are equal or fixed. Whatever has no rule fixes all of its arguments, so that nothing
-is taken for a symmetry by mistake.
+A rule is a function ``rule(reader, step)``. It gives the result its dimensions, and notes which
+dimensions of the arguments are equal or fixed. An operation without a rule fixes all dimensions of
+its arguments, so that nothing is taken for a symmetry by mistake.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _AS_IT_IS = frozenset(
 
 @dataclass(frozen=True)
 class Turned:
-    """A weight whose dimensions may stand in another order.
+    """A weight with its dimensions in another order.
 
     Attributes:
         name: of the weight.
-        order: its dimension that each of these is; None for one that it has not.
+        order: for each dimension of the tensor, the dimension of the weight; None for a new one.
     """
 
     name: str
@@ -48,11 +48,11 @@ class Turned:
 
 
 class AxisReader:
-    """The dimensions of all tensors of a pass, as its steps are read.
+    """Reads the steps of a pass, and holds the dimensions of all of its tensors.
 
     Attributes:
-        read_along: names of weights with dimensions over which they are summed: what lies there
-            they read.
+        read_along: (name of a weight, its dimension over which a step sums): the units along it are
+            those that the weight reads.
     """
 
     def __init__(self) -> None:
@@ -67,17 +67,15 @@ class AxisReader:
         self._weights[id(weight)] = Turned(name, tuple(range(weight.dim())))
 
     def _follow(self, step: Step) -> None:
-        """Note over which dimensions of weights a step sums."""
+        """Note over which dimensions of weights a step sums, and whether its result is a weight in another order."""
         for tensor, d in summed_dims(step):
             found = self._weights.get(id(tensor))
             if found is not None:
                 self.read_along.add((found.name, found.order[d]))
         given = step.args[0] if step.args else None
-        if (
-            not isinstance(given, Tensor)
-            or not isinstance(step.result, Tensor)
-            or id(given) not in self._weights
-        ):
+        if not isinstance(given, Tensor) or not isinstance(step.result, Tensor):
+            return
+        if id(given) not in self._weights:
             return
         turned = self._weights[id(given)]
         if step.name in ("t", "transpose", "permute"):
@@ -101,10 +99,13 @@ class AxisReader:
 
     def read(self, step: Step) -> None:
         """Read one step."""
+        # a constant is read where it is used
         if step.name in FACTORIES or not any(id(t) in self._dims for t in step.tensors):
-            return  # a constant, read where it is used
-        empty = step.name != "cat" and any(not t.numel() for t in step.tensors)
-        rule = unknown if empty else RULES.get(step.name, unknown)
+            return
+        has_empty = any(not t.numel() for t in step.tensors)
+        rule = RULES.get(step.name, unknown)
+        if has_empty and step.name != "cat":
+            rule = unknown
         rule(self, step)
         self._follow(step)
         for tensor in _tensors(step.result):
@@ -137,7 +138,7 @@ def _argument(step: Step, place: int, name: str, default: Any = None) -> Any:
 
 
 def unknown(reader: AxisReader, step: Step) -> None:
-    """Fix all."""
+    """Fix all dimensions of all tensors that a step reads: the rule for operations without one."""
     for tensor in step.tensors:
         for dim in reader.of(tensor):
             fix(dim)
@@ -200,18 +201,25 @@ def slice_along(reader: AxisReader, step: Step) -> None:
     """Take a part of a dimension; with gaps it is fixed."""
     given = list(reader.of(step.args[0]))
     d = _argument(step, 1, "dim", 0) % len(given)
-    start, stride = _argument(step, 2, "start"), _argument(step, 4, "step", 1)
-    size, whole = step.result.shape[d], size_of(given[d])
+    start = _argument(step, 2, "start")
+    stride = _argument(step, 4, "step", 1)
+    size = step.result.shape[d]
+    full_size = size_of(given[d])
     if stride != 1:
-        given[d] = _every(given[d], stride, size)
-    elif size != whole:
+        given[d] = _strided(given[d], stride, size)
+    elif size != full_size:
         first = 0 if start is None else start
-        given[d] = piece(given[d], max(0, first + whole if first < 0 else first), size)
+        if first < 0:
+            first += full_size
+        given[d] = piece(given[d], max(0, first), size)
     reader.bind(step.result, given)
 
 
-def _every(dim: Dim, stride: int, size: int) -> Dim:
-    """Return every so manieth element of a dimension; those between keep their places."""
+def _strided(dim: Dim, stride: int, size: int) -> Dim:
+    """Return every stride-th element of a dimension, as units that all offsets share.
+
+    Runs of ``stride`` elements may change places as a whole; within a run the order is fixed.
+    """
     if size * stride != size_of(dim):
         fix(dim)
         return dim_of(size, fixed=True)
@@ -233,17 +241,19 @@ def split(reader: AxisReader, step: Step) -> None:
 
 
 def scatter(reader: AxisReader, step: Step) -> None:
-    """Write a part into a tensor; the dimension along which it lies is fixed."""
+    """Write a slice, or one place, along a dimension of a tensor; that dimension is fixed."""
     target, source = step.args[:2]
     d = _argument(step, 2, "dim", 0)
-    given, of_source = list(reader.of(target)), list(reader.of(source))
+    given = list(reader.of(target))
+    of_source = list(reader.of(source))
     fix(given[d])
+    remaining = list(given)
     if len(of_source) == len(given):
         fix(of_source[d])
-    others = [
-        dim for k, dim in enumerate(given) if len(of_source) == len(given) or k != d % len(given)
-    ]
-    for one, other in zip(others, of_source, strict=True):
+    else:
+        # select_scatter: the source lacks the dimension
+        del remaining[d]
+    for one, other in zip(remaining, of_source, strict=True):
         if size_of(one) == size_of(other):
             unify(one, other)
     reader.bind(step.result, given)
@@ -558,8 +568,12 @@ RULES: dict[str, Rule] = {
 
 
 def summed_dims(step: Step) -> list[tuple[Tensor, int]]:
-    """Return tensors with the dimensions over which a step sums."""
-    name, args = step.name, step.args
+    """Return the operands of a product, each with the dimension over which the step sums; of a convolution the weight.
+
+    The number of a dimension may be negative.
+    """
+    name = step.name
+    args = step.args
     if name in ("mm", "bmm", "mv", "dot"):
         return [(args[0], -1), (args[1], -2 if args[1].dim() > 1 else 0)]
     if name in ("addmm", "baddbmm", "addmv"):
