@@ -39,6 +39,12 @@ _set_fallback_warning = functorch.__dict__["_set_vmap_fallback_warning_enabled"]
 _unwrapped = functorch.__dict__["get_unwrapped"]
 
 
+_UNFILLED = frozenset(
+    ["empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"]
+)
+"""Operations that leave in memory what lies there."""
+
+
 @dataclass(frozen=True)
 class Step:
     """One operation of a captured pass.
@@ -92,6 +98,8 @@ class Capture(TorchDispatchMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         name = func.overloadpacket.__name__
+        if name in _UNFILLED:
+            result.zero_()  # what lies there may be no number
         self._record(Step(name, func, args, kwargs, result))
         return result
 

@@ -390,6 +390,24 @@ def test_no_path_starts_at_a_border_of_zeros(name):
     assert_close(found, model(x), **SAME)
 
 
+def test_memory_that_is_not_filled_yet_has_no_values():
+    """A circular border is written into empty memory, where anything may lie: here it is NaN."""
+    torch.manual_seed(0)
+    options = {"padding": 1, "padding_mode": "circular"}
+    model = nn.Sequential(nn.Conv2d(1, 2, 3, **options), nn.ReLU(), nn.Conv2d(2, 1, 3, **options))
+    model = model.double()
+    x = torch.randn(2, 1, 3, 3, dtype=torch.float64)
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        network = ps.trace(model, x)
+        paths = ps.paths.enumerate_paths(network)
+        found = paths.output(network.parameters, ps.paths.activity(network, x))
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert_close(found, model(x).flatten(1), **SAME)
+
+
 def test_data_of_another_form_are_refused():
     network = ps.trace(nn.Linear(3, 2), torch.zeros(1, 3))
     for wrong in (
