@@ -139,6 +139,29 @@ def test_the_dimension_of_the_softmax():
 @pytest.mark.parametrize("output", ["gaussian", "softmax"])
 @pytest.mark.parametrize(("model", "x"), NETS, ids=IDS)
 def test_the_natural_gradient_solves_the_dense_system(model, x, output):
+    assert_natural_gradient_solves(model, x, output)
+
+
+class Attention(nn.Module):
+    """Heads of attention, in the one call whose gradient torch cannot differentiate again."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.out = nn.Linear(2, 12), nn.Linear(4, 3)
+
+    def forward(self, x):
+        heads = self.inner(x).unflatten(-1, (3, 2, 2)).permute(2, 0, 3, 1, 4)
+        mixed = nn.functional.scaled_dot_product_attention(*heads)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+def test_the_natural_gradient_through_fused_attention():
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, 2, dtype=torch.float64)
+    assert_natural_gradient_solves(Attention().double(), x, "softmax")
+
+
+def assert_natural_gradient_solves(model, x, output):
     network = ps.trace(model, x)
     torch.manual_seed(1)
     g = {name: torch.randn_like(p) for name, p in network.parameters.items()}

@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from pathspace.network import Network
@@ -280,7 +281,12 @@ def outputs_on(
     next(examples(network.call, data))  # which looks at their form
     args, kwargs = arguments_in(pytree.tree_map_only(Tensor, _doubled, data))
     kept = [(d, dict(d)) for module in model.modules() for d in (vars(module), module._buffers)]
-    with torch.enable_grad(), torch.random.fork_rng(devices=[]), AtLeast(torch.float64):
+    with (
+        torch.enable_grad(),
+        torch.random.fork_rng(devices=[]),
+        AtLeast(torch.float64),
+        sdpa_kernel(SDPBackend.MATH),  # fused attention has no second derivative
+    ):
         result = model(*args, **kwargs)
         outputs = [t for t in network.returned(result) if t.requires_grad]
     for attributes, before in kept:
