@@ -118,7 +118,17 @@ SMOKE = {
     """,
     "download": "import datasets",
     "ray": "import ray",
-    "onnx": "import onnx, onnx2torch",
+    "onnx": """
+        import onnx, torch
+        from pathlib import Path
+        from onnx import helper
+        from pathspace.experiments.model_source import load_onnx
+        ends = [helper.make_tensor_value_info(name, 1, [1, 3]) for name in "xy"]
+        graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "relu", ends[:1], ends[1:])
+        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)]), "relu.onnx")
+        model, x = load_onnx(Path("relu.onnx"), None)
+        assert torch.equal(model(x), x.relu())
+    """,
     "sweep": "import optuna",
     "experiments": """
         import subprocess, sys
