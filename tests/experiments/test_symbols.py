@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.layers import laid_over
 from pathspace.experiments.published import load_published
-from pathspace.experiments.recipes import load_recipe, parse_recipe
+from pathspace.experiments.recipes import load_recipe
 from pathspace.experiments.report.document import Report, Section, print_table, write_report
 from pathspace.experiments.report.figures import saved
 from pathspace.experiments.symbols.cells import (
@@ -254,15 +253,6 @@ def test_a_training_whose_gradient_overflows_counts_until_then(
     table = build_table(protocol, [score], None)
     assert table.rows[0].cells[2].endswith("†")
     assert any(note.startswith("† the gradient overflowed") for note in table.notes)
-
-
-def test_recipes_with_an_engine_are_checked() -> None:
-    with pytest.raises(ConfigurationError, match="Unknown engine 'steam'"):
-        parse_recipe("new", {"title": "t", "engine": "steam"})
-    with pytest.raises(ConfigurationError, match=r"Unknown setting .epochs. in recipes/new\.toml"):
-        parse_recipe("new", {"title": "t", "engine": "symbols", "sizes": {"small": {"epochs": 3}}})
-    with pytest.raises(ConfigurationError, match="no place beside 'engine'"):
-        parse_recipe("new", {"title": "t", "engine": "symbols", "study": {}})
 
 
 def test_the_table_sets_the_published_numbers_below() -> None:

@@ -10,7 +10,6 @@ import json
 import random
 import struct
 import sys
-import tomllib
 
 import numpy as np
 import pytest
@@ -21,8 +20,6 @@ from faults.readers import MEBIBYTE, memory_below, mutants
 from pathspace.experiments import configuration, folders
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.jobs import RESULT, RUNS, stored_result, write_result
-from pathspace.experiments.published import parse_published
-from pathspace.experiments.recipes import load_recipe, parse_recipe, recipe_names
 from pathspace.experiments.run import RunResult, Validation
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.storage import write_json
@@ -248,46 +245,6 @@ def test_idx_files(tmp_path, count):
         try:
             with memory_below(MEBIBYTE), calls_below(2000):
                 read_idx(path)
-        except ConfigurationError:
-            pass
-
-
-@pytest.mark.parametrize("count", [12, pytest.param(2000, marks=pytest.mark.slow)])
-def test_recipes(count):
-    rng, names = random.Random(7), recipe_names()
-    contents = [load_content(name) for name in names]
-    for number in range(count):
-        at = number % len(names)
-        try:
-            with memory_below(8 * MEBIBYTE), calls_below(400_000):
-                parse_recipe(names[at], changed(contents[at], rng))
-        except ConfigurationError:
-            pass
-
-
-def load_content(name):
-    from importlib.resources import files
-
-    assert load_recipe(name)
-    text = (
-        files("pathspace.experiments")
-        .joinpath("recipes", f"{name}.toml")
-        .read_text(encoding="utf-8")
-    )
-    return tomllib.loads(text)
-
-
-@many
-def test_published_numbers(count):
-    rng = random.Random(8)
-    content = {
-        "source": "a paper", "setting": "a table",
-        "results": [{"label": "l", "value": 1, "method": "sgd", "task_options": {"a": 1}, "model_options": {}}],
-    }  # fmt: skip
-    for _ in range(count):
-        try:
-            with memory_below(MEBIBYTE), calls_below(2000):
-                parse_published(changed(content, rng), "expected/x.toml")
         except ConfigurationError:
             pass
 

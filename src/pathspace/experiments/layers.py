@@ -11,8 +11,10 @@ import math
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from functools import cache, reduce
+from itertools import takewhile
+from operator import getitem
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo
 from pydantic_core import PydanticCustomError
@@ -34,12 +36,9 @@ WANTED = {
     "dataclass_type": "a table",
     "dict_type": "a table",
     "finite_number": "a number",
-    "float_parsing": "a number",
     "float_type": "a number",
     "greater_than": "more than {gt:g}",
     "greater_than_equal": "{ge:g} or more",
-    "int_from_float": "a whole number",
-    "int_parsing": "a whole number",
     "int_type": "a whole number",
     "less_than": "less than {lt:g}",
     "less_than_equal": "at most {le:g}",
@@ -107,7 +106,7 @@ def laid_over(schema: type[Laid], layers: Iterable[Layer]) -> Laid:
     try:
         return schema(**values)
     except ValidationError as error:
-        raise _translated(error, schema, values) from None
+        raise _translated(error, values) from None
 
 
 def _merged(under: Any, over: Any) -> Any:
@@ -175,83 +174,21 @@ def _hints(schema: type) -> dict[str, Any]:
     return get_type_hints(schema, include_extras=True)
 
 
-def read(schema: type[Laid], content: Mapping[str, Any], file: str) -> Laid:
-    """Return the content of a file of ours; `file` is its name for errors.
-
-    Raises:
-        ConfigurationError: A key is unknown or missing, or a value impossible.
-    """
-    try:
-        return _adapter(schema).validate_python(content)
-    except ValidationError as error:
-        raise _translated(error, schema, content, file) from None
-
-
-def _translated(
-    error: ValidationError, schema: type, values: Any, file: str = ""
-) -> ConfigurationError:
-    """Return the first error in our words, of a setting or of a key in a file."""
+def _translated(error: ValidationError, values: Mapping[str, Any]) -> ConfigurationError:
+    """Return the first error in our words; a list, or a table with odd keys, is shown as a whole."""
     first = error.errors()[0]
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, ConfigurationError):
         return cause
-    hint: Any = schema
-    value: Any = values
-    path: list[str] = []
-    for part in first["loc"]:
-        if _is_shown_as_a_whole(part, value):
-            break
-        if not isinstance(part, int):
-            table = ".".join(path)
-            if first["type"] == "missing" and part not in value:
-                return _missing(table, part, file)
-            if first["type"] in _UNKNOWN and part == first["loc"][-1]:
-                return _unknown(table, part, hint, file)
-            path.append(part)
-        hint = _entry(hint, "" if isinstance(part, int) else part)
-        value = value[part]
-    name = ".".join(path)
-    wanted = _wanted(first)
-    if file:
-        return ConfigurationError(f"The key {name!r} in {file} is {value!r}: give {wanted}.")
-    return wrong(name, value, wanted)
-
-
-_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
-"""What pydantic calls a name that a table does not have."""
-
-
-def _is_shown_as_a_whole(part: int | str, value: Any) -> bool:
-    """Say whether an error shows all of a value: a list whose items are no tables, or a table with odd keys."""
-    if isinstance(part, int):
-        return not isinstance(value[part], Mapping)
-    return part == "[key]"
-
-
-def _unknown(table: str, name: str, hint: Any, file: str) -> ConfigurationError:
-    known = [each for each in _hints(_plain(hint)) if not file or each != "name"]
-    if not file:
-        return unknown_name("option", name, known, f"the setting {table!r}")
-    return unknown_name("key", name, known, f"[{table}] in {file}" if table else file)
-
-
-def _missing(table: str, name: str, file: str) -> ConfigurationError:
-    if file:
-        where = f"[{table}] in {file}" if table else file
-        return ConfigurationError(f"The key {name!r} is missing in {where}: add it.")
-    return ConfigurationError(f"The setting {table!r} lacks {name!r}: say what it takes.")
-
-
-def _entry(hint: Any, name: str) -> Any:
-    """Return the type of an entry of a table, or of the items of a list."""
-    hint = _plain(hint)
-    if get_origin(hint) is tuple:
-        return get_args(hint)[0]
-    return get_args(hint)[1] if get_origin(hint) is Mapping else _hints(hint)[name]
-
-
-def _plain(hint: Any) -> Any:
-    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    path = [*takewhile(lambda part: isinstance(part, str) and part != "[key]", first["loc"])]
+    table = ".".join(map(str, path[:-1]))
+    if first["type"] == "missing":
+        return ConfigurationError(f"The setting {table!r} lacks {path[-1]!r}: say what it takes.")
+    if first["type"] == "extra_forbidden":
+        return ConfigurationError(
+            f"Unknown option {path[-1]!r} in the setting {table!r}: leave it out."
+        )
+    return wrong(".".join(map(str, path)), reduce(getitem, path, values), _wanted(first))
 
 
 def parse_settings(assignments: Sequence[str]) -> dict[str, Any]:

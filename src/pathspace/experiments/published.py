@@ -12,9 +12,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from pathspace.experiments.errors import unknown_name
-from pathspace.experiments.layers import FILE, Count, read
-from pathspace.experiments.methods import METHODS
+from pathspace.experiments.layers import FILE, Count
 from pathspace.experiments.settings import Settings
 
 NOT_GIVEN = "not given"
@@ -113,42 +111,17 @@ def _holds(options: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 
 
 def load_published(name: str) -> Published | None:
-    """Return the published numbers for the recipe called `name`, or None where there are none.
-
-    Raises:
-        ConfigurationError: The file has a key that means nothing, or lacks one.
-    """
+    """Return the published numbers for the recipe called `name`, or None where there are none."""
     file = files("pathspace.experiments").joinpath("expected", f"{name}.toml")
     if not file.is_file():
         return None
     # As decimals, so that a number is printed with the zeros that the paper prints.
     content = tomllib.loads(file.read_text(encoding="utf-8"), parse_float=Decimal)
-    return parse_published(content, f"expected/{name}.toml")
+    return Published(**{**content, "results": [_printed(entry) for entry in content["results"]]})
 
 
-def parse_published(content: dict[str, Any], where: str) -> Published:
-    """Turn the content of a file into published numbers; `where` is the file's name for errors.
-
-    A result without a value is a row of the paper whose number its text does not give.
-    """
-    names = {"protocol": "protocols"}
-    known = {names.get(key, key): value for key, value in content.items()}
-    if isinstance(known.get("results"), list):
-        known["results"] = [_printed(entry) for entry in known["results"]]
-    published = read(Published, known, where)
-    for name in (name for pair in published.pairs for name in pair):
-        if name not in METHODS:
-            raise unknown_name("method", name, METHODS, where)
-    return published
-
-
-def _printed(entry: Any) -> Any:
-    """Return a result with its number as a float, and as it is printed."""
-    if not isinstance(entry, dict) or type(entry.get("value")) not in (int, float, Decimal):
-        return entry
-    value = entry["value"]
-    return {
-        **entry,
-        "value": float(value) if isinstance(value, Decimal) else value,
-        "printed": str(value),
-    }
+def _printed(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a result with its number as a float, and as it is printed; some have no number."""
+    if "value" not in entry:
+        return dict(entry)
+    return {**entry, "value": float(entry["value"]), "printed": str(entry["value"])}

@@ -30,17 +30,14 @@ import textwrap
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, field, replace
-from importlib import import_module
 from importlib.resources import files
 from typing import Annotated, Any
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from pathspace.experiments.errors import ConfigurationError, unknown_name
-from pathspace.experiments.layers import FILE, Layer, laid_over, read
-from pathspace.experiments.settings import settings_from
-from pathspace.experiments.studies import check_study
+from pathspace.experiments.errors import unknown_name
+from pathspace.experiments.layers import FILE, Layer
 
 DEFAULT = "default"  # what the one size of a recipe without sizes is called
 
@@ -127,86 +124,20 @@ def recipe_names() -> list[str]:
 
 
 def load_recipe(name: str) -> Recipe:
-    """Read a recipe.
+    """Read a recipe; the sizes of one with parts are those that all parts have.
 
     Raises:
-        ConfigurationError: There is none of this name, or it holds a key that means nothing.
+        ConfigurationError: There is none of this name.
     """
     if name not in recipe_names():
         raise unknown_name("recipe", name, recipe_names(), "reproduce")
-    text = (
-        files("pathspace.experiments")
-        .joinpath("recipes", f"{name}.toml")
-        .read_text(encoding="utf-8")
-    )
-    return parse_recipe(name, tomllib.loads(text))
-
-
-def parse_recipe(name: str, content: Mapping[str, Any]) -> Recipe:
-    """Turn the content of a file into a recipe, and check the settings of every size."""
-    where = f"recipes/{name}.toml"
-    recipe = read(Recipe, {**content, "name": name}, where)
-    if recipe.engine:
-        _check_engine(recipe, content, where)
-    elif "parts" in content:
-        recipe = _with_parts(recipe, content, where)
-    else:
-        _check_comparison(recipe, where)
-    for size in recipe.measured:
-        if size not in (recipe.sizes or (DEFAULT,)):
-            raise unknown_name(
-                "size", size, recipe.sizes or (DEFAULT,), f"[measured.{size}] in {where}"
-            )
-    if ("paper" in content) != ("distance" in content):
-        raise ConfigurationError(
-            f"The keys 'paper' and 'distance' in {where} go together: give both, or none."
-        )
-    return recipe
-
-
-def _check_comparison(recipe: Recipe, where: str) -> None:
-    if recipe.study:
-        for key in recipe.study:
-            if key not in ("name", *recipe.sizes):
-                raise unknown_name("key", key, ("name", *recipe.sizes), f"[study] in {where}")
-        for size in recipe.sizes:
-            if not isinstance(recipe.study_options(size), Mapping):
-                raise ConfigurationError(
-                    f"The key 'study.{size}' in {where} is {recipe.study[size]!r}: give a table."
-                )
-            check_study(recipe.study.get("name"), recipe.study_options(size), f"[study] in {where}")
-    for size in recipe.sizes or ("",):
-        settings_from(*recipe.layers(size))
-
-
-def _check_engine(recipe: Recipe, content: Mapping[str, Any], where: str) -> None:
-    if recipe.engine not in ENGINES:
-        raise unknown_name("engine", recipe.engine, ENGINES, where)
-    for key in ("study", "parts"):
-        if key in content:
-            raise ConfigurationError(
-                f"The key {key!r} in {where} has no place beside 'engine': remove it."
-            )
-    for size in recipe.sizes or ("",):
-        laid_over(import_module(ENGINES[recipe.engine]).Protocol, recipe.layers(size))
-
-
-def _with_parts(recipe: Recipe, content: Mapping[str, Any], where: str) -> Recipe:
-    for key in ("settings", "sizes", "study"):
-        if key in content:
-            raise ConfigurationError(
-                f"The key {key!r} in {where} has no place beside 'parts': put it into the parts."
-            )
-    parts = [load_recipe(part) for part in recipe.parts]
-    if not parts:
-        raise ConfigurationError(f"The key 'parts' in {where} is empty: name at least one recipe.")
-    for part in parts:
-        if not all(settings_from(*part.layers(size)).baselines for size in part.sizes or ("",)):
-            raise ConfigurationError(
-                f"The part {part.name!r} in {where} has no baselines, which its panel of the picture needs: add them."
-            )
-    sizes = {size: {} for size in parts[0].sizes if all(size in part.sizes for part in parts)}
-    return replace(recipe, sizes=sizes)
+    file = files("pathspace.experiments").joinpath("recipes", f"{name}.toml")
+    recipe = Recipe(name=name, **tomllib.loads(file.read_text(encoding="utf-8")))
+    if not recipe.parts:
+        return recipe
+    first, *others = (load_recipe(part).sizes for part in recipe.parts)
+    common = {size: {} for size in first if all(size in sizes for sizes in others)}
+    return replace(recipe, sizes=common)
 
 
 def listing(width: int) -> list[str]:
