@@ -745,14 +745,11 @@ def test_a_broken_claim_of_invariance_has_exit_code_1(monkeypatch: pytest.Monkey
 
 
 def test_the_way_to_go_on_names_what_no_folder_keeps() -> None:
-    from pathspace.cli.options import ContextOptions, EngineOptions
+    from pathspace.experiments.context import Context, EngineContext
 
-    def said(options: ContextOptions) -> str:
-        folders: list[str] = []
-        options.context("train", folders).chosen(Path("my runs"))
-        return folders[0]
-
-    assert said(ContextOptions()) == "--output 'my runs'"
-    assert said(ContextOptions(device="auto")) == "--output 'my runs' --device auto"
-    ray = EngineOptions(data_dir=Path("data"), engine="ray", address="10.0.0.1:6379")
-    assert said(ray) == "--output 'my runs' --data-dir data --engine ray --address 10.0.0.1:6379"
+    runs = Path("my runs")
+    assert Context().going_on(runs) == "--output 'my runs'"
+    assert Context(device="auto").going_on(runs) == "--output 'my runs' --device auto"
+    ray = EngineContext(data_dir=Path("data"), engine="ray", address="10.0.0.1:6379")
+    more = "--data-dir data --engine ray --address 10.0.0.1:6379"
+    assert ray.going_on(runs) == f"--output 'my runs' {more}"

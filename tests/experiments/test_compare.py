@@ -9,7 +9,7 @@ import pytest
 
 from pathspace.experiments.compare import Row, compare, largest_difference
 from pathspace.experiments.configuration import Configuration
-from pathspace.experiments.jobs import RESULT, Place, Runs, run_all
+from pathspace.experiments.jobs import RESULT, RUNS, Runs
 from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.report.claim import claim_table
 from pathspace.experiments.report.comparison import comparison_report, conclusion
@@ -128,10 +128,9 @@ def test_two_processes_give_what_one_gives(
         for seed in range(2)
     ]
     recorder = Recorder()
-    alone = run_all(configs, Place(tmp_path / "one"), Monitor(), title="One")
-    shared = run_all(
-        configs, Place(tmp_path / "two"), recorder, title="Two", runner=quick_processes
-    )
+    alone = Runs(tmp_path / "one").results(configs, "One")
+    two = Runs(tmp_path / "two", recorder, runner=quick_processes)
+    shared = two.results(configs, "Two")
     assert without_seconds(alone) == without_seconds(shared)
     assert sorted(recorder.done) == sorted(config.label for config in configs)
 
@@ -140,13 +139,14 @@ def test_astored_result_of_another_configuration_is_not_used(
     tiny_settings: Make, tmp_path: Path
 ) -> None:
     config = tiny_settings().run_config("sgd", "balanced", 0.1, 0, evaluate_test=True)
-    run_all([config], Place(tmp_path), Monitor(), title="")
-    path = tmp_path / config.key / RESULT
+    runs = Runs(tmp_path)
+    runs.results([config], "")
+    path = tmp_path / RUNS / config.key / RESULT
     content = json.loads(path.read_text())
     content["config"]["epochs"] += 1
     content["test_error"] = -1.0
     write_checked(path, content)
-    (result,) = run_all([config], Place(tmp_path), Monitor(), title="")
+    (result,) = runs.results([config], "")
     assert result.test_error is not None
     assert result.test_error >= 0
 

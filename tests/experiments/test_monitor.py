@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from pathspace.experiments.jobs import Place, run_all
+from pathspace.experiments.jobs import Runs
 from pathspace.experiments.layers import laid_over
 from pathspace.experiments.monitor import Monitor, Part, Shown, Written, pass_on
 from pathspace.experiments.recipes import ENGINES, load_recipe
@@ -23,7 +23,7 @@ def test_a_pipe_gets_the_last_run_of_a_stage_in_words(
     stream = io.StringIO()
     configs = [tiny_config(seed=seed) for seed in range(2)]
     with Shown(Console(file=stream, width=200)) as monitor:
-        run_all(configs, Place(tmp_path_factory.mktemp("runs")), monitor, title="Training")
+        Runs(tmp_path_factory.mktemp("runs"), monitor).results(configs, "Training")
     line = stream.getvalue().splitlines()[-1]
     assert line.startswith("Training: 2/2  sgd, balanced, rate 0.05, seed 1: validation error ")
     assert ", 100 %, " in line

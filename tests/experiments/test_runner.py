@@ -14,10 +14,10 @@ import pytest
 from typer.testing import CliRunner
 
 from pathspace.cli import app
-from pathspace.cli.options import EngineOptions
 from pathspace.experiments import checkpoint, runner
+from pathspace.experiments.context import EngineContext
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.jobs import Place, PlacedRun
+from pathspace.experiments.jobs import PlacedRun, Runs
 from pathspace.experiments.layers import parse_settings
 from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.run import RunConfig, RunResult, Validation
@@ -46,10 +46,18 @@ class Dying(PlacedRun):
     lives: int = 0
 
     def __call__(self, monitor: Monitor) -> RunResult:
-        lost = len(list(self.place.folder.glob("death-*")))
+        lost = len(list(self.folder.parent.glob("death-*")))
         if lost < self.lives:
-            monitor = Kills(self, self.place.folder / f"death-{lost}")
+            monitor = Kills(self, self.folder.parent / f"death-{lost}")
         return super().__call__(monitor)
+
+
+def job(config: RunConfig, folder: Path, checkpoint_every: int = 200) -> PlacedRun:
+    return Runs(folder).job(config, checkpoint_every)
+
+
+def dying(config: RunConfig, folder: Path, lives: int) -> Dying:
+    return Dying(config, job(config, folder).folder, checkpoint_every=3, lives=lives)
 
 
 class Notes(Monitor):
@@ -72,9 +80,9 @@ def curve(result: RunResult | None) -> tuple[object, ...]:
 def test_a_run_goes_on_in_another_process_when_its_own_dies(
     quick_processes: Runner, tiny_config: Configs, tmp_path: Path
 ) -> None:
-    whole = PlacedRun(tiny_config(), Place(tmp_path / "whole", checkpoint_every=3))(Monitor())
-    place, notes = Place(tmp_path, checkpoint_every=3), Notes()
-    jobs = [Dying(tiny_config(), place, 1), PlacedRun(tiny_config(seed=1), place)]
+    whole = job(tiny_config(), tmp_path / "whole", 3)(Monitor())
+    notes = Notes()
+    jobs = [dying(tiny_config(), tmp_path, 1), job(tiny_config(seed=1), tmp_path, 3)]
     ended = {one.job.config.seed: one for one in quick_processes.run(jobs, notes)}
     assert curve(ended[0].result) == curve(whole)
     assert ended[1].result is not None
@@ -85,8 +93,7 @@ def test_a_run_goes_on_in_another_process_when_its_own_dies(
 def test_a_run_whose_process_dies_twice_is_named_and_the_others_are_not(
     quick_processes: Runner, tiny_config: Configs, tmp_path: Path
 ) -> None:
-    more = Place(tmp_path / "more", checkpoint_every=3)
-    jobs = [Dying(tiny_config(seed=2), more, 9), PlacedRun(tiny_config(seed=1), more)]
+    jobs = [dying(tiny_config(seed=2), tmp_path, 9), job(tiny_config(seed=1), tmp_path, 3)]
     ended = {one.job.config.seed: one for one in quick_processes.run(jobs, Notes())}
     assert ended[1].result is not None
     assert isinstance(ended[2].error, WorkerDiedError)
@@ -100,8 +107,8 @@ def test_a_run_whose_process_dies_twice_is_named_and_the_others_are_not(
 def test_the_processes_of_joblib_give_what_this_one_gives_though_one_dies(
     tiny_config: Configs, tmp_path: Path
 ) -> None:
-    here = PlacedRun(tiny_config(), Place(tmp_path / "here"))(Monitor())
-    jobs = [Dying(tiny_config(), Place(tmp_path / "there", checkpoint_every=3), 1)]
+    here = job(tiny_config(), tmp_path / "here")(Monitor())
+    jobs = [dying(tiny_config(), tmp_path / "there", 1)]
     with Runner(processes=2) as two:
         (there,) = two.all_results(jobs, Monitor(), "Training")
     assert curve(there) == curve(here)
@@ -111,7 +118,7 @@ def test_results_that_are_there_are_taken_and_others_are_kept(
     tiny_config: Configs, tmp_path: Path
 ) -> None:
     configs = [tiny_config(seed=seed) for seed in range(3)]
-    jobs = [PlacedRun(config, Place(tmp_path)) for config in configs]
+    jobs = [job(config, tmp_path) for config in configs]
     jobs[1].keep(jobs[1](Monitor()))
     notes = Notes()
     results = Runner().all_results(jobs, notes, "Training")
@@ -128,7 +135,7 @@ def test_the_next_job_is_taken_when_one_has_ended(
     def jobs() -> Iterator[PlacedRun]:
         for seed in range(3):
             order.append(f"taken {seed}")
-            yield PlacedRun(tiny_config(seed=seed), Place(tmp_path))
+            yield job(tiny_config(seed=seed), tmp_path)
 
     for one in executor.run(jobs(), Monitor()):
         order.append(f"ended {one.job.config.seed}")
@@ -141,7 +148,7 @@ def test_an_error_in_a_run_is_its_end_and_nobody_elses(
     executor: Runner, tiny_config: Configs, tmp_path: Path
 ) -> None:
     wrong = replace(tiny_config(), batch_size=1000)
-    jobs = [PlacedRun(config, Place(tmp_path)) for config in (wrong, tiny_config(seed=1))]
+    jobs = [job(config, tmp_path) for config in (wrong, tiny_config(seed=1))]
     ended = {one.job.config.seed: one for one in executor.run(jobs, Monitor())}
     assert isinstance(ended[0].error, ConfigurationError)
     assert ended[1].result is not None
@@ -164,8 +171,7 @@ def test_as_many_runs_as_there_is_room_for_at_a_time_however_threads_are_given(
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     settings = settings_from(("the command line", parse_settings(given)))
-    context = EngineOptions().context("compare", [])
-    assert context.runner(settings.threads).places() == at_a_time
+    assert EngineContext().runner(settings.threads).places() == at_a_time
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -186,7 +192,7 @@ def test_commands_hand_their_runs_to_the_engine_that_is_asked_for(
         asked.append((engine, processes, address))
         return Here()
 
-    monkeypatch.setattr("pathspace.experiments.folders.Runner", instead)
+    monkeypatch.setattr("pathspace.experiments.context.Runner", instead)
     monkeypatch.setattr(
         "pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>")
     )
@@ -253,7 +259,7 @@ def test_tasks_of_ray_are_runs_and_their_errors_ours(
     like_ray: SimpleNamespace, tiny_config: Configs, tmp_path: Path
 ) -> None:
     wrong = replace(tiny_config(), batch_size=1000)
-    jobs = [PlacedRun(config, Place(tmp_path)) for config in (wrong, tiny_config(seed=1))]
+    jobs = [job(config, tmp_path) for config in (wrong, tiny_config(seed=1))]
     with Runner("ray", None, threads=2) as cluster:
         assert cluster.places() == 2
         ended = {one.job.config.seed: one for one in cluster.run(jobs, Monitor())}
@@ -295,9 +301,7 @@ def test_a_process_that_died_while_it_had_nothing_to_do_is_replaced(
     quick_processes: Runner, pools: list[Any], tiny_config: Configs, tmp_path: Path
 ) -> None:
     for seed in range(2):
-        (ended,) = quick_processes.run(
-            [PlacedRun(tiny_config(seed=seed), Place(tmp_path))], Monitor()
-        )
+        (ended,) = quick_processes.run([job(tiny_config(seed=seed), tmp_path)], Monitor())
         assert ended.result is not None
         for process in list(pools[-1]._processes.values()):
             process.kill()

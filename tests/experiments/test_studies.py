@@ -15,8 +15,9 @@ import torch
 import pathspace
 from command_line import call
 from experiments.conftest import TINY, write_sections
-from pathspace.experiments import execution, folders, methods
+from pathspace.experiments import execution, methods
 from pathspace.experiments.compare import Comparison, compare
+from pathspace.experiments.context import EngineContext
 from pathspace.experiments.engine import run
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.jobs import Runs
@@ -242,9 +243,7 @@ def test_runs_on_the_gpus_of_a_cluster_do_not_lose_their_study_here(
     recipe = Recipe(
         "timed", "Timed", {}, {"": {}}, study={"name": "cost", "": {"rounds": 1, "steps": 1}}
     )
-    context = folders.Context(
-        None, tmp_path, device="cuda", engine="ray", address="10.0.0.1:6379", quiet=True
-    )
+    context = EngineContext(device="cuda", engine="ray", address="10.0.0.1:6379", quiet=True)
     (section,) = execution._study(recipe, timed, "", context)
     assert {"cost.csv", "cost.json"} == set(section.numbers)
 

@@ -13,7 +13,7 @@ from faults.readers import MEBIBYTE, memory_below, mutants
 from pathspace.experiments import checkpoint
 from pathspace.experiments.engine import run
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.jobs import RESULT, Place, run_all, stored_result, write_result
+from pathspace.experiments.jobs import RESULT, RUNS, Runs, stored_result, write_result
 from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.settings import settings_from
@@ -161,8 +161,9 @@ def test_a_result_that_cannot_be_opened_is_named(
 def test_the_checkpoint_of_a_run_that_was_killed_right_after_its_result_go(
     config: RunConfig, stopped: Path, whole: RunResult, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    place = Place(tmp_path_factory.mktemp("runs"))
-    folder = stopped.rename(place.folder / config.key)
+    runs = Runs(tmp_path_factory.mktemp("runs"))
+    (runs.output / RUNS).mkdir()
+    folder = stopped.rename(runs.output / RUNS / config.key)
     write_result(folder, whole)
-    assert run_all([config], place, Monitor(), title="") == [whole]
+    assert runs.results([config], "") == [whole]
     assert [path.name for path in folder.iterdir()] == [RESULT]

@@ -15,18 +15,17 @@ DIVERGED, WRONG_USE, BROKEN, INTERRUPTED, TERMINATED = 1, 2, 70, 130, 143
 
 
 @contextmanager
-def clear_errors(command: str, *, extra: str = "experiments") -> Iterator[list[str]]:
+def clear_errors(command: str, *, extra: str = "experiments") -> Iterator[None]:
     """Turn the errors that a user can mend into one sentence and an exit code.
 
-    Wants to be told the folder in use, as the options by which the command goes on with it.
+    The last note of an error says by which options the command goes on, see `configuration.begun`.
     """
-    folders: list[str] = []
     try:
         _expect_one_process(command)
-        yield folders
+        yield
     except ConfigurationError as error:
         kept = "Finished runs are kept; then continue" if isinstance(error, StorageError) else ""
-        typer.echo(f"Error: {error}{kept and _continuation(command, folders, kept)}", err=True)
+        typer.echo(f"Error: {error}{kept and _continuation(command, error, kept)}", err=True)
         raise typer.Exit(WRONG_USE) from None
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("pathspace"):
@@ -34,8 +33,8 @@ def clear_errors(command: str, *, extra: str = "experiments") -> Iterator[list[s
         extra = EXTRA_OF.get(error.name or "", extra)
         typer.echo(f"Error: the package {error.name!r} is missing: {install(extra)}", err=True)
         raise typer.Exit(WRONG_USE) from None
-    except KeyboardInterrupt:
-        typer.echo(f"Stopped.{_continuation(command, folders, 'Continue')}", err=True)
+    except KeyboardInterrupt as stop:
+        typer.echo(f"Stopped.{_continuation(command, stop, 'Continue')}", err=True)
         raise typer.Exit(INTERRUPTED) from None
 
 
@@ -53,8 +52,7 @@ def _expect_one_process(command: str) -> None:
         )
 
 
-def _continuation(command: str, folders: list[str], opening: str) -> str:
+def _continuation(command: str, error: BaseException, opening: str) -> str:
     """The command that goes on with what is in the folder in use; empty if there is none."""
-    return "".join(
-        f" {opening} with: pathspace {command} --resume {options}" for options in folders
-    )
+    notes = getattr(error, "__notes__", [])
+    return f" {opening} with: pathspace {command} --resume {notes[-1]}" if notes else ""

@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from pathspace.cli.errors import clear_errors
-from pathspace.cli.options import LARGEST_SEED, JsonOption, QuietOption, names_in, numbers_in
+from pathspace.cli.options import LARGEST_SEED, names_in, numbers_in
+from pathspace.experiments.context import JsonOption, QuietOption
 from pathspace.experiments.errors import ConfigurationError
 
 MOST_NUMBERS = 1e15  # of an example: torch counts the bytes of a batch in 63 bits

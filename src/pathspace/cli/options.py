@@ -7,23 +7,15 @@ fields.
 from __future__ import annotations
 
 import inspect
-import shlex
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Annotated, Any
 
 import typer
 
-from pathspace.experiments.devices import DEVICES
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import list_methods
-from pathspace.experiments.runner import ENGINES
 from pathspace.experiments.tasks import OWN, TASKS
-from pathspace.extras import install
-
-if TYPE_CHECKING:
-    from pathspace.experiments.folders import Context
 
 LARGEST_SEED = 2**32 - 1
 _BY_TASK = "default by task or recipe"
@@ -36,20 +28,6 @@ QuickOption = Annotated[
     bool,
     typer.Option(
         "--quick", help="A first table in half a minute: one seed, three rates, few passes."
-    ),
-]
-OutputOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--output",
-        help="Folder for runs and report; default runs/NAME, or runs/NAME-2 if that is taken, and so on.",
-    ),
-]
-DataOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--data-dir",
-        help="Folder with the data sets (MNIST in `mnist`); default the environment variable PATHSPACE_DATA.",
     ),
 ]
 EpochsOption = Annotated[
@@ -76,7 +54,7 @@ RatesOption = Annotated[
     str | None,
     typer.Option(
         "--learning-rates",
-        help="Grid of learning rates, separated by commas, for all methods without a grid of their own (setting "
+        help="The grid, separated by commas, of all methods but those with a grid of their own (the setting "
         f"method_rates); {_BY_TASK}.",
     ),
 ]
@@ -89,39 +67,11 @@ PlainOption = Annotated[
         "--plain-rnn", help="Run ReLU recurrent layers as torch.nn.RNN, not in compiled loops."
     ),
 ]
-WorkersOption = Annotated[
-    int | None,
-    typer.Option(
-        "--workers",
-        help="Runs at a time; default 2, or 1 where there are too few cores; with --engine ray all processors.",
-    ),
-]
-EngineOption = Annotated[
-    str,
-    typer.Option(
-        "--engine",
-        help=f"Engine that does the runs: {', '.join(ENGINES)} (needs {install('ray')}).",
-    ),
-]
-AddressOption = Annotated[
-    str,
-    typer.Option(
-        "--address",
-        help="Address of a Ray cluster, such as auto or 10.0.0.1:6379; without it, Ray is started here.",
-    ),
-]
-DeviceOption = Annotated[
-    str,
-    typer.Option(
-        "--device",
-        help=f"Where runs compute: {', '.join(DEVICES)} (a GPU where there is one); may change when resuming.",
-    ),
-]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="Any other setting: NAME=VALUE or TABLE.NAME=VALUE, as in a recipe. A wrong NAME lists all names. "
+        help="Any other setting: NAME=VALUE or TABLE.NAME=VALUE, as in a recipe; a wrong NAME lists all. "
         "Repeatable.",
     ),
 ]
@@ -129,25 +79,9 @@ ClipStepOption = Annotated[
     float | None,
     typer.Option(
         "--clip-step",
-        help="Largest step of Path-SGD and DDP-SGD: its length on balanced weights, before the learning rate; "
-        "default none.",
+        help="Bound of Path-SGD and DDP-SGD on the length of a step, before the learning rate and measured on "
+        "balanced weights; default none.",
     ),
-]
-ResumeOption = Annotated[
-    bool,
-    typer.Option(
-        "--resume",
-        help="Continue the stopped command of the --output folder; default the last folder.",
-    ),
-]
-FreshOption = Annotated[
-    bool, typer.Option("--fresh", help="Start over, whatever the folder holds.")
-]
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print the results as JSON on standard output.")
-]
-QuietOption = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Show no progress, only results and errors.")
 ]
 
 
@@ -282,71 +216,3 @@ class TableOptions(SettingOptions):
             "methods": names_in(self.methods, "--methods"),
             "learning_rates": numbers_in(self.learning_rates, "--learning-rates"),
         }
-
-
-@dataclass(frozen=True)
-class ContextOptions:
-    """Options that change results in the last bits at most; see `folders.Context`."""
-
-    output: OutputOption = None
-    data_dir: DataOption = None
-    device: DeviceOption = "cpu"
-    resume: ResumeOption = False
-    fresh: FreshOption = False
-    as_json: JsonOption = False
-    quiet: QuietOption = False
-
-    def context(self, name: str, folders: list[str]) -> Context:
-        """Return where a command works.
-
-        Args:
-            name: Of the folder below `runs`, where no other is given.
-            folders: Gets the folder once it is known, as options that go on there.
-        """
-        from pathspace.experiments.folders import Context
-
-        same = {field.name: getattr(self, field.name) for field in fields(ContextOptions)}
-        return Context(
-            **same,
-            default=Path("runs") / name,
-            chosen=lambda folder: folders.append(
-                shlex.join(["--output", str(folder), *self._not_kept()])
-            ),
-        )
-
-    def _not_kept(self) -> list[str]:
-        """Return the options that going on needs and that no folder keeps, as they are no settings."""
-        data_dir = ["--data-dir", str(self.data_dir)] if self.data_dir else []
-        return data_dir + (["--device", self.device] if self.device != "cpu" else [])
-
-
-@dataclass(frozen=True)
-class EngineOptions(ContextOptions):
-    """Options of commands with several runs: the engine, and how many run at a time."""
-
-    workers: WorkersOption = None
-    engine: EngineOption = "local"
-    address: AddressOption = ""
-
-    def context(self, name: str, folders: list[str]) -> Context:
-        """See above.
-
-        Raises:
-            ConfigurationError: There is no such engine, the address fits none, or there are no
-                workers.
-        """
-        from pathspace.experiments.runner import check_engine
-
-        check_engine(self.engine, self.address)
-        if self.workers is not None and self.workers < 1:
-            raise ConfigurationError(
-                f"The option --workers is {self.workers}: give a whole number from 1 on."
-            )
-        context = super().context(name, folders)
-        context = replace(context, processes=self.workers, engine=self.engine, address=self.address)
-        # Processes of Ray work in other folders.
-        return context.absolute() if self.engine == "ray" else context
-
-    def _not_kept(self) -> list[str]:
-        engine = ["--engine", self.engine] if self.engine != "local" else []
-        return super()._not_kept() + engine + (["--address", self.address] if self.address else [])

@@ -13,8 +13,6 @@ import typer
 from pathspace.cli.errors import DIVERGED, clear_errors
 from pathspace.cli.options import (
     LARGEST_SEED,
-    ContextOptions,
-    EngineOptions,
     ListMethodsOption,
     QuickOption,
     SettingOptions,
@@ -22,9 +20,9 @@ from pathspace.cli.options import (
     TaskOption,
     grouped,
 )
-from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.context import Context, EngineContext
 from pathspace.experiments.methods import method
-from pathspace.experiments.starts import STARTS, check_start
+from pathspace.experiments.starts import STARTS
 
 if TYPE_CHECKING:
     from pathspace.experiments.compare import Comparison
@@ -49,7 +47,7 @@ def compare(
     task: TaskOption = None,
     quick: QuickOption = False,
     settings: TableOptions,
-    where: EngineOptions,
+    where: EngineContext,
     _listed: ListMethodsOption = False,
 ) -> None:
     """Train one network by several optimizers from two starts of the same function, and report.
@@ -71,13 +69,12 @@ def compare(
       pathspace compare --methods sgd,path-sgd --seeds 5 --learning-rates 0.03,0.1,0.3
       pathspace compare --resume --output runs/compare
     """  # noqa: D301 (click wants the character, not the letters)
-    with clear_errors("compare") as folders:
+    with clear_errors("compare"):
         from pathspace.experiments.execution import run_compare
         from pathspace.experiments.own import with_own_file
 
         options = with_own_file(settings.chosen(task=task), file, quick=quick)
-        context = where.context("compare", folders)
-        _expect_survivors([run_compare((COMMAND_LINE, options), context)])
+        _expect_survivors([run_compare((COMMAND_LINE, options), where)])
 
 
 @grouped
@@ -104,7 +101,7 @@ def train(
         ),
     ] = None,
     settings: SettingOptions,
-    where: ContextOptions,
+    where: Context,
     _listed: ListMethodsOption = False,
 ) -> None:
     """Train one network once, with checkpoints; continue it exactly after it was stopped or killed.
@@ -120,27 +117,11 @@ def train(
       pathspace train --task mnist --data-dir data --epochs 20 --set checkpoint_every=100
       pathspace train --resume --output runs/train
     """  # noqa: D301 (click wants the character, not the letters)
-    with clear_errors("train") as folders:
+    with clear_errors("train"):
         from pathspace.experiments.execution import run_train
-        from pathspace.experiments.layers import LARGEST
 
-        options = settings.chosen(task=task)
-        if learning_rate is not None and not 0 < learning_rate <= LARGEST:
-            raise ConfigurationError(
-                f"The option --lr is {learning_rate:g}: give a positive number, at most {LARGEST:g}."
-            )
-        context = where.context("train", folders)
-        chosen = method(method_name or "path-sgd", "--method")
-        check_start(start or "default", "--start")
-        done = run_train(
-            method_name or "path-sgd",
-            start or "default",
-            chosen.learning_rate if learning_rate is None else learning_rate,
-            seed or 0,
-            (COMMAND_LINE, options),
-            context,
-            given=any(value is not None for value in (method_name, start, learning_rate, seed)),
-        )
+        one = {"method": method_name, "start": start, "learning_rate": learning_rate, "seed": seed}
+        done = run_train(one, (COMMAND_LINE, settings.chosen(task=task)), where)
         (run,) = done.rows[0].runs
         if run.lost_at is not None:
             _say_lost(run)
@@ -157,7 +138,7 @@ def reproduce(
     ] = False,
     size: SizeOption = "",
     settings: TableOptions,
-    where: EngineOptions,
+    where: EngineContext,
 ) -> None:
     """Run a published experiment and set the published numbers beside ours.
 
@@ -175,12 +156,11 @@ def reproduce(
     if name is None or listed:
         _list_recipes(where.as_json)
         return
-    with clear_errors(f"reproduce {name}") as folders:
+    with clear_errors(f"reproduce {name}"):
         from pathspace.experiments.execution import run_reproduce
 
         options = settings.chosen()
-        context = where.context(name, folders)
-        _expect_survivors(run_reproduce(name, size, (COMMAND_LINE, options), context).values())
+        _expect_survivors(run_reproduce(name, size, (COMMAND_LINE, options), where).values())
 
 
 @grouped
@@ -218,7 +198,7 @@ def sweep(
         ),
     ] = None,
     settings: TableOptions,
-    where: EngineOptions,
+    where: EngineContext,
     _listed: ListMethodsOption = False,
 ) -> None:
     """Search learning rates, and any other settings, for several optimizers on the validation split.
@@ -236,13 +216,12 @@ def sweep(
       pathspace sweep mnist-rows --engine ray --address auto
       pathspace sweep --resume --output runs/sweep
     """  # noqa: D301 (click wants the character, not the letters)
-    with clear_errors("sweep") as folders:
+    with clear_errors("sweep"):
         from pathspace.experiments.sweep.command import run_sweep
 
         options = settings.chosen()
-        context = where.context("sweep", folders)
         searched = {"search": search or (), "sampler": sampler, "trials": trials, "prune": prune}
-        done = run_sweep(name, size, (COMMAND_LINE, options), context, **searched)
+        done = run_sweep(name, size, (COMMAND_LINE, options), where, **searched)
         if done.all_failed:
             reason = done.points[0].runs[0].reason
             stop = "." * (not reason.endswith((".", "?")))  # some are sentences

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pathspace.experiments.engine import steps_per_epoch
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.jobs import Runs, load_task, run_all
+from pathspace.experiments.jobs import Runs, load_task
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.models import count_weights
 from pathspace.experiments.run import RunConfig, RunResult
@@ -144,13 +144,10 @@ def compare(settings: Settings, runs: Runs) -> Comparison:
         KeyboardInterrupt: The user stopped; the same call continues.
     """
     task = check_task_of(settings, runs.data_dir)
-    place = runs.place(settings.checkpoint_every)
-    with runs.runner as ready:
+    with runs.runner:
 
         def every(configs: Sequence[RunConfig], title: str) -> list[RunResult]:
-            return (
-                run_all(configs, place, runs.monitor, title=title, runner=ready) if configs else []
-            )
+            return runs.results(configs, title, settings.checkpoint_every)
 
         def run(configs: Sequence[RunConfig], title: str) -> list[RunResult]:
             return (
@@ -201,9 +198,8 @@ def train(settings: Settings, seed: int, runs: Runs) -> Comparison:
     """
     (method,), (start,), (rate,) = settings.methods, settings.starts, settings.learning_rates
     task = check_task_of(settings, runs.data_dir)
-    place = runs.place(settings.checkpoint_every)
     config = settings.run_config(method, start, rate, seed, evaluate_test=True)
-    results = run_all([config], place, runs.monitor, title=f"Training with {method}")
+    results = runs.results([config], f"Training with {method}", settings.checkpoint_every)
     row = Row(method, start, rate, start, tuple(results), None, config.weight_decay)
     return Comparison(
         settings, task.description, task.metric, {}, (row,), (), weights=_weights(settings, task)

@@ -13,11 +13,11 @@ from typing import Any, TypeVar, cast
 
 from pathspace.experiments import checkpoint, folders, jobs
 from pathspace.experiments.compare import check_task_of
-from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.context import Context
+from pathspace.experiments.errors import ConfigurationError, StorageError
 from pathspace.experiments.folders import (
     FILE,
     PAGE,
-    Context,
     clear_report,
     is_own,
     nothing_to_resume,
@@ -224,7 +224,8 @@ def begun(asked: Command, context: Context, *, given: bool) -> Iterator[tuple[Co
         # before the results of an earlier command go
         _settle(asked, folder, context, given=given)[0].check(context)
 
-    with folders.taken(context, goes_on, check) as output:
+    name = asked.recipe if asked.command == "reproduce" else asked.command
+    with folders.taken(context, name, goes_on, check) as output:
         # Anew: another command may have been at work here while the task was loaded.
         settled, goes_on_here = _settle(asked, output, context, given=given)
         finished = goes_on_here and not unfinished(output)
@@ -233,7 +234,6 @@ def begun(asked: Command, context: Context, *, given: bool) -> Iterator[tuple[Co
         elif not is_same(output, settled):  # until the seeds are there that it adds
             remove_file(output / PAGE)
         write_json(output / FILE, settled.as_dict())
-        context.chosen(output)
         if finished and not (context.resume or context.quiet):
             folders.say_finished(output)
         elif goes_on_here and not (context.resume or context.quiet):
@@ -241,7 +241,11 @@ def begun(asked: Command, context: Context, *, given: bool) -> Iterator[tuple[Co
                 f"Continuing the unfinished runs in {output} (--fresh starts over).",
                 file=sys.stderr,
             )
-        yield settled, output
+        try:
+            yield settled, context.for_jobs(output)
+        except (KeyboardInterrupt, StorageError) as error:
+            error.add_note(context.going_on(output))
+            raise
 
 
 def _settle(asked: Command, output: Path, context: Context, *, given: bool) -> tuple[Command, bool]:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from pathspace.experiments import folders
 from pathspace.experiments.compare import Comparison, compare, train
 from pathspace.experiments.configuration import Configuration, Parts, begun
+from pathspace.experiments.context import Context
 from pathspace.experiments.devices import chosen_device
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.folders import Context
-from pathspace.experiments.layers import Layer
+from pathspace.experiments.jobs import Runs
+from pathspace.experiments.layers import LARGEST, Layer
+from pathspace.experiments.methods import method
 from pathspace.experiments.monitor import Shown
 from pathspace.experiments.published import load_published
 from pathspace.experiments.recipes import Recipe, load_recipe
 from pathspace.experiments.report.comparison import comparison_report, parts_report
 from pathspace.experiments.report.document import Report, Section, print_report, write_report
 from pathspace.experiments.settings import OF_A_TABLE, refuse_unused, settings_from
+from pathspace.experiments.starts import check_start
 from pathspace.experiments.studies import run_study
 from pathspace.experiments.tables import reproduce_table
 from pathspace.experiments.terminal import output_console, print_json, print_line
@@ -58,7 +63,7 @@ def execute(
 def _runs(configuration: Configuration, output: Path, context: Context) -> Comparison:
     settings = configuration.settings
     with Shown(Console(stderr=True), quiet=context.quiet) as monitor:
-        runs = context.runs(output, monitor, settings.threads)
+        runs = Runs.of(context, output, monitor, settings.threads)
         if configuration.seed is None:
             return compare(settings, runs)
         return train(settings, configuration.seed, runs)
@@ -83,39 +88,47 @@ def run_compare(options: Layer, context: Context) -> Comparison:
     return done.comparison
 
 
-def run_train(
-    method: str,
-    start: str,
-    learning_rate: float,
-    seed: int,
-    options: Layer,
-    context: Context,
-    *,
-    given: bool,
-) -> Comparison:
-    """Do what `pathspace train` was asked for; see there. `given`: whether any of the settings was chosen."""
+def run_train(one: Mapping[str, Any], options: Layer, context: Context) -> Comparison:
+    """Do what `pathspace train` was asked for; see there.
+
+    Args:
+        one: The options `method`, `start`, `learning_rate` and `seed`; None for one that was not given.
+        options: Settings of the command line.
+        context: Where to write.
+    """
     where, values = options
-    one = {
-        "methods": [method],
+    name, start = one["method"] or "path-sgd", one["start"] or "default"
+    rate = one["learning_rate"]
+    chosen = method(name, "--method")
+    check_start(start, "--start")
+    if rate is None:
+        rate = chosen.learning_rate
+    if not 0 < rate <= LARGEST:
+        raise ConfigurationError(
+            f"The option --lr is {rate:g}: give a positive number, at most {LARGEST:g}."
+        )
+    single = {
+        "methods": [name],
         "starts": [start],
-        "learning_rates": [learning_rate],
+        "learning_rates": [rate],
         "seeds": 1,
         "tuning_seeds": 1,
     }
     refuse_unused(
-        (*one, *OF_A_TABLE, "method_rates", "tuning_epochs"),
+        (*single, *OF_A_TABLE, "method_rates", "tuning_epochs"),
         values,
         "A single run has no setting {!r}: leave it out, and choose by --method, --start, --lr and --seed.",
     )
-    settings = settings_from((where, {**values, **one}))
+    settings = settings_from((where, {**values, **single}))
     if len(settings.weight_decays) > 1:
         raise ConfigurationError(
             "A single run has one weight decay: give one, such as --set weight_decays=[0.1]."
         )
     asked = Configuration(
-        "train", f"One run of {method} from the {start} start", settings, seed=seed
+        "train", f"One run of {name} from the {start} start", settings, seed=one["seed"] or 0
     )
-    done = execute(asked, context, given=given or bool(values))
+    given = bool(values) or any(value is not None for value in one.values())
+    done = execute(asked, context, given=given)
     print_report(done.report, done.folder, as_json=context.as_json)
     return done.comparison
 
@@ -175,7 +188,6 @@ def _reproduce_parts(
                 output=output / part,
                 resume=known,
                 fresh=context.fresh and not known,
-                chosen=lambda _folder: None,
             )
             done[part] = execute(configuration, here, given=True)
             if not context.as_json:

@@ -11,15 +11,11 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pathspace.experiments.devices import chosen_device
+from pathspace.experiments.context import Context
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.jobs import Runs
-from pathspace.experiments.monitor import Monitor
-from pathspace.experiments.runner import Runner
 from pathspace.experiments.storage import make_folder, remove_file, writable_folder
 from pathspace.tools.files import clear_leftovers, locked
 
@@ -33,66 +29,9 @@ class BusyError(ConfigurationError):
     """Another command is at work in a folder."""
 
 
-@dataclass(frozen=True)
-class Context:
-    """Options of every command that do not change results, but for the last bits.
-
-    Attributes:
-        output: Where runs and report are written; None: to the first of `default`, `default`-2 and
-            so on that holds nothing, or what the command would continue.
-        default: See `output`.
-        resume: Continue what is in `output`, with its settings.
-        fresh: Start over, whatever is in `output`.
-        data_dir: Where tasks look for data sets.
-        processes: Runs at a time; None: see `runner.Runner`.
-        as_json: Print the results as JSON on standard output instead of a table.
-        device: Where runs compute, a name in `devices.DEVICES`.
-        quiet: Show no progress.
-        chosen: Told the folder once it is known.
-        engine: Who does the runs, a name in `runner.ENGINES`.
-        address: Of a Ray cluster; empty: none.
-    """
-
-    output: Path | None
-    default: Path
-    resume: bool = False
-    fresh: bool = False
-    data_dir: Path | None = None
-    processes: int | None = 1
-    as_json: bool = False
-    device: str = "cpu"
-    quiet: bool = False
-    chosen: Callable[[Path], object] = lambda _folder: None
-    engine: str = "local"
-    address: str = ""
-
-    def absolute(self) -> Context:
-        """Return the same with folders that any process finds."""
-        output, data_dir = (path and path.absolute() for path in (self.output, self.data_dir))
-        return replace(self, output=output, data_dir=data_dir, default=self.default.absolute())
-
-    @property
-    def run_device(self) -> str:
-        """The device of the runs. A cluster's machines may have one that this machine lacks.
-
-        Raises:
-            ConfigurationError: There is no such device here, and runs are to be done here.
-        """
-        return self.device if self.address and self.device != "auto" else chosen_device(self.device)
-
-    def runs(self, output: Path, monitor: Monitor, threads: int) -> Runs:
-        """Return how runs are done that are kept in a folder, with so many threads each."""
-        return Runs(output, monitor, self.data_dir, self.runner(threads), self.run_device)
-
-    def runner(self, threads: int = 1) -> Runner:
-        """Return who does the runs, with so many threads each; a device that is no processor is one of a cluster."""
-        gpus = int(self.run_device != "cpu")
-        return Runner(self.engine, self.processes, self.address, threads, gpus)
-
-
 @contextmanager
 def taken(
-    wanted: Context, goes_on: Callable[[Path], bool], check: Callable[[Path], object]
+    wanted: Context, name: str, goes_on: Callable[[Path], bool], check: Callable[[Path], object]
 ) -> Iterator[Path]:
     """Choose the folder that a command writes to, make it, and keep other commands out of it.
 
@@ -100,6 +39,7 @@ def taken(
 
     Args:
         wanted: See `place`.
+        name: See `place`.
         goes_on: See `place`.
         check: Refuses a folder before it is made, by a `ConfigurationError`.
 
@@ -109,7 +49,7 @@ def taken(
     """
     named = wanted.output is not None or wanted.resume
     while True:
-        folder = place(wanted, goes_on)
+        folder = place(wanted, name, goes_on)
         check(folder)
         make_folder(folder)
         with ExitStack() as stack:
@@ -129,11 +69,12 @@ def taken(
                 return
 
 
-def place(wanted: Context, goes_on: Callable[[Path], bool]) -> Path:
+def place(wanted: Context, name: str, goes_on: Callable[[Path], bool]) -> Path:
     """Return the folder that a command writes to; it need not exist yet.
 
     Args:
         wanted: Where no output is given, it is to start over in a folder that holds nothing yet.
+        name: Of the folder in `runs` where no output is given.
         goes_on: Says of a folder of runs whether the command would continue what was stopped there.
 
     Raises:
@@ -141,21 +82,21 @@ def place(wanted: Context, goes_on: Callable[[Path], bool]) -> Path:
     """
     if wanted.resume and wanted.fresh:
         raise ConfigurationError("--resume and --fresh contradict each other: give one of them.")
-    folder = wanted.output or _choose(wanted, goes_on)
+    folder = wanted.output or _choose(wanted, Path("runs") / name, goes_on)
     writable_folder(folder, "--output")
     if not wanted.fresh:
         _check_own(folder)
     return folder
 
 
-def _choose(wanted: Context, goes_on: Callable[[Path], bool]) -> Path:
-    *used, free = _series(wanted.default)
+def _choose(wanted: Context, default: Path, goes_on: Callable[[Path], bool]) -> Path:
+    *used, free = _series(default)
     if wanted.fresh:
         return free
     own = [folder for folder in reversed(used) if is_own(folder)]
     found = [folder for folder in own if not is_busy(folder) and goes_on(folder)]
     if wanted.resume:
-        found += [*own, wanted.default]
+        found += [*own, default]
     return next(iter(found), free)
 
 

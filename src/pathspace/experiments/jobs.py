@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pathspace.experiments import checkpoint
+from pathspace.experiments.context import Context
 from pathspace.experiments.engine import run
 from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.run import RunConfig, RunResult
@@ -24,29 +25,22 @@ RUNS = "runs"
 
 
 @dataclass(frozen=True)
-class Place:
-    """Folders and device of runs.
+class PlacedRun:
+    """A run and where it reads and writes; see `runner.Job`.
 
     Attributes:
-        folder: Each run gets a folder in this one; what is there is taken, or continued.
+        config: The run.
+        folder: Of its checkpoint and its result; what is there is taken, or continued.
         data_dir: Where tasks look for data sets.
         checkpoint_every: Steps between checkpoints.
-        device: Where runs compute, see `engine.run`; finished runs of another device are taken as
-            they are.
+        device: Where it computes, see `engine.run`; a finished run of another device is taken as it is.
     """
 
+    config: RunConfig
     folder: Path
     data_dir: Path | None = None
     checkpoint_every: int = 200
     device: str = "cpu"
-
-
-@dataclass(frozen=True)
-class PlacedRun:
-    """A run and where it reads and writes; see `runner.Job`."""
-
-    config: RunConfig
-    place: Place
 
     @property
     def key(self) -> str:
@@ -58,24 +52,18 @@ class PlacedRun:
         """See `runner.Job`."""
         return self.config.label
 
-    @property
-    def folder(self) -> Path:
-        """The folder of its checkpoint and its result."""
-        return self.place.folder / self.key
-
     def __call__(self, monitor: Monitor) -> RunResult:
         """Do the run, from its checkpoint if there is one."""
         config = self.config
-        place = self.place
-        task = load_task(config.task, config.task_options, place.data_dir)
+        task = load_task(config.task, config.task_options, self.data_dir)
         return run(
             config,
             task,
             folder=make_folder(self.folder),
-            checkpoint_every=place.checkpoint_every,
+            checkpoint_every=self.checkpoint_every,
             resume=True,
             listener=monitor,
-            device=place.device,
+            device=self.device,
         )
 
     def keep(self, result: RunResult) -> str:
@@ -106,7 +94,7 @@ class Runs:
         monitor: Told about every run.
         data_dir: Where tasks look for data sets.
         runner: Who does the runs; by default this process, one after the other.
-        device: Where they compute; see `Place`.
+        device: Where they compute; see `PlacedRun`.
     """
 
     output: Path
@@ -115,30 +103,23 @@ class Runs:
     runner: Runner = field(default_factory=Runner)
     device: str = "cpu"
 
-    def place(self, checkpoint_every: int) -> Place:
-        """Return where runs read and write that keep a checkpoint every so many steps."""
-        return Place(self.output / RUNS, self.data_dir, checkpoint_every, self.device)
+    @classmethod
+    def of(cls, context: Context, output: Path, monitor: Monitor, threads: int) -> Runs:
+        """Return how a command does its runs, with so many threads each."""
+        data_dir = context.data_dir and context.for_jobs(context.data_dir)
+        return cls(output, monitor, data_dir, context.runner(threads), context.run_device)
 
+    def job(self, config: RunConfig, checkpoint_every: int) -> PlacedRun:
+        """Return a run as a job that keeps a checkpoint every so many steps."""
+        folder = self.output / RUNS / config.key
+        return PlacedRun(config, folder, self.data_dir, checkpoint_every, self.device)
 
-def run_all(
-    configs: Sequence[RunConfig],
-    place: Place,
-    monitor: Monitor,
-    *,
-    title: str,
-    runner: Runner | None = None,
-) -> list[RunResult]:
-    """Return the results of all runs in their order; see `Runner.all_results`.
-
-    Args:
-        configs: The runs, all different.
-        place: Folders.
-        monitor: Told about every run.
-        title: What the monitor calls this stage.
-        runner: Who does the runs, ready to; None does them in this process.
-    """
-    jobs = [PlacedRun(config, place) for config in configs]
-    return (runner or Runner()).all_results(jobs, monitor, title)
+    def results(
+        self, configs: Iterable[RunConfig], title: str, checkpoint_every: int = 200
+    ) -> list[RunResult]:
+        """Return the results of runs, all different, in their order; see `Runner.all_results`."""
+        jobs = [self.job(config, checkpoint_every) for config in configs]
+        return self.runner.all_results(jobs, self.monitor, title) if jobs else []
 
 
 def load_task(name: str, options: Mapping[str, Any], data_dir: Path | None) -> Task:

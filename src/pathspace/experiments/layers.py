@@ -11,9 +11,8 @@ import math
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
-from functools import cache, reduce
+from functools import cache
 from itertools import takewhile
-from operator import getitem
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo
@@ -188,7 +187,10 @@ def _translated(error: ValidationError, values: Mapping[str, Any]) -> Configurat
         return ConfigurationError(
             f"Unknown option {path[-1]!r} in the setting {table!r}: leave it out."
         )
-    return wrong(".".join(map(str, path)), reduce(getitem, path, values), _wanted(first))
+    value: Any = values
+    for name in path:
+        value = value[name]
+    return wrong(".".join(map(str, path)), value, _wanted(first))
 
 
 def parse_settings(assignments: Sequence[str]) -> dict[str, Any]:

@@ -88,7 +88,7 @@ class Runner:
         gpus: Of a job, on a cluster.
 
     Raises:
-        ConfigurationError: There is no such engine, or an address without Ray.
+        ConfigurationError: There is no such engine, an address without Ray, or no process.
     """
 
     engine: str = "local"
@@ -98,7 +98,16 @@ class Runner:
     gpus: int = 0
 
     def __post_init__(self) -> None:
-        check_engine(self.engine, self.address)
+        if self.engine not in ENGINES:
+            raise unknown_name("engine", self.engine, ENGINES, "--engine")
+        if self.address and self.engine != "ray":
+            raise ConfigurationError(
+                f"--address {self.address} names a Ray cluster: give --engine ray, too."
+            )
+        if self.processes is not None and self.processes < 1:
+            raise ConfigurationError(
+                f"The option --workers is {self.processes}: give a whole number from 1 on."
+            )
 
     def __enter__(self) -> Runner:
         if self.engine == "ray":
@@ -197,16 +206,6 @@ class Runner:
 def runs_at_a_time(threads: int = 1) -> int:
     """Return how many jobs of so many threads are done here at a time by default: two, or one without room for two."""
     return max(1, min(2, (os.cpu_count() or 1) // threads))
-
-
-def check_engine(engine: str, address: str) -> None:
-    """Raise a `ConfigurationError` unless there is such an engine, and it takes the address."""
-    if engine not in ENGINES:
-        raise unknown_name("engine", engine, ENGINES, "--engine")
-    if address and engine != "ray":
-        raise ConfigurationError(
-            f"--address {address} names a Ray cluster: give --engine ray, too."
-        )
 
 
 def connect(address: str, processes: int | None, threads: int = 1) -> None:

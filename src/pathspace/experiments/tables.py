@@ -10,7 +10,7 @@ all cells that have no file yet, the first ones first, and returns the results i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -34,7 +34,7 @@ from pathspace.extras import install
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from pathspace.experiments.folders import Context
+    from pathspace.experiments.context import Context
 
 FOLDER = "cells"
 
@@ -72,7 +72,8 @@ class TableRequest(Request):
         return TableRequest(str(content["recipe"]), str(content["size"]), protocol)
 
     def check(self, context: Context) -> None:
-        """See `Request`."""
+        """See `Request`; tables compute on the processor alone."""
+        context.runner(device="cpu")
 
     def has_more_seeds(self, stored: Request) -> bool:
         """See `Request`: no cell depends on how many seeds there are."""
@@ -107,7 +108,7 @@ def reproduce_table(recipe: Recipe, size: str, options: Layer, context: Context)
     asked = TableRequest(recipe.name, size or next(iter(recipe.sizes), ""), protocol)
     with begun(asked, context, given=bool(size or options[1])) as (settled, output):
         folder = make_folder(output / FOLDER)
-        runner = replace(context, device="cpu").runner()  # tables compute on the processor alone
+        runner = context.runner(device="cpu")
 
         def do(kind: type, cells: Sequence[Any], compute: Callable[..., Any]) -> list[Any]:
             jobs = [StoredCell(kind, cell, compute, folder) for cell in cells]

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from pathspace.experiments.configuration import Configuration, begun
+from pathspace.experiments.context import Context
 from pathspace.experiments.errors import ConfigurationError, unknown_name
-from pathspace.experiments.folders import Context
+from pathspace.experiments.jobs import Runs
 from pathspace.experiments.layers import Layer, plain_values
 from pathspace.experiments.monitor import Shown
 from pathspace.experiments.recipes import Recipe, load_recipe, recipe_names
@@ -40,7 +41,7 @@ def run_sweep(
     given = bool(name or options[1] or search or sampler or trials or prune)
     with begun(asked, context, given=given) as (configuration, output):
         with Shown(Console(stderr=True), quiet=context.quiet) as monitor:
-            runs = context.runs(output, monitor, configuration.settings.threads)
+            runs = Runs.of(context, output, monitor, configuration.settings.threads)
             found = sweep(configuration.settings, Plan(**configuration.sweep), runs)
         told = report(found, title=configuration.title, configuration=configuration.as_dict())
         write_report(told, output)

@@ -238,8 +238,7 @@ class _Points:
     def __init__(self, settings: Settings, plan: Plan, runs: Runs) -> None:
         self._settings = settings
         self._plan = plan
-        self._place = runs.place(settings.checkpoint_every)
-        self._monitor = runs.monitor
+        self._runs = runs
         self._studies = _studies(runs.output / JOURNAL, settings, plan)
         # Points that are the same runs, as where a method ignores what is searched: by the key of
         # the first run.
@@ -282,7 +281,8 @@ class _Points:
         except ConfigurationError as error:
             self._tell(trial, [_failed(FIRST_TUNING_SEED + seed, error) for seed in seeds])
             return
-        runs = tuple(PlacedRun(config, self._place) for config in configs)
+        every = self._settings.checkpoint_every
+        runs = tuple(self._runs.job(config, every) for config in configs)
         job = PointJob(_label(trial), runs, trial if self._plan.prune == "median" else None)
         if job.key in self._done:
             self._tell(trial, self._done[job.key])
@@ -321,7 +321,7 @@ class _Points:
             errors = [math.inf if run.error is None else run.error for run in runs]
             trial.study.tell(trial, math.fsum(errors) / len(errors))
         shown = "; ".join(run.reason or f"validation error {run.error:.4g}" for run in runs)
-        self._monitor.finished(_label(trial), shown)
+        self._runs.monitor.finished(_label(trial), shown)
 
 
 def _keep(trial: optuna.Trial, runs: Sequence[Run]) -> None:

@@ -1,0 +1,127 @@
+"""Options of commands that do not change results, but for the last bits; the command line reads them off the fields."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pathspace.experiments.devices import DEVICES, chosen_device
+from pathspace.experiments.runner import ENGINES, Runner
+from pathspace.extras import install
+
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print the results as JSON on standard output.")
+]
+QuietOption = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Show no progress, only results and errors.")
+]
+
+
+@dataclass(frozen=True)
+class Context:
+    """Options of a command with one run; the help of each says what it is.
+
+    Attributes:
+        output: None takes the first of the numbered folders that holds nothing, or what the command
+            would continue; see `folders.taken`.
+        workers, engine, address: See `EngineContext`.
+    """
+
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            help="Folder for runs and report; default runs/NAME, or runs/NAME-2 and so on beside others.",
+        ),
+    ] = None
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--data-dir",
+            help="Folder with the data sets (MNIST in `mnist`); default the environment variable PATHSPACE_DATA.",
+        ),
+    ] = None
+    device: Annotated[
+        str,
+        typer.Option(
+            "--device",
+            help=f"Where runs compute: {', '.join(DEVICES)} (a GPU where there is one); may change when resuming.",
+        ),
+    ] = "cpu"
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Continue what was stopped in the --output folder, or in the last one."
+        ),
+    ] = False
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start over, whatever the folder holds.")
+    ] = False
+    as_json: JsonOption = False
+    quiet: QuietOption = False
+
+    workers = 1
+    engine = "local"
+    address = ""
+
+    @property
+    def run_device(self) -> str:
+        """The device of the runs. A cluster's machines may have one that this machine lacks.
+
+        Raises:
+            ConfigurationError: There is no such device here, and runs are to be done here.
+        """
+        return self.device if self.address and self.device != "auto" else chosen_device(self.device)
+
+    def runner(self, threads: int = 1, device: str = "") -> Runner:
+        """Return who does the runs.
+
+        Args:
+            threads: Of each run.
+            device: Of each run; empty takes `run_device`. One that is no processor is one of a cluster.
+        """
+        gpus = int((device or self.run_device) != "cpu")
+        return Runner(self.engine, self.workers, self.address, threads, gpus)
+
+    def for_jobs(self, path: Path) -> Path:
+        """Return a path as jobs find it: processes of Ray work in other folders."""
+        return path.absolute() if self.engine == "ray" else path
+
+    def going_on(self, folder: Path) -> str:
+        """Return the options that go on in a folder, with those that no folder keeps, as they are no settings."""
+        words = ["--output", str(folder)]
+        for name in ("data_dir", "device", "engine", "address"):
+            value = getattr(self, name)
+            if value != getattr(Context, name):
+                words += [f"--{name.replace('_', '-')}", str(value)]
+        return shlex.join(words)
+
+
+@dataclass(frozen=True)
+class EngineContext(Context):
+    """Options of a command with several runs: besides, who does them, and how many at a time."""
+
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            "--workers",
+            help="Runs at a time; default 2, or 1 where there are too few cores; with --engine ray all processors.",
+        ),
+    ] = None
+    engine: Annotated[
+        str,
+        typer.Option(
+            "--engine", help=f"What does the runs: {', '.join(ENGINES)} ({install('ray')})."
+        ),
+    ] = "local"
+    address: Annotated[
+        str,
+        typer.Option(
+            "--address",
+            help="Address of a Ray cluster, such as auto or 10.0.0.1:6379; without it, Ray is started here.",
+        ),
+    ] = ""
