@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from cases import slow_besides
 from command_line import call
 from experiments.conftest import stopped
-from pathspace.experiments import devices
+from pathspace.experiments import context
 from pathspace.experiments.engine import run
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import METHODS
@@ -139,18 +139,18 @@ def test_the_random_state_of_the_caller_stays(tiny_config: Config, tiny_task: Ta
 
 def test_a_device_is_chosen_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert [devices.chosen_device(name) for name in ("cpu", "auto")] == ["cpu", "cpu"]
+    assert [context.chosen_device(name) for name in ("cpu", "auto")] == ["cpu", "cpu"]
     with pytest.raises(
         ConfigurationError, match=r"--device cuda: PyTorch .* sees no such device here"
     ):
-        devices.chosen_device("cuda")
+        context.chosen_device("cuda")
     with pytest.raises(
         ConfigurationError,
         match=r"Unknown device 'gpu' in --device: choose from cpu, cuda, auto. Did you mean 'cuda'\?",
     ):
-        devices.chosen_device("gpu")
+        context.chosen_device("gpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert [devices.chosen_device(name) for name in ("cuda", "auto")] == ["cuda", "cuda"]
+    assert [context.chosen_device(name) for name in ("cuda", "auto")] == ["cuda", "cuda"]
 
 
 TINY = ("--task", "adding", "--epochs", "1", "--batch-size", "16", "--set", "task_options.length=4",
@@ -162,7 +162,7 @@ TINY = ("--task", "adding", "--epochs", "1", "--batch-size", "16", "--set", "tas
 def test_the_command_line_computes_elsewhere_and_its_report_says_where(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices, "DEVICES", (*devices.DEVICES, GPU))
+    monkeypatch.setattr(context, "DEVICES", (*context.DEVICES, GPU))
     folder = str(tmp_path)
     arguments = ("compare", *TINY, "--methods", "sgd,path-sgd", "--learning-rates", "0.01", "--seeds", "1",
                  "--set", "starts=['rescaled']",

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
-from pathspace.experiments.devices import on_cpu, random_state, set_random_state
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.run import Epoch, RunConfig, RunState, Validation
 from pathspace.experiments.storage import make_folder, write_atomically
@@ -38,12 +38,12 @@ def save(folder: Path, config: RunConfig, state: RunState) -> None:
     content = {
         "config": json.dumps(config.as_dict()),
         # On the processor, so that the run can go on where the device is missing.
-        "model": on_cpu(dict(state.model.state_dict())),
-        "optimizer": on_cpu(state.optimizer.state_dict()),
+        "model": _on_cpu(dict(state.model.state_dict())),
+        "optimizer": _on_cpu(state.optimizer.state_dict()),
         "random": torch.get_rng_state(),
         "devices": state.devices,
-        "device_random": random_state(device),
-        "carried": None if state.carried is None else on_cpu(list(state.carried)),
+        "device_random": _random_state(device),
+        "carried": None if state.carried is None else _on_cpu(list(state.carried)),
         "validations": [astuple(validation) for validation in state.validations],
         "epochs": [astuple(epoch) for epoch in state.epochs],
         "plain": {name: getattr(state, name) for name in PLAIN},
@@ -112,7 +112,7 @@ def _restore(content: dict[str, Any], state: RunState, noted: Callable[[str], ob
     if before[-1] == str(device):
         state.devices = before
         if content["device_random"] is not None:
-            set_random_state(device, content["device_random"])
+            _set_random_state(device, content["device_random"])
     else:
         state.devices = [*before, str(device)]
         noted(
@@ -125,3 +125,22 @@ def _restore(content: dict[str, Any], state: RunState, noted: Callable[[str], ob
     state.epochs = [Epoch(*entry) for entry in content["epochs"]]
     for name in PLAIN:
         setattr(state, name, content["plain"][name])
+
+
+def _random_state(device: torch.device) -> torch.Tensor | None:
+    """Return the random state of a device beside the processor; None for the processor, whose state is torch's own."""
+    return (
+        None
+        if device.type == "cpu"
+        else torch.get_device_module(device).get_rng_state(device).cpu()
+    )
+
+
+def _set_random_state(device: torch.device, state: torch.Tensor) -> None:
+    """Undo `_random_state`."""
+    torch.get_device_module(device).set_rng_state(state, device)
+
+
+def _on_cpu(values: Any) -> Any:
+    """Return nested values, such as the state of an optimizer, with every tensor on the processor."""
+    return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu(), values)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shlex
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
+
+import pydantic
 
 from pathspace.experiments import checkpoint, folders, jobs
 from pathspace.experiments.compare import check_task_of
@@ -24,7 +25,7 @@ from pathspace.experiments.folders import (
     read_content,
 )
 from pathspace.experiments.jobs import RUNS
-from pathspace.experiments.layers import plain_values
+from pathspace.experiments.layers import CONFIG, plain_values
 from pathspace.experiments.runner import versions
 from pathspace.experiments.selection import is_tuned
 from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings, settings_from
@@ -36,8 +37,10 @@ RESULTS = (f"{RUNS}/*/{jobs.RESULT}", f"{RUNS}/*/{checkpoint.FILE}", JOURNAL)
 KINDS = ("settings", "parts", "protocol")
 
 
-class Request(ABC):
-    """The request of a command.
+class Request:
+    """The request of a command, stored as `config.json`.
+
+    Subclasses say how it becomes plain values, `as_dict`, and how those become a request again, `stored`.
 
     Attributes:
         kind: The key of `config.json` that holds it, one of `KINDS`.
@@ -51,23 +54,14 @@ class Request(ABC):
     recipe: str
     results: Sequence[str] = RESULTS
 
-    @abstractmethod
     def as_dict(self) -> dict[str, Any]:
         """Return the content of `config.json`: plain values with what decides results, and versions."""
+        raise NotImplementedError
 
-    @abstractmethod
-    def stored(self, content: Mapping[str, Any], where: str) -> Request:
-        """Return what another command of this kind was asked for.
+    def stored(self, content: Mapping[str, Any]) -> Request:
+        """Return the request of another command of this kind, whose `config.json` may be damaged."""
+        raise NotImplementedError
 
-        Args:
-            content: Of its `config.json`.
-            where: The name of that file, for errors.
-
-        Raises:
-            AttributeError, KeyError, TypeError, ValueError: The content is damaged.
-        """
-
-    @abstractmethod
     def check(self, context: Context) -> None:
         """Raise a `ConfigurationError` for what this machine or the task cannot do."""
 
@@ -84,7 +78,7 @@ class Request(ABC):
         return folders.is_same(self.as_dict(), other.as_dict())
 
 
-@dataclass(frozen=True)
+@pydantic.dataclasses.dataclass(frozen=True, config=CONFIG)
 class Configuration(Request):
     """The request of a command that trains by one set of settings.
 
@@ -129,23 +123,11 @@ class Configuration(Request):
             "versions": versions(),
         }
 
-    def stored(self, content: Mapping[str, Any], where: str) -> Configuration:
+    def stored(self, content: Mapping[str, Any]) -> Configuration:
         """See `Request`."""
-        for name in ("command", "title", "recipe", "size"):
-            if not isinstance(content[name], str):
-                raise TypeError(f"{name!r} is {content[name]!r}")
-        if not (content["seed"] is None or type(content["seed"]) is int):
-            raise TypeError(f"'seed' is {content['seed']!r}")
-        del where
-        return Configuration(
-            command=content["command"],
-            title=content["title"],
-            settings=settings_from(("'settings'", content["settings"])),
-            recipe=content["recipe"],
-            size=content["size"],
-            seed=content["seed"],
-            sweep=dict(content.get("sweep", {})),
-        )
+        kept = {name: content[name] for name in ("command", "title", "recipe", "size", "seed")}
+        settings = settings_from(("'settings'", content["settings"]))
+        return Configuration(**kept, settings=settings, sweep=content.get("sweep", {}))
 
     def check(self, context: Context) -> None:
         """See `Request`."""
@@ -183,10 +165,10 @@ class Parts(Request):
             "versions": versions(),
         }
 
-    def stored(self, content: Mapping[str, Any], where: str) -> Parts:
+    def stored(self, content: Mapping[str, Any]) -> Parts:
         """See `Request`."""
         first = next(iter(self.parts.values()))
-        parts = {name: first.stored(part, where) for name, part in content["parts"].items()}
+        parts = {name: first.stored(part) for name, part in content["parts"].items()}
         return Parts(content["recipe"], content["title"], parts)
 
     def check(self, context: Context) -> None:
@@ -277,12 +259,11 @@ def read(output: Path, asked: Command) -> Command:
             f"The folder {str(output)!r} holds results of `pathspace {command}`: give another --output, or start over "
             "with --fresh."
         )
-    where = str(output / FILE)
     try:
-        stored = asked.stored(content, where)
+        stored = asked.stored(content)
         begun_with = dict(content["versions"])
     except ConfigurationError as error:
-        raise ConfigurationError(f"In {where!r}: {error}") from error
+        raise ConfigurationError(f"In {str(output / FILE)!r}: {error}") from error
     except (
         AttributeError,
         KeyError,

@@ -9,10 +9,11 @@ from typing import Annotated
 
 import typer
 
-from pathspace.experiments.devices import DEVICES, chosen_device
+from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.runner import ENGINES, Runner
 from pathspace.extras import install
 
+DEVICES = ("cpu", "cuda", "auto")
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print the results as JSON on standard output.")
 ]
@@ -125,3 +126,25 @@ class EngineContext(Context):
             help="Address of a Ray cluster, such as auto or 10.0.0.1:6379; without it, Ray is started here.",
         ),
     ] = ""
+
+
+def chosen_device(name: str) -> str:
+    """Return the device that `--device` asks for; `auto` is a GPU where there is one, else the processor.
+
+    Raises:
+        ConfigurationError: There is no such device.
+    """
+    if name not in DEVICES:
+        raise unknown_name("device", name, DEVICES, "--device")
+    if name == "cpu":
+        return name
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if not torch.get_device_module(name).is_available():
+        raise ConfigurationError(
+            f"--device {name}: PyTorch {torch.__version__} sees no such device here: give --device cpu, or install a "
+            "PyTorch that was built for the GPU and its driver."
+        )
+    return name

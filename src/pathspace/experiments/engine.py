@@ -13,6 +13,11 @@ another:
 
 A rest of N - B S segments is left out. Gradients end where a segment begins (truncated
 backpropagation).
+
+Batches, initial weights and starts are made on the processor for every device, so that a run begins
+with the same numbers everywhere. From the first step on rounding differs, and so do the random
+numbers of dropout and the random signs of data-dependent metrics, which are drawn where the model
+is.
 """
 
 from __future__ import annotations
@@ -31,7 +36,6 @@ from torch import Tensor, nn
 
 import pathspace
 from pathspace.experiments import checkpoint
-from pathspace.experiments.devices import forked_random_state, wait_for
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import Method, method
 from pathspace.experiments.models import OUTSIDE, RESCALABLE, build_model
@@ -296,7 +300,7 @@ class _Training:
             group["lr"] = rate
         began = time.perf_counter()
         loss = self._step(batch)
-        wait_for(torch.device(state.devices[-1]))
+        _wait_for(torch.device(state.devices[-1]))
         duration = time.perf_counter() - began
         state.seconds += duration
         if loss is not None:
@@ -392,12 +396,32 @@ def epoch_order(count: int, seed: int, epoch: int) -> Tensor:
 
 
 @contextmanager
+def _forked_random_state(device: torch.device) -> Iterator[None]:
+    """Leave the random states of processor and device as they were."""
+    if device.type == "cpu":
+        with torch.random.fork_rng(devices=[]):
+            yield
+        return
+    index = (
+        torch.get_device_module(device).current_device() if device.index is None else device.index
+    )
+    with torch.random.fork_rng(devices=[index], device_type=device.type):
+        yield
+
+
+@contextmanager
 def _isolated(config: RunConfig, device: torch.device) -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(config.threads)
     try:
-        with forked_random_state(device):
+        with _forked_random_state(device):
             torch.manual_seed(config.seed)
             yield
     finally:
         torch.set_num_threads(threads)
+
+
+def _wait_for(device: torch.device) -> None:
+    """Wait until a GPU has done what it was given, so that a clock sees it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

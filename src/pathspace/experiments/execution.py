@@ -12,8 +12,7 @@ from rich.console import Console
 from pathspace.experiments import folders
 from pathspace.experiments.compare import Comparison, compare, train
 from pathspace.experiments.configuration import Configuration, Parts, begun
-from pathspace.experiments.context import Context
-from pathspace.experiments.devices import chosen_device
+from pathspace.experiments.context import Context, chosen_device
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.jobs import Runs
 from pathspace.experiments.layers import LARGEST, Layer

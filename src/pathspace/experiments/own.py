@@ -20,10 +20,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.model_source import module_of_file, run_users
 from pathspace.experiments.tasks import OWN
+from pathspace.experiments.tasks.task import Split, Task, classification
 
 MOST_EXAMPLES = 100_000
 """How many examples are taken from `batches()`: what it yields is held in memory."""
@@ -40,6 +42,21 @@ QUICK: Mapping[str, Any] = {
 """The settings of a first table, which shows that all works and little more."""
 
 
+PRESET: dict[str, Any] = {
+    "model": OWN,
+    "batch_size": 32,
+    "epochs": 10,
+    "learning_rates": [0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3],
+    "tuning": "one standard error",
+    "tuning_seeds": 2,
+    "tuning_epochs": 5,
+    "seeds": 3,
+}
+
+TRAIN, VALIDATION = 0.7, 0.15  # of the examples; the others are the test set
+SPLIT_SEED = 0
+
+
 def with_own_file(options: Mapping[str, Any], file: Path | None, *, quick: bool) -> dict[str, Any]:
     """Return the options of `compare` with those of a file of the user's, and of a quick table below them.
 
@@ -52,15 +69,10 @@ def with_own_file(options: Mapping[str, Any], file: Path | None, *, quick: bool)
     for name in ("task", "task_options", "model", "model_options"):
         if name in options:
             raise ConfigurationError(
-                f"The file {str(file)!r} brings its own data and model: leave out {_option(name)}."
+                f"The file {str(file)!r} is task and model: leave {name!r} out."
             )
     of_file = options_of_file(file)
     return {**given, "task": OWN, "task_options": of_file, "model_options": of_file}
-
-
-def _option(name: str) -> str:
-    """Return how the command line gives a setting."""
-    return "--task" if name == "task" else f"--set {name}"
 
 
 def options_of_file(file: Path) -> dict[str, str]:
@@ -86,7 +98,7 @@ def make_model(file: str, digest: str) -> nn.Module:
     made = _call(file, digest, "model")
     if not isinstance(made, nn.Module):
         raise ConfigurationError(
-            f"Expected an nn.Module from model() in {file!r}, got {type(made).__name__}."
+            f"model() in {file!r} returned a {type(made).__name__}: return an nn.Module."
         )
     return made
 
@@ -172,29 +184,96 @@ def _check_repeatable(file: str, digest: str, inputs: Tensor, targets: Tensor) -
             )
 
 
-def loss_of(file: str, digest: str) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """Return the file's own loss, or None."""
-    return getattr(_module(file, digest), "loss", None)
+def build(*, file: str = "", digest: str = "", data_dir: Path | None = None) -> Task:  # noqa: ARG001 (every task takes it)
+    """Return the examples of a file as a task.
 
-
-def check(
-    file: str,
-    digest: str,
-    loss: Callable[[Tensor, Tensor], Tensor],
-    inputs: Tensor,
-    targets: Tensor,
-) -> None:
-    """Run the model and the loss once, on two examples.
+    Args:
+        file: Path of the Python file.
+        digest: Of its content, see `options_of_file`.
+        data_dir: Not used: the file knows where its data are.
 
     Raises:
-        ConfigurationError: One of them fails, or the loss is not one number.
+        ConfigurationError: No file is given, or it has no such data, model or loss.
     """
+    if not file:
+        raise ConfigurationError(
+            "The task 'own' is a Python file of yours: give it as `pathspace compare FILE.py`."
+        )
+    inputs, targets = examples_of(file, digest)
+    order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(SPLIT_SEED))
+    first, second = int(TRAIN * len(order)), int((TRAIN + VALIDATION) * len(order))
+    splits = [Split(inputs[part], targets[part]) for part in order.tensor_split((first, second))]
+    train, validation, test = splits
+    described = (
+        f"{Path(file).name}, examples of {_shape(inputs)} ({len(train)} training, {len(validation)} validation, "
+        f"{len(test)} test examples)"
+    )
+    loss = getattr(_module(file, digest), "loss", None)
+    task = _task(loss, described, train, validation, test, targets)
+    _check_once(file, digest, task, loss)
+    return task
+
+
+def _shape(inputs: Tensor) -> str:
+    return " x ".join(map(str, inputs.shape[1:])) or "1 number"
+
+
+def _task(
+    loss: Any, described: str, train: Split, validation: Split, test: Split, targets: Tensor
+) -> Task:
+    if loss is None and not targets.is_floating_point():
+        if targets.dim() == 1 and not targets.is_complex():
+            return classification(
+                OWN, described, train, validation, test, classes=int(targets.max()) + 1
+            )
+        raise ConfigurationError(
+            f"The targets of the file are {targets.dtype} of shape {tuple(targets.shape)}: define loss(outputs, "
+            "targets) there, or give a class number (N,) or real numbers."
+        )
+    return Task(
+        OWN,
+        described,
+        train,
+        validation,
+        test,
+        input_size=0,  # the model of the file knows
+        output_size=0,
+        loss=loss or _squared_error,
+        errors=functools.partial(_mean_of_all, loss) if loss else _squared_errors,
+        metric="loss" if loss else "mean squared error",
+        error_of_loss=float,
+    )
+
+
+def _squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    if outputs.shape != targets.shape:  # which torch would stretch
+        raise ConfigurationError(
+            f"The model gives outputs of shape {tuple(outputs.shape)} for targets of shape {tuple(targets.shape)}: "
+            "give both one shape, or define loss(outputs, targets) in the file."
+        )
+    return functional.mse_loss(outputs, targets)
+
+
+def _squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).double().square().reshape(len(targets), -1).mean(1)
+
+
+def _mean_of_all(
+    loss: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, targets: Tensor
+) -> Tensor:
+    """The mean loss of a batch as the error of each of its examples."""
+    return loss(outputs, targets).double().expand(len(targets))
+
+
+def _check_once(file: str, digest: str, task: Task, own_loss: Any) -> None:
+    """Run the model and the loss once, on two examples, and refuse what fails, or a loss that is not one number."""
+    inputs, targets = task.train.inputs[:2], task.train.targets[:2]
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         model = make_model(file, digest)
-        outputs = _outputs(file, model, inputs[:2])
-        if loss_of(file, digest) is None and not targets.is_floating_point():
-            _check_classes(file, outputs, targets)
-        value = run_users(f"{file}: the loss", lambda: loss(outputs, targets[:2]))
+        outputs = run_users(f"{file}: the model", lambda: model(inputs))
+        if own_loss is None and not targets.is_floating_point():
+            _check_classes(file, outputs, task.output_size)
+        value = run_users(f"{file}: the loss", lambda: task.loss(outputs, targets))
     if not isinstance(value, Tensor) or value.numel() != 1:
         shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise ConfigurationError(
@@ -202,23 +281,10 @@ def check(
         )
 
 
-def _outputs(file: str, model: nn.Module, inputs: Tensor) -> Any:
-    """Return what the model makes of inputs, or say that it may want real numbers."""
-    try:
-        return run_users(f"{file}: the model", lambda: model(inputs))
-    except ConfigurationError as error:
-        if inputs.is_floating_point():
-            raise
-        raise ConfigurationError(
-            f"{error} batches() yields inputs of {inputs.dtype}: if the model wants real numbers, yield inputs.float()."
-        ) from error
-
-
-def _check_classes(file: str, outputs: Any, targets: Tensor) -> None:
+def _check_classes(file: str, outputs: Any, classes: int) -> None:
     """Refuse a model with fewer outputs than the file has classes."""
     if not isinstance(outputs, Tensor) or outputs.dim() != 2:
         return
-    classes = int(targets.max()) + 1
     if outputs.shape[1] < classes:
         raise ConfigurationError(
             f"The model in {file!r} has {outputs.shape[1]} outputs, and the targets of batches() have {classes} "
@@ -258,8 +324,8 @@ def _iterated(file: str, batches: Any) -> Iterable[Any]:
     """Yield batches, whose making is the user's code too."""
     if not isinstance(batches, Iterable):
         raise ConfigurationError(
-            f"Expected pairs (inputs, targets) from batches() in {file!r}, got {type(batches).__name__}: "
-            "yield pairs, or return a DataLoader."
+            f"batches() in {file!r} returned a {type(batches).__name__}: yield pairs (inputs, targets), or return a "
+            "DataLoader."
         )
     iterator = iter(batches)
     end = object()

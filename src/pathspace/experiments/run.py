@@ -7,13 +7,17 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BeforeValidator, TypeAdapter
 
 from pathspace.experiments.storage import finite
 
 if TYPE_CHECKING:
     from torch import Tensor, nn, optim
 
+Stored = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+"""A number that is None on disk where it is not finite."""
 DROPS = {"steps": (1 / 2, 3 / 4, 7 / 8), "drop": (4 / 5, 19 / 20)}
 """The parts of a run after each of which a rate is a tenth of what it was."""
 SCHEDULES = {
@@ -108,8 +112,8 @@ class Validation:
     """Loss and error on the validation split after `step` steps."""
 
     step: int
-    loss: float
-    error: float
+    loss: Stored
+    error: Stored
 
 
 @dataclass(frozen=True)
@@ -220,34 +224,14 @@ class RunResult:
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; a number that is not finite becomes None."""
         values = asdict(self)
-        for entry in values["validations"]:
-            entry.update({name: finite(entry[name]) for name in ("loss", "error")})
-        for entry in values["epochs"]:
-            entry.update({name: finite(entry[name]) for name in ("training", "test")})
+        for entry in (*values["validations"], *values["epochs"]):
+            entry.update({name: finite(value) for name, value in entry.items()})
         return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RunResult:
         """Undo `as_dict`."""
-        validations = (
-            Validation(
-                entry["step"],
-                *(math.nan if entry[n] is None else entry[n] for n in ("loss", "error")),
-            )
-            for entry in values["validations"]
-        )
-        return cls(
-            config=RunConfig(**values["config"]),
-            losses=tuple(values["losses"]),
-            validations=tuple(validations),
-            test_error=values["test_error"],
-            diverged_at=values["diverged_at"],
-            seconds=values["seconds"],
-            step_seconds=values["step_seconds"],
-            device=values["device"],
-            kernel=values["kernel"],
-            epochs=tuple(Epoch(**entry) for entry in values["epochs"]),
-        )
+        return TypeAdapter(cls).validate_python(values)
 
 
 def factor(schedule: str, warmup: float, step: int, steps: int) -> float:

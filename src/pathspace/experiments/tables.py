@@ -66,9 +66,9 @@ class TableRequest(Request):
             "versions": versions(),
         }
 
-    def stored(self, content: Mapping[str, Any], where: str) -> TableRequest:
+    def stored(self, content: Mapping[str, Any]) -> TableRequest:
         """See `Request`."""
-        protocol = laid_over(type(self.protocol), [(where, content["protocol"])])
+        protocol = laid_over(type(self.protocol), [("'protocol'", content["protocol"])])
         return TableRequest(str(content["recipe"]), str(content["size"]), protocol)
 
     def check(self, context: Context) -> None:

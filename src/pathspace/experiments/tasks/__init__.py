@@ -29,7 +29,7 @@ TASKS = {
     "characters": "pathspace.experiments.tasks.characters",
     "words": "pathspace.experiments.tasks.words",
     "images": "pathspace.experiments.tasks.images",
-    OWN: "pathspace.experiments.tasks.own",
+    OWN: "pathspace.experiments.own",
 }
 OF_IMAGES = ("images",)
 OF_SYMBOLS = ("characters", "words")
