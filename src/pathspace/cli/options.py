@@ -30,59 +30,6 @@ QuickOption = Annotated[
         "--quick", help="A first table in half a minute: one seed, three rates, few passes."
     ),
 ]
-EpochsOption = Annotated[
-    int | None, typer.Option("--epochs", help=f"Passes over the training split; {_BY_TASK}.")
-]
-BatchOption = Annotated[
-    int | None, typer.Option("--batch-size", help=f"Sequences per step; {_BY_TASK}.")
-]
-SeedsOption = Annotated[
-    int | None,
-    typer.Option(
-        "--seeds", help=f"Runs per row of the table, or per point of a sweep; {_BY_TASK}."
-    ),
-]
-MethodsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--methods",
-        help="Names separated by commas, of those that `pathspace compare --list` shows; default SGD, AdamW and "
-        "Muon, each on the weights and in the path metric, or what the recipe has.",
-    ),
-]
-RatesOption = Annotated[
-    str | None,
-    typer.Option(
-        "--learning-rates",
-        help="The grid, separated by commas, of all methods but those with a grid of their own (the setting "
-        f"method_rates); {_BY_TASK}.",
-    ),
-]
-ThreadsOption = Annotated[
-    int | None, typer.Option("--threads", help="Threads of each run; default 1.")
-]
-PlainOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--plain-rnn", help="Run ReLU recurrent layers as torch.nn.RNN, not in compiled loops."
-    ),
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        help="Any other setting: NAME=VALUE or TABLE.NAME=VALUE, as in a recipe; a wrong NAME lists all. "
-        "Repeatable.",
-    ),
-]
-ClipStepOption = Annotated[
-    float | None,
-    typer.Option(
-        "--clip-step",
-        help="Bound of Path-SGD and DDP-SGD on the length of a step, before the learning rate and measured on "
-        "balanced weights; default none.",
-    ),
-]
 
 
 def _print_methods(wanted: bool) -> None:
@@ -166,19 +113,40 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 class SettingOptions:
     """Options of training."""
 
-    epochs: EpochsOption = None
-    batch_size: BatchOption = None
-    clip_step: ClipStepOption = None
-    settings: SetOption = None
-    threads: ThreadsOption = None
-    plain_rnn: PlainOption = None
+    epochs: Annotated[
+        int | None, typer.Option("--epochs", help=f"Passes over the training split; {_BY_TASK}.")
+    ] = None
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", help=f"Sequences per step; {_BY_TASK}.")
+    ] = None
+    clip_step: Annotated[
+        float | None,
+        typer.Option(
+            "--clip-step",
+            help="Bound of Path-SGD and DDP-SGD on the length of a step, before the learning rate and measured on "
+            "balanced weights; default none.",
+        ),
+    ] = None
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Any other setting: NAME=VALUE or TABLE.NAME=VALUE, as in a recipe; a wrong NAME lists all. "
+            "Repeatable.",
+        ),
+    ] = None
+    threads: Annotated[
+        int | None, typer.Option("--threads", help="Threads of each run; default 1.")
+    ] = None
+    plain_rnn: Annotated[
+        bool | None,
+        typer.Option(
+            "--plain-rnn", help="Run ReLU recurrent layers as torch.nn.RNN, not in compiled loops."
+        ),
+    ] = None
 
     def _by_name(self) -> dict[str, Any]:
-        return {
-            field.name: getattr(self, field.name)
-            for field in fields(self)
-            if field.name != "settings"
-        }
+        return {name: value for name, value in vars(self).items() if name != "settings"}
 
     def chosen(self, **more: Any) -> dict[str, Any]:
         """Return the settings that were given, with more of them by name; None stands for one that was not.
@@ -189,9 +157,8 @@ class SettingOptions:
         from pathspace.experiments.layers import check_setting, parse_settings
         from pathspace.experiments.settings import Settings
 
-        given = {
-            name: value for name, value in (more | self._by_name()).items() if value is not None
-        }
+        named = more | self._by_name()
+        given = {name: value for name, value in named.items() if value is not None}
         for name, value in given.items():
             check_setting(Settings, name, value, f"--{name.replace('_', '-')}")
         by_set = parse_settings(self.settings or [])
@@ -207,9 +174,28 @@ class SettingOptions:
 class TableOptions(SettingOptions):
     """Options of training by several methods."""
 
-    methods: MethodsOption = None
-    seeds: SeedsOption = None
-    learning_rates: RatesOption = None
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            "--methods",
+            help="Names separated by commas, of those that `pathspace compare --list` shows; default SGD, AdamW and "
+            "Muon, each on the weights and in the path metric, or what the recipe has.",
+        ),
+    ] = None
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            "--seeds", help=f"Runs per row of the table, or per point of a sweep; {_BY_TASK}."
+        ),
+    ] = None
+    learning_rates: Annotated[
+        str | None,
+        typer.Option(
+            "--learning-rates",
+            help="The grid, separated by commas, of all methods but those with a grid of their own (the setting "
+            f"method_rates); {_BY_TASK}.",
+        ),
+    ] = None
 
     def _by_name(self) -> dict[str, Any]:
         return super()._by_name() | {

@@ -204,20 +204,14 @@ def parse_settings(assignments: Sequence[str]) -> dict[str, Any]:
         name, equals, text = assignment.partition("=")
         if not equals or not name:
             raise ConfigurationError(f"--set {assignment!r} has no value: write --set NAME=VALUE.")
-        value = read_value(text)
         table, dot, option = name.partition(".")
-        if dot:
-            options = settings.setdefault(table, {})
-            if not isinstance(options, dict):
-                raise ConfigurationError(
-                    f"{table!r} is given both as a value and as a table: give one of them."
-                )
-            options[option] = value
-        else:
-            earlier = settings.get(name)
-            if isinstance(earlier, dict) and isinstance(value, dict):
-                value = {**earlier, **value}
-            settings[name] = value
+        value = {option: read_value(text)} if dot else read_value(text)
+        earlier = settings.get(table)
+        if dot and not isinstance(earlier, dict | None):
+            raise ConfigurationError(
+                f"{table!r} is given both as a value and as a table: give one of them."
+            )
+        settings[table] = _merged(earlier, value)
     return settings
 
 

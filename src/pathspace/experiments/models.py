@@ -64,12 +64,10 @@ class Recurrent(Reader):
     """Recurrent layers read by a linear one.
 
     Args:
-        input_size: D, numbers per step, or how many symbols there are.
+        input_size, embedding, output: See `Reader`.
         output_size: K, numbers in an output.
         hidden: H, units per layer.
         layers: Recurrent layers, one on top of the other.
-        embedding: Numbers that stand for a symbol; 0 reads symbols as one-hot vectors.
-        output: Whether the last step is read or every one.
         start: A name in `STARTS`. Biases start at zero, but for `"default"` and `"chrono"`.
 
             * `"default"`: PyTorch's initialisation.
@@ -204,12 +202,10 @@ class MLP(Reader):
     With one step (`task_options = { steps = 1 }` of `mnist`) it reads the whole image.
 
     Args:
-        input_size: D, numbers per step, or how many symbols there are.
+        input_size, embedding, output: See `Reader`.
         output_size: K, numbers in an output.
         hidden: H, units per layer.
         layers: Layers of hidden units.
-        embedding: Numbers that stand for a symbol; 0 reads symbols as one-hot vectors.
-        output: Whether the last step is read or every one.
     """
 
     def __init__(
@@ -238,76 +234,49 @@ class MLP(Reader):
         return outputs if self.output == "every" else outputs[:, 0]
 
 
-class StreamModel(LanguageModel):
-    """`pathspace.nn.LanguageModel` for streams; its embedding and decoder take the plain rule.
-
-    Args:
-        input_size: How many symbols there are.
-        output_size: The same number.
-        output: Every step is read.
-        hidden: See `LanguageModel`, like the following.
-        layers: Recurrent layers.
-        embedding: Width of the embedding.
-        tied: Whether the decoder's weights are the embedding's.
-        embedding_dropout: Probabilities of leaving out: tokens, ...
-        input_dropout: ... features of the embedding, ...
-        hidden_dropout: ... units between layers, ...
-        output_dropout: ... units of the last layer, ...
-        weight_drop: ... and recurrent weights.
-    """
-
-    def __init__(
-        self,
-        input_size: int,
-        output_size: int,
-        *,
-        hidden: Count = 200,
-        layers: Count = 2,
-        embedding: Count = 200,
-        tied: bool = True,
-        output: Literal["every"] = "every",
-        embedding_dropout: Share = 0.0,
-        input_dropout: Share = 0.0,
-        hidden_dropout: Share = 0.0,
-        output_dropout: Share = 0.0,
-        weight_drop: Share = 0.0,
-    ) -> None:
-        del output_size, output
-        super().__init__(
-            input_size,
-            embedding=embedding,
-            hidden=hidden,
-            layers=layers,
-            tied=tied,
-            embedding_dropout=embedding_dropout,
-            input_dropout=input_dropout,
-            hidden_dropout=hidden_dropout,
-            output_dropout=output_dropout,
-            weight_drop=weight_drop,
-        )
+def language_model(
+    symbols: int,
+    _output_size: int,
+    *,
+    hidden: Count = 200,
+    layers: Count = 2,
+    embedding: Count = 200,
+    tied: bool = True,
+    output: Literal["every"] = "every",  # noqa: ARG001 (what other models may choose)
+    embedding_dropout: Share = 0.0,
+    input_dropout: Share = 0.0,
+    hidden_dropout: Share = 0.0,
+    output_dropout: Share = 0.0,
+    weight_drop: Share = 0.0,
+) -> nn.Module:
+    """Return a `pathspace.nn.LanguageModel` for streams; its embedding and decoder take the plain rule."""
+    return LanguageModel(
+        symbols,
+        embedding=embedding,
+        hidden=hidden,
+        layers=layers,
+        tied=tied,
+        embedding_dropout=embedding_dropout,
+        input_dropout=input_dropout,
+        hidden_dropout=hidden_dropout,
+        output_dropout=output_dropout,
+        weight_drop=weight_drop,
+    )
 
 
-class ImageModel(RecurrentCNN):
-    """`pathspace.nn.RecurrentCNN`; see there."""
-
-    def __init__(
-        self,
-        input_size: int,
-        output_size: int,
-        *,
-        maps: Count = 96,
-        layers: Count = 5,
-        unfoldings: Count = 3,
-        dropout: Share = 0.0,
-    ) -> None:
-        super().__init__(
-            input_size,
-            output_size,
-            maps=maps,
-            layers=layers,
-            unfoldings=unfoldings,
-            dropout=dropout,
-        )
+def recurrent_cnn(
+    channels: int,
+    classes: int,
+    *,
+    maps: Count = 96,
+    layers: Count = 5,
+    unfoldings: Count = 3,
+    dropout: Share = 0.0,
+) -> nn.Module:
+    """Return a `pathspace.nn.RecurrentCNN`."""
+    return RecurrentCNN(
+        channels, classes, maps=maps, layers=layers, unfoldings=unfoldings, dropout=dropout
+    )
 
 
 def own_model(input_size: int, output_size: int, *, file: str, digest: str) -> nn.Module:
@@ -321,8 +290,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "tanh-rnn": TanhRNN,
     "lstm": LSTM,
     "mlp": MLP,
-    "recurrent-cnn": ImageModel,
-    "language-model": StreamModel,
+    "recurrent-cnn": recurrent_cnn,
+    "language-model": language_model,
     "transformer": Transformer,
     OWN: own_model,
 }
@@ -359,11 +328,10 @@ def build_model(
 
 def count_weights(name: str, input_size: int, output_size: int, options: Mapping[str, Any]) -> int:
     """Return how many weights the model has that `build_model` would return; nothing is allocated."""
-    check_model(name, options)
-    if name == OWN:  # whose code may not run without data
-        return sum(p.numel() for p in own_model(input_size, output_size, **options).parameters())
-    with torch.device("meta"):
-        return sum(p.numel() for p in MODELS[name](input_size, output_size, **options).parameters())
+    # the code of one's own model may not run without data
+    with torch.device("cpu" if name == OWN else "meta"):
+        model = build_model(name, input_size, output_size, options)
+    return sum(p.numel() for p in model.parameters())
 
 
 def options_of(name: str) -> list[str]:
@@ -379,8 +347,7 @@ def options_of(name: str) -> list[str]:
 
 def check_model(name: str, options: Mapping[str, Any]) -> None:
     """Raise a `ConfigurationError` unless `build_model` would accept the name and the options."""
-    if name not in MODELS:
-        raise unknown_name("model", name, MODELS, "the setting 'model'")
+    options_of(name)
     owner = f"the model {name!r}"
     check_options(MODELS[name], options, owner, f"model_options of {owner}")
     start = options.get("start", "default")

@@ -25,7 +25,7 @@ from torch.nn import functional
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.model_source import module_of_file, run_users
 from pathspace.experiments.tasks import OWN
-from pathspace.experiments.tasks.task import Split, Task, classification
+from pathspace.experiments.tasks.task import Split, Task, classification, mixed
 
 MOST_EXAMPLES = 100_000
 """How many examples are taken from `batches()`: what it yields is held in memory."""
@@ -54,7 +54,6 @@ PRESET: dict[str, Any] = {
 }
 
 TRAIN, VALIDATION = 0.7, 0.15  # of the examples; the others are the test set
-SPLIT_SEED = 0
 
 
 def with_own_file(options: Mapping[str, Any], file: Path | None, *, quick: bool) -> dict[str, Any]:
@@ -200,7 +199,7 @@ def build(*, file: str = "", digest: str = "", data_dir: Path | None = None) -> 
             "The task 'own' is a Python file of yours: give it as `pathspace compare FILE.py`."
         )
     inputs, targets = examples_of(file, digest)
-    order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(SPLIT_SEED))
+    order = mixed(len(inputs))
     first, second = int(TRAIN * len(order)), int((TRAIN + VALIDATION) * len(order))
     splits = [Split(inputs[part], targets[part]) for part in order.tensor_split((first, second))]
     train, validation, test = splits

@@ -13,16 +13,18 @@ Sources: Penn Treebank: M. Marcus, B. Santorini and M. Marcinkiewicz (1993), as 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.tasks.packed import UNREADABLE, check_zip, gunzip
+from pathspace.experiments.tasks.packed import UNREADABLE, check_zip, first_line, gunzip
 from pathspace.extras import install
 
 PARTS = ("train", "validation", "test")
@@ -204,23 +206,31 @@ def _find(name: str, folders: Sequence[Path]) -> Path | None:
 
 
 def _download(corpus: Corpus) -> list[bytes]:
+    dataset, configuration, column, revision = corpus.download
+    no_data = functools.partial(_no_data, corpus)
+    parts = [
+        hugging_face(no_data, dataset, configuration, split=part, revision=revision)[column]
+        for part in PARTS
+    ]
+    return [_as_file(lines) for lines in parts]
+
+
+def hugging_face(no_data: Callable[[str], ConfigurationError], *names: str, **options: str) -> Any:
+    """Return what `datasets.load_dataset` loads.
+
+    Raises:
+        ConfigurationError: It cannot be loaded; `no_data` makes the error, from the reason.
+    """
     try:
         from datasets import load_dataset  # pyright: ignore[reportMissingImports] -- an extra
     except ImportError as error:
         reason = "neither is the package 'datasets' installed nor a data folder given"
-        raise _no_data(corpus, reason) from error
-    dataset, configuration, column, revision = corpus.download
+        raise no_data(reason) from error
     try:
-        parts = [
-            load_dataset(dataset, configuration, split=part, revision=revision)[column]
-            for part in PARTS
-        ]
+        return load_dataset(*names, **options)
     except Exception as error:  # the package passes on what its many transports raise
-        first_line = (str(error).splitlines() or [""])[0]
-        raise _no_data(
-            corpus, f"the download failed ({type(error).__name__}: {first_line})"
-        ) from error
-    return [_as_file(lines) for lines in parts]
+        failure = f"{type(error).__name__}: {first_line(error)}"
+        raise no_data(f"the download failed ({failure})") from error
 
 
 def _as_file(lines: Sequence[str]) -> bytes:

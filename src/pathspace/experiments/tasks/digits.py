@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from pathspace.experiments.tasks.task import Split, Task, classification
+from pathspace.experiments.tasks.task import Split, Task, classification, mixed
 
 # recurrent networks need clipping: without it one tuning seed can choose a rate at which another
 # diverges 300 images alone do not choose between neighbouring rates, nor do three seeds always: of
@@ -31,7 +31,6 @@ PRESET: dict[str, Any] = {
 # How an image of 8 x 8 pixels is read: (steps T, numbers per step D).
 READINGS = {"rows": (8, 8), "pixels": (64, 1)}
 TRAIN, VALIDATION = 1197, 300  # the other 300 are the test set
-SPLIT_SEED = 0
 
 
 def build(*, read: Literal["rows", "pixels"] = "rows", data_dir: Path | None = None) -> Task:  # noqa: ARG001 (every task takes it)
@@ -48,7 +47,7 @@ def build(*, read: Literal["rows", "pixels"] = "rows", data_dir: Path | None = N
     # Grey values run from 0 to 16.
     inputs = torch.as_tensor(pixels, dtype=torch.float32).div(16.0).reshape(-1, steps, width)
     targets = torch.as_tensor(classes, dtype=torch.int64)
-    order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(SPLIT_SEED))
+    order = mixed(len(inputs))
     train, validation, test = (
         Split(inputs[part], targets[part])
         for part in order.tensor_split((TRAIN, TRAIN + VALIDATION))

@@ -23,8 +23,8 @@ from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.layers import Count
 from pathspace.experiments.tasks import mnist
 from pathspace.experiments.tasks.corpora import data_folder
-from pathspace.experiments.tasks.packed import UNREADABLE, check_zip
-from pathspace.experiments.tasks.task import Split, Task, classification
+from pathspace.experiments.tasks.packed import UNREADABLE, check_zip, first_line
+from pathspace.experiments.tasks.task import Split, Task, classification, mixed, split_in_two
 
 PRESET: dict[str, Any] = {
     # Minutes on two cores: small images, few maps, a thirtieth of the images.
@@ -88,7 +88,6 @@ CIFAR = {
 }
 
 TITLES = {"mnist": "MNIST", **{name: known.title for name, known in CIFAR.items()}}
-SPLIT_SEED = 0
 
 
 def build(
@@ -121,20 +120,14 @@ def build(
         raise ConfigurationError(
             f"The option 'pool' of the task 'images' is {pool!r}: give a divisor of {side}, the width of an image."
         )
-    if train_size + validation_size > len(images):
-        raise ConfigurationError(
-            f"The options 'train_size' ({train_size}) and 'validation_size' ({validation_size}) of the task "
-            f"'images' must be together at most {len(images)}, the number of training images of "
-            f"{TITLES[data]} at hand."
-        )
+    fitted, held_out = split_in_two("images", len(images), train_size, validation_size)
     test_images, test_labels = _load(data, "test", data_dir)
     if test_size > len(test_images):
         raise ConfigurationError(
             f"The option 'test_size' of the task 'images' is {test_size}: give at most {len(test_images)}, the "
             f"number of test images of {TITLES[data]}."
         )
-    order, test = _mixed(len(images)), _mixed(len(test_images))[:test_size]
-    held_out, fitted = order[:validation_size], order[len(order) - train_size :]
+    test = mixed(len(test_images))[:test_size]
     centre = data != "mnist"
     task = classification(
         "images",
@@ -161,10 +154,6 @@ def _load(data: str, part: str, data_dir: Path | None) -> tuple[Tensor, Tensor]:
         return _load_cifar(data, part, data_dir)
     images, labels = mnist.load(part, data_dir)
     return images.unsqueeze(1), labels
-
-
-def _mixed(count: int) -> Tensor:
-    return torch.randperm(count, generator=torch.Generator().manual_seed(SPLIT_SEED))
 
 
 def _load_cifar(name: str, part: str, data_dir: Path | None) -> tuple[Tensor, Tensor]:
@@ -208,7 +197,7 @@ def _archive(path: Path, known: DataSet) -> tuple[Tensor, Tensor]:
             images, labels = (_array(archive.read(f"{name}.npy")) for name in ("images", "labels"))
     except (*UNREADABLE, ValueError, KeyError) as error:
         raise ConfigurationError(
-            f"Cannot read {str(path)!r} ({_first_line(error)}): download it again."
+            f"Cannot read {str(path)!r} ({first_line(error)}): download it again."
         ) from error
     if images.dtype != np.uint8 or images.shape[1:] != IMAGE or labels.dtype.kind not in "iu":
         raise ConfigurationError(
@@ -257,7 +246,3 @@ def _checked_images(
             f"{known.classes - 1}: it is not {known.title}."
         )
     return images, labels
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

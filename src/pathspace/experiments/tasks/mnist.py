@@ -19,9 +19,9 @@ from torch import Tensor
 
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.layers import Count
-from pathspace.experiments.tasks.corpora import data_folder
+from pathspace.experiments.tasks.corpora import data_folder, hugging_face
 from pathspace.experiments.tasks.packed import UNREADABLE, gunzip
-from pathspace.experiments.tasks.task import Split, Task, classification
+from pathspace.experiments.tasks.task import Split, Task, classification, split_in_two
 from pathspace.extras import install
 
 PRESET: dict[str, Any] = {
@@ -42,7 +42,6 @@ FILES = {
 }
 PIXELS = 28 * 28
 MEAN, DEVIATION = 0.1307, 0.3081  # of all pixels of the training set, between 0 and 1
-SPLIT_SEED = 0
 PERMUTATION_SEED = 92  # one order of pixels for everybody; the number has no meaning
 
 
@@ -85,13 +84,7 @@ def build(
             "pixels in a step."
         )
     images, labels = load("train", data_dir)
-    if train_size + validation_size > len(images):
-        raise ConfigurationError(
-            f"The options 'train_size' ({train_size}) and 'validation_size' ({validation_size}) of the task "
-            f"'mnist' must be together at most {len(images)}, the number of training images."
-        )
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(SPLIT_SEED))
-    held_out, fitted = order[:validation_size], order[len(order) - train_size :]
+    fitted, held_out = split_in_two("mnist", len(images), train_size, validation_size)
     test_images, test_labels = load("test", data_dir)
 
     def sequences(some: Tensor) -> Tensor:
@@ -155,24 +148,8 @@ def _checked(images: Tensor, labels: Tensor, folder: Path) -> tuple[Tensor, Tens
 
 
 def _download(part: str) -> tuple[Tensor, Tensor]:
-    try:
-        from datasets import load_dataset  # pyright: ignore[reportMissingImports] -- an extra
-    except ImportError as error:
-        raise _no_data(
-            "neither is the package 'datasets' installed nor a data folder given"
-        ) from error
-    try:
-        rows = load_dataset("ylecun/mnist", split=part).with_format("torch")
-        images, labels = rows[:]["image"], rows[:]["label"]
-    except Exception as error:  # the package passes on what its many transports raise
-        raise _no_data(
-            f"the download failed ({type(error).__name__}: {_first_line(error)})"
-        ) from error
-    return images.reshape(-1, 28, 28).to(torch.uint8), labels.to(torch.int64)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0]
+    rows = hugging_face(_no_data, "ylecun/mnist", split=part).with_format("torch")[:]
+    return rows["image"].reshape(-1, 28, 28).to(torch.uint8), rows["label"].to(torch.int64)
 
 
 def _no_data(reason: str) -> ConfigurationError:

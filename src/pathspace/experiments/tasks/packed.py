@@ -58,3 +58,8 @@ def check_zip(path: Path, most: int = MOST) -> None:
     with zipfile.ZipFile(path) as archive:
         if sum(entry.file_size for entry in archive.infolist()) > most:
             raise OversizeError(f"it is larger than {most} bytes unpacked")
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of what an error says, or its name where it says nothing."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

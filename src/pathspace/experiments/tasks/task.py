@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from pathspace.experiments.errors import ConfigurationError
 
+SPLIT_SEED = 0
 NOT_COUNTED = -100  # what cross_entropy ignores
 
 
@@ -72,6 +73,28 @@ class Task:
     reported: Callable[[float], float] = float
     error_of_loss: Callable[[float], float] | None = None
     stream: bool = False
+
+
+def mixed(count: int) -> Tensor:
+    """Return the numbers of so many examples in an order that is the same everywhere."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(SPLIT_SEED))
+
+
+def split_in_two(
+    task: str, count: int, train_size: int, validation_size: int
+) -> tuple[Tensor, Tensor]:
+    """Return the numbers of training and validation images; the latter are the same for every `train_size`.
+
+    Raises:
+        ConfigurationError: They are more than `count` together.
+    """
+    if train_size + validation_size > count:
+        raise ConfigurationError(
+            f"The options 'train_size' ({train_size}) and 'validation_size' ({validation_size}) of the task "
+            f"{task!r} must be together at most {count}, the number of training images at hand."
+        )
+    order = mixed(count)
+    return order[count - train_size :], order[:validation_size]
 
 
 def classification(
