@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from command_line import call
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.jobs import RESULT, Runs
 from pathspace.experiments.monitor import Monitor
-from pathspace.experiments.run import RunConfig, RunResult, Validation
+from pathspace.experiments.run import RunConfig, Validation
 from pathspace.experiments.runner import JobOutcome, Runner, WorkerDiedError
 from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings
 from pathspace.experiments.sweep.plan import Dimension, Plan, config_of, parse_search, plan_from
@@ -391,17 +391,17 @@ def test_a_grid_of_one_method_is_not_that_of_others(tiny_settings: Make) -> None
 
 def killed_after(results: int, command: list[str]) -> None:
     """A command that kills its process when so many results have been written."""
-    from pathspace.experiments import jobs
+    from pathspace.experiments import runner
 
-    write, written = jobs.write_result, []
+    write, written = runner.write_checked, []
 
-    def write_and_die(folder: Path, result: RunResult) -> None:
-        write(folder, result)
-        written.append(folder)
+    def write_and_die(file: Path, values: Mapping[str, Any]) -> None:
+        write(file, values)
+        written.append(file)
         if len(written) == results:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    jobs.write_result = write_and_die
+    runner.write_checked = write_and_die
     said = call(*command)
     raise AssertionError(said.output)
 

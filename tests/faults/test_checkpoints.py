@@ -13,9 +13,10 @@ from faults.readers import MEBIBYTE, memory_below, mutants
 from pathspace.experiments import checkpoint
 from pathspace.experiments.engine import run
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.jobs import RESULT, RUNS, Runs, stored_result, write_result
+from pathspace.experiments.jobs import RESULT, RUNS, PlacedRun, Runs
 from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.run import RunConfig, RunResult
+from pathspace.experiments.runner import Job
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.tasks import build_task
 from pathspace.experiments.tasks.task import Task
@@ -132,8 +133,9 @@ def test_two_thousand_mutants_are_refused(stopped: Path, config: RunConfig) -> N
 def test_a_result_that_is_not_what_was_written_is_named(
     change: Callable[[dict[str, Any]], object], config: RunConfig, whole: RunResult, tmp_path: Path
 ) -> None:
-    write_result(tmp_path, whole)
-    stored = stored_result(tmp_path, config)
+    job = PlacedRun(config, tmp_path)
+    job.keep(whole)
+    stored = job.stored()
     assert stored is not None
     assert same(stored, whole)
     values = json.loads((tmp_path / RESULT).read_text())
@@ -142,7 +144,7 @@ def test_a_result_that_is_not_what_was_written_is_named(
     with pytest.raises(
         ConfigurationError, match=r"result\.json' cannot be read \(its checksum does not fit\)"
     ):
-        stored_result(tmp_path, config)
+        job.stored()
 
 
 def test_a_result_that_cannot_be_opened_is_named(
@@ -155,7 +157,7 @@ def test_a_result_that_cannot_be_opened_is_named(
     with pytest.raises(
         ConfigurationError, match=r"result.json' cannot be read \(.*Permission denied\)"
     ):
-        stored_result(tmp_path, config)
+        PlacedRun(config, tmp_path).stored()
 
 
 def test_the_checkpoint_of_a_run_that_was_killed_right_after_its_result_go(
@@ -164,6 +166,6 @@ def test_the_checkpoint_of_a_run_that_was_killed_right_after_its_result_go(
     runs = Runs(tmp_path_factory.mktemp("runs"))
     (runs.output / RUNS).mkdir()
     folder = stopped.rename(runs.output / RUNS / config.key)
-    write_result(folder, whole)
+    Job.keep(runs.job(config, 200), whole)
     assert runs.results([config], "") == [whole]
     assert [path.name for path in folder.iterdir()] == [RESULT]

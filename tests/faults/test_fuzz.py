@@ -19,7 +19,7 @@ from safetensors.numpy import save as written
 from faults.readers import MEBIBYTE, memory_below, mutants
 from pathspace.experiments import configuration, folders
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.jobs import RESULT, RUNS, stored_result, write_result
+from pathspace.experiments.jobs import RESULT, RUNS, PlacedRun
 from pathspace.experiments.run import RunResult, Validation
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.storage import write_json
@@ -259,13 +259,14 @@ def config():
 @many
 def test_results(config, tmp_path, count):
     result = RunResult(config, (1.0, 0.5, 0.25), (Validation(0, 1.0, 2.0),), 1.5, None, 0.1, 0.03)
-    write_result(tmp_path, result)
+    job = PlacedRun(config, tmp_path)
+    job.keep(result)
     content = (tmp_path / RESULT).read_bytes()
     for damaged in mutants(content, count, seed=9):
         (tmp_path / RESULT).write_bytes(damaged)
         try:
             with memory_below(MEBIBYTE), calls_below(20_000):
-                found = stored_result(tmp_path, config)
+                found = job.stored()
         except ConfigurationError:
             continue
         assert found in (result, None)  # None: of another configuration, which is not used

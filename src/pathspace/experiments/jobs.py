@@ -15,8 +15,8 @@ from pathspace.experiments.context import Context
 from pathspace.experiments.engine import run
 from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.run import RunConfig, RunResult
-from pathspace.experiments.runner import Runner
-from pathspace.experiments.storage import make_folder, read_checked, write_checked
+from pathspace.experiments.runner import Job, Runner
+from pathspace.experiments.storage import make_folder
 from pathspace.experiments.tasks import build_task
 from pathspace.experiments.tasks.task import Task
 
@@ -25,7 +25,7 @@ RUNS = "runs"
 
 
 @dataclass(frozen=True)
-class PlacedRun:
+class PlacedRun(Job):
     """A run and where it reads and writes; see `runner.Job`.
 
     Attributes:
@@ -41,6 +41,12 @@ class PlacedRun:
     data_dir: Path | None = None
     checkpoint_every: int = 200
     device: str = "cpu"
+    kind = RunResult
+
+    @property
+    def file(self) -> Path:
+        """See `runner.Job`."""
+        return self.folder / RESULT
 
     @property
     def key(self) -> str:
@@ -68,19 +74,16 @@ class PlacedRun:
 
     def keep(self, result: RunResult) -> str:
         """Replace the checkpoint by the result, and say how the run ended."""
-        write_result(make_folder(self.folder), result)
+        words = super().keep(result)
         checkpoint.remove(self.folder)
-        return outcome(result)
+        return words
 
     def stored(self) -> RunResult | None:
-        """Return the result that is there already; None if there is none.
-
-        Raises:
-            ConfigurationError: It cannot be read.
-        """
-        result = stored_result(self.folder, self.config)
-        if result is not None:
-            checkpoint.remove(self.folder)  # it was killed between the two
+        """See `runner.Job`."""
+        result = super().stored()
+        if result is None or result.config.key != self.key:
+            return None
+        checkpoint.remove(self.folder)  # it was killed between the two
         return result
 
 
@@ -131,26 +134,3 @@ def load_task(name: str, options: Mapping[str, Any], data_dir: Path | None) -> T
 @functools.lru_cache(maxsize=1)
 def _task(name: str, options: str, data_dir: Path | None, _environment: str | None) -> Task:
     return build_task(name, json.loads(options), data_dir=data_dir)
-
-
-def write_result(folder: Path, result: RunResult) -> None:
-    """Write `result.json`."""
-    write_checked(folder / RESULT, result.as_dict())
-
-
-def stored_result(folder: Path, config: RunConfig) -> RunResult | None:
-    """Return the result of a run in a folder, or None."""
-    try:
-        result = read_checked(folder / RESULT, RunResult.from_dict)
-    except FileNotFoundError:
-        return None
-    return result if result.config.key == config.key else None
-
-
-def outcome(result: RunResult) -> str:
-    """Say in a few words how a run ended."""
-    if result.diverged_at is not None:
-        return f"diverged at step {result.diverged_at}"
-    error = result.validations[-1].error
-    test = "" if result.test_error is None else f", test error {result.test_error:.4g}"
-    return f"validation error {error:.4g}{test}, {result.seconds:.1f} s"

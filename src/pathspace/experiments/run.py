@@ -9,14 +9,17 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BeforeValidator, TypeAdapter
+from pydantic import BeforeValidator, PlainSerializer, TypeAdapter
 
 from pathspace.experiments.storage import finite
 
 if TYPE_CHECKING:
     from torch import Tensor, nn, optim
 
-Stored = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+Finite = PlainSerializer(finite)
+Stored = Annotated[
+    float, BeforeValidator(lambda value: math.nan if value is None else value), Finite
+]
 """A number that is None on disk where it is not finite."""
 DROPS = {"steps": (1 / 2, 3 / 4, 7 / 8), "drop": (4 / 5, 19 / 20)}
 """The parts of a run after each of which a rate is a tenth of what it was."""
@@ -128,8 +131,8 @@ class Epoch:
     """
 
     step: int
-    training: float | None
-    test: float | None
+    training: Annotated[float | None, Finite]
+    test: Annotated[float | None, Finite]
 
 
 @dataclass
@@ -212,6 +215,15 @@ class RunResult:
             (step for step, loss in enumerate(self.losses) if loss > 10 * self.losses[0]), None
         )
 
+    @property
+    def words(self) -> str:
+        """The end of the run in a few words."""
+        if self.diverged_at is not None:
+            return f"diverged at step {self.diverged_at}"
+        error = self.validations[-1].error
+        test = "" if self.test_error is None else f", test error {self.test_error:.4g}"
+        return f"validation error {error:.4g}{test}, {self.seconds:.1f} s"
+
     def steps_to(self, error: float) -> int | None:
         """Return the step of the first validation whose error is at most `error`; None if there is none."""
         return next((v.step for v in self.validations if v.error <= error), None)
@@ -223,10 +235,7 @@ class RunResult:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; a number that is not finite becomes None."""
-        values = asdict(self)
-        for entry in (*values["validations"], *values["epochs"]):
-            entry.update({name: finite(value) for name, value in entry.items()})
-        return values
+        return TypeAdapter(RunResult).dump_python(self, mode="json")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RunResult:

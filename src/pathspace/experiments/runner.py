@@ -19,8 +19,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
+from pydantic import TypeAdapter
+
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.monitor import SECONDS_BETWEEN_NOTES, Monitor, Written, pass_on
+from pathspace.experiments.storage import make_folder, read_checked, write_checked
 from pathspace.tools.processes import Processes
 
 ENGINES = ("local", "ray")
@@ -49,16 +52,36 @@ class Work(Protocol):
         ...
 
 
-class Job(Work, Protocol):
-    """Work that knows where its result lies."""
+class Job(Work):
+    """Work whose result is kept as JSON in a file; what is there is not done again.
+
+    Attributes:
+        kind: The dataclass of the result, which has a property `words`.
+    """
+
+    kind: type
+
+    @property
+    def file(self) -> Path:
+        """The file of the result."""
+        raise NotImplementedError
 
     def stored(self) -> Any | None:
-        """Return the result that is there already, or None."""
-        ...
+        """Return the result that is there already; None if there is none.
+
+        Raises:
+            ConfigurationError: It cannot be read.
+        """
+        try:
+            return read_checked(self.file, TypeAdapter(self.kind).validate_python)
+        except FileNotFoundError:
+            return None
 
     def keep(self, result: Any) -> str:
         """Write the result, and say in a few words what it is."""
-        ...
+        make_folder(self.file.parent)
+        write_checked(self.file, TypeAdapter(self.kind).dump_python(result, mode="json"))
+        return result.words
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,13 @@ all cells that have no file yet, the first ones first, and returns the results i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter
 from rich.console import Console
 
 from pathspace.experiments.configuration import Request, begun
@@ -27,8 +26,8 @@ from pathspace.experiments.monitor import Monitor, Shown
 from pathspace.experiments.published import load_published
 from pathspace.experiments.recipes import ENGINES, Recipe
 from pathspace.experiments.report.document import Report, TableRow, print_report, write_report
-from pathspace.experiments.runner import versions
-from pathspace.experiments.storage import make_folder, read_checked, write_checked
+from pathspace.experiments.runner import Job, versions
+from pathspace.experiments.storage import make_folder
 from pathspace.extras import install
 
 if TYPE_CHECKING:
@@ -127,7 +126,7 @@ def reproduce_table(recipe: Recipe, size: str, options: Layer, context: Context)
 
 
 @dataclass(frozen=True)
-class StoredCell:
+class StoredCell(Job):
     """A cell as a job; see `runner.Job`.
 
     Attributes:
@@ -155,23 +154,12 @@ class StoredCell:
 
     @property
     def file(self) -> Path:
-        """The file of the result."""
+        """See `runner.Job`."""
         return self.folder / f"{self.key}.json"
 
     def __call__(self, monitor: Monitor) -> Any:
         """Compute the cell."""
         return self.compute(self.cell, report=partial(monitor.advanced, self.label))
-
-    def stored(self) -> Any | None:
-        """Return the result that is there already, or None."""
-        if not self.file.exists():
-            return None
-        return read_checked(self.file, TypeAdapter(self.kind).validate_python)
-
-    def keep(self, result: Any) -> str:
-        """Write the result, and say what came out."""
-        write_checked(self.file, asdict(result))
-        return result.words
 
 
 def grouped_rows(rows: Iterable[Iterable[str]], *, once: bool = False) -> tuple[TableRow, ...]:
