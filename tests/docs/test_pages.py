@@ -177,7 +177,7 @@ def test_commands_on_a_page_are_understood(line, tmp_path, monkeypatch):
 
     monkeypatch.setattr("pathspace.experiments.configuration.check_task_of", lambda *_: None)
     for work in (
-        "execution.compare", "execution.train", "invariance.check_all", "path_summary.summarize",
+        "execution.compare", "invariance.check_all", "path_summary.summarize",
         "scale_check.imbalance",
         "tables.StoredCell", "sweep.command.sweep",
     ):  # fmt: skip

@@ -88,7 +88,7 @@ class Comparison:
         settings: What was asked for.
         task_description: The task in one line.
         metric: What the test error is, with its unit.
-        choices: The learning rate chosen for every (method, start).
+        choices: The learning rate chosen for every (method, start); empty for a single run.
         rows: In the order of methods and starts.
         tuning: The runs that learning rates were chosen by; empty where nothing was to be chosen.
         weights: How many weights the model of each method has.
@@ -128,7 +128,7 @@ def check_task_of(settings: Settings, data_dir: Path | None) -> Task:
     return task
 
 
-def compare(settings: Settings, runs: Runs) -> Comparison:
+def compare(settings: Settings, runs: Runs, seed: int | None = None) -> Comparison:
     """Run a whole comparison.
 
     The first start runs at the rate chosen from it. Every other start runs at that same rate, for
@@ -138,12 +138,15 @@ def compare(settings: Settings, runs: Runs) -> Comparison:
     Args:
         settings: Tasks, methods, starts, budget.
         runs: How runs are done, and where they are kept.
+        seed: Of a single run, for settings of one method, one start and one rate; None takes the
+            seeds of the settings.
 
     Raises:
         ConfigurationError: The task cannot be had, or a setting does not fit it.
         KeyboardInterrupt: The user stopped; the same call continues.
     """
     task = check_task_of(settings, runs.data_dir)
+    seeds = range(settings.seeds) if seed is None else [seed]
     with runs.runner:
 
         def every(configs: Sequence[RunConfig], title: str) -> list[RunResult]:
@@ -167,13 +170,13 @@ def compare(settings: Settings, runs: Runs) -> Comparison:
             checks = chosen_runs(settings, choices, seeds=settings.verified_seeds)
             check_symmetry(checks, every, "Checking that equal runs are equal")
         rows = [row for method in settings.methods for row in _rows(settings, method, choices)]
-        configs = [config for row in rows for config in _configs(settings, row)]
+        configs = [config for row in rows for config in _configs(settings, row, seeds)]
         final = run(configs, "Training with the chosen rates" if tuning else "Training")
     return Comparison(
         settings=settings,
         task_description=task.description,
         metric=task.metric,
-        choices=choices,
+        choices=choices if seed is None else {},
         rows=_with_runs(settings, rows, final),
         tuning=tuple(tuning),
         weights=_weights(settings, task),
@@ -186,24 +189,6 @@ def _weights(settings: Settings, task: Task) -> dict[str, int]:
         method: count_weights(name, task.input_size, task.output_size, options)
         for method, (name, options) in models.items()
     }
-
-
-def train(settings: Settings, seed: int, runs: Runs) -> Comparison:
-    """Do a single run, and report it as a comparison of one row.
-
-    Args:
-        settings: Of one method, one start and one learning rate.
-        seed: Decides initial weights, factors and batches.
-        runs: See `compare`.
-    """
-    (method,), (start,), (rate,) = settings.methods, settings.starts, settings.learning_rates
-    task = check_task_of(settings, runs.data_dir)
-    config = settings.run_config(method, start, rate, seed, evaluate_test=True)
-    results = runs.results([config], f"Training with {method}", settings.checkpoint_every)
-    row = Row(method, start, rate, start, tuple(results), None, config.weight_decay)
-    return Comparison(
-        settings, task.description, task.metric, {}, (row,), (), weights=_weights(settings, task)
-    )
 
 
 def _rows(settings: Settings, method: str, choices: dict[tuple[str, str], Choice]) -> list[Row]:
@@ -225,7 +210,7 @@ def _rows(settings: Settings, method: str, choices: dict[tuple[str, str], Choice
     return rows
 
 
-def _configs(settings: Settings, row: Row) -> list[RunConfig]:
+def _configs(settings: Settings, row: Row, seeds: Iterable[int]) -> list[RunConfig]:
     return [
         settings.run_config(
             row.method,
@@ -235,7 +220,7 @@ def _configs(settings: Settings, row: Row) -> list[RunConfig]:
             evaluate_test=True,
             weight_decay=row.weight_decay,
         )
-        for seed in range(settings.seeds)
+        for seed in seeds
     ]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from pathspace.experiments import folders
-from pathspace.experiments.compare import Comparison, compare, train
+from pathspace.experiments.compare import Comparison, compare
 from pathspace.experiments.configuration import Configuration, Parts, begun
 from pathspace.experiments.context import Context, chosen_device
 from pathspace.experiments.errors import ConfigurationError
@@ -63,9 +63,7 @@ def _runs(configuration: Configuration, output: Path, context: Context) -> Compa
     settings = configuration.settings
     with Shown(Console(stderr=True), quiet=context.quiet) as monitor:
         runs = Runs.of(context, output, monitor, settings.threads)
-        if configuration.seed is None:
-            return compare(settings, runs)
-        return train(settings, configuration.seed, runs)
+        return compare(settings, runs, configuration.seed)
 
 
 def _study(recipe: Recipe, comparison: Comparison, size: str, context: Context) -> list[Section]:

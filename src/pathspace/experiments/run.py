@@ -36,20 +36,13 @@ class RunConfig:
     """Everything that decides the result of a run; what is not said here is as in `settings.Settings`.
 
     Attributes:
-        task: A name in `tasks.TASKS`.
-        task_options: See the task.
-        model: A name in `models.MODELS`.
-        model_options: See the model.
         method: A name in `methods.METHODS`.
         start: A name in `starts.STARTS`.
         learning_rate: Step size of the method.
         seed: Decides initial weights, rescaling factors and batches.
-        epochs: Passes over the training split.
-        batch_size: Sequences per step; an incomplete last batch is left out.
         momentum: For the methods that have one in this sense; Adam keeps its own two decay rates,
             and the quasi-diagonal natural gradient takes none.
         clip_norm: Largest norm of a step's gradient; None does not clip.
-        rescale_exponent: k; the rescaled start uses factors from 2^-k to 2^k.
         threads: Threads of PyTorch; their number changes the order of sums, hence the last bits.
         evaluate_test: Whether the test split is looked at, after every epoch; never while learning
             rates are chosen.

@@ -21,7 +21,6 @@ from pathspace.experiments.layers import (
     Several,
     Share,
     Some,
-    check_setting,
     expected,
     known,
     laid_over,
@@ -120,14 +119,14 @@ class Settings:
     task_options: Mapping[str, Any] = field(default_factory=dict)
     model: str = "relu-rnn"
     model_options: Mapping[str, Any] = field(default_factory=dict)
-    method_options: Mapping[str, Any] = field(default_factory=dict)
+    method_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     methods: Several[str] = MAIN_METHODS
     starts: Several[str] = ("balanced", "rescaled")
     shared_rates: bool = True
     seeds: Seeds = 3
     tuning_seeds: Seeds = 1
     learning_rates: Several[Positive] = (1e-5, 1e-4, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-    method_rates: Mapping[str, Any] = field(default_factory=dict)
+    method_rates: Mapping[str, Several[Positive]] = field(default_factory=dict)
     weight_decays: Several[NotNegative] = (0.0,)
     tuning: Literal["grid", "one standard error", "in turn"] = "grid"
     tuning_epochs: Natural = 0
@@ -156,7 +155,11 @@ class Settings:
             raise wrong("baselines", self.baselines, "some of the methods")
         for name in self.methods:
             method(name)
-        self._check_methods_own()
+        for name in self.method_options:
+            method(name, "the setting 'method_options'")
+        for name in self.method_rates:
+            method(name, "the setting 'method_rates'")
+            self._check_rates_of(name)
         bounded = [name for name in METHODS if METHODS[name].clips_steps]
         if self.clip_step and set(bounded).isdisjoint(self.methods):
             raise ConfigurationError(
@@ -171,19 +174,9 @@ class Settings:
         check_model(self.model, self.model_options)
         check_task(self.task, self.task_options)
 
-    def _check_methods_own(self) -> None:
-        """Refuse options and rates of methods that there are not, or of another form."""
-        for name, options in self.method_options.items():
-            method(name, "the setting 'method_options'")
-            if not isinstance(options, Mapping):
-                raise wrong("method_options", options, f"a table of model options for {name!r}")
-        for name in self.method_rates:
-            method(name, "the setting 'method_rates'")
-            self._check_rates_of(name)
-
     def rates_of(self, name: str) -> tuple[float, ...]:
         """Return the learning rates that a method is tried with."""
-        return tuple(self.method_rates.get(name, self.learning_rates))
+        return self.method_rates.get(name, self.learning_rates)
 
     def model_of(self, name: str) -> tuple[str, dict[str, Any]]:
         """Return the model that a method trains, and its options.
@@ -203,9 +196,6 @@ class Settings:
     def _check_rates_of(self, name: str) -> None:
         rates = self.method_rates[name]
         wanted = len(self.learning_rates)
-        if not isinstance(rates, list | tuple):
-            raise wrong("method_rates", rates, f"a list of rates for {name!r}")
-        check_setting(Settings, "learning_rates", tuple(rates), f"method_rates of {name!r}")
         if name in self.methods and len(rates) != wanted:  # all get the same number of tuning runs
             first = max(0, len(rates) - wanted) // 2
             example = [f"{rate:g}" for rate in rates[first : first + wanted]]
