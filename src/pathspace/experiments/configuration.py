@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,10 +19,9 @@ from pathspace.experiments.context import Context
 from pathspace.experiments.errors import ConfigurationError, StorageError
 from pathspace.experiments.folders import (
     FILE,
+    FILES,
     PAGE,
-    clear_report,
     is_own,
-    nothing_to_resume,
     read_content,
 )
 from pathspace.experiments.jobs import RUNS
@@ -217,7 +217,10 @@ def begun(asked: Command, context: Context, *, given: bool) -> Iterator[tuple[Co
             remove_file(output / PAGE)
         write_json(output / FILE, settled.as_dict())
         if finished and not (context.resume or context.quiet):
-            folders.say_finished(output)
+            print(
+                f"{str(output)!r} was finished already: results that are there are taken (--fresh starts over).",
+                file=sys.stderr,
+            )
         elif goes_on_here and not (context.resume or context.quiet):
             print(
                 f"Continuing the unfinished runs in {output} (--fresh starts over).",
@@ -287,7 +290,9 @@ def _content(output: Path) -> dict[str, Any]:
     try:
         return read_content(output)
     except FileNotFoundError as error:
-        raise nothing_to_resume(output) from error
+        raise ConfigurationError(
+            f"There is nothing to resume in {str(output)!r}: give the --output folder of the stopped command."
+        ) from error
     except (OSError, ValueError) as error:
         raise _unreadable(output, error) from error
 
@@ -354,10 +359,21 @@ def clear(output: Path, asked: Request) -> None:
             if is_own(output / name):
                 clear(output / name, part)
                 write_json(output / name / FILE, part.as_dict())
-    clear_report(output)
+    _clear_report(output)
     for pattern in asked.results:
         for file in sorted(output.glob(pattern)):
             remove_file(file)
     for folder in sorted((output / RUNS).glob("*/")):
         if not any(folder.iterdir()):
             folder.rmdir()
+
+
+def _clear_report(output: Path) -> None:
+    """Remove the files of the last report, the page first: without it a report is unfinished."""
+    remove_file(output / PAGE)
+    try:
+        names = [Path(name).name for name in json.loads((output / FILES).read_text("utf-8"))]
+    except (OSError, TypeError, ValueError):  # no report, or a list that somebody has changed
+        return
+    for name in (*names, FILES):
+        remove_file(output / name)

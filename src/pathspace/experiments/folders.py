@@ -8,7 +8,6 @@ stays.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 from pathspace.experiments.context import Context
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.storage import make_folder, remove_file, writable_folder
+from pathspace.experiments.storage import make_folder, writable_folder
 from pathspace.tools.files import clear_leftovers, locked
 
 FILE = "config.json"
@@ -38,18 +37,24 @@ def taken(
     Where none is given and another command was faster, it is the next one.
 
     Args:
-        wanted: See `place`.
-        name: See `place`.
-        goes_on: See `place`.
+        wanted: Where no output is given, it is to start over in a folder that holds nothing yet.
+        name: Of the folder in `runs` where no output is given.
+        goes_on: Says of a folder of runs whether the command would continue what was stopped there.
         check: Refuses a folder before it is made, by a `ConfigurationError`.
 
     Raises:
-        ConfigurationError: See `place` and `check`.
+        ConfigurationError: See `check`; or it cannot be written to, or holds something that is not
+            ours.
         BusyError: Another command is at work in the folder that was asked for.
     """
+    if wanted.resume and wanted.fresh:
+        raise ConfigurationError("--resume and --fresh contradict each other: give one of them.")
     named = wanted.output is not None or wanted.resume
     while True:
-        folder = place(wanted, name, goes_on)
+        folder = wanted.output or _choose(wanted, Path("runs") / name, goes_on)
+        writable_folder(folder, "--output")
+        if not wanted.fresh:
+            _check_own(folder)
         check(folder)
         make_folder(folder)
         with ExitStack() as stack:
@@ -67,26 +72,6 @@ def taken(
             ):
                 yield folder
                 return
-
-
-def place(wanted: Context, name: str, goes_on: Callable[[Path], bool]) -> Path:
-    """Return the folder that a command writes to; it need not exist yet.
-
-    Args:
-        wanted: Where no output is given, it is to start over in a folder that holds nothing yet.
-        name: Of the folder in `runs` where no output is given.
-        goes_on: Says of a folder of runs whether the command would continue what was stopped there.
-
-    Raises:
-        ConfigurationError: It cannot be written to, or holds something that is not ours.
-    """
-    if wanted.resume and wanted.fresh:
-        raise ConfigurationError("--resume and --fresh contradict each other: give one of them.")
-    folder = wanted.output or _choose(wanted, Path("runs") / name, goes_on)
-    writable_folder(folder, "--output")
-    if not wanted.fresh:
-        _check_own(folder)
-    return folder
 
 
 def _choose(wanted: Context, default: Path, goes_on: Callable[[Path], bool]) -> Path:
@@ -155,34 +140,6 @@ def _check_own(folder: Path) -> None:
     raise ConfigurationError(
         f"The folder {str(folder)!r} holds {', '.join(map(repr, held[:3]))}{more}, which no command of pathspace is "
         f"known to have written{broken}: give another --output, or write there all the same with --fresh."
-    )
-
-
-def clear_report(folder: Path) -> None:
-    """Remove the files of the last report in a folder, the page first: without it a report is unfinished."""
-    remove_file(folder / PAGE)
-    try:
-        names = [
-            Path(name).name for name in json.loads((folder / FILES).read_text(encoding="utf-8"))
-        ]
-    except (OSError, TypeError, ValueError):  # no report, or a list that somebody has changed
-        return
-    for name in (*names, FILES):
-        remove_file(folder / name)
-
-
-def say_finished(folder: Path) -> None:
-    """Tell the user that a command finds its report in a folder, and erases nothing of it."""
-    print(
-        f"{str(folder)!r} was finished already: results that are there are taken (--fresh starts over).",
-        file=sys.stderr,
-    )
-
-
-def nothing_to_resume(folder: Path) -> ConfigurationError:
-    """Return the error for a folder that no command has written to."""
-    return ConfigurationError(
-        f"There is nothing to resume in {str(folder)!r}: give the --output folder of the stopped command."
     )
 
 

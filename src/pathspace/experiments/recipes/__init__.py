@@ -143,16 +143,24 @@ def load_recipe(name: str) -> Recipe:
 def listing(width: int) -> list[str]:
     """Return the lines of the list; those below the title of a recipe are at most `width` wide."""
     lines = textwrap.wrap(HEAD, width)
-    for name in recipe_names():
-        recipe = load_recipe(name)
-        lines += ["", f"{name}: {recipe.title}", *_of_paper(recipe, width)]
-        sizes = list(recipe.sizes) or [DEFAULT]
-        known = [recipe.measured.get(size, Measured()) for size in sizes]
+    for name, recipe in listing_as_json().items():
+        lines += ["", f"{name}: {recipe['title']}"]
+        lines += _wrapped(f"paper: {recipe['paper'] or 'none, our own question'}", width, 2)
+        if recipe["distance"]:
+            lines += _wrapped(f"distance: {recipe['distance']}", width, 2)
         # the names, two blanks, and the costs, right-aligned
-        name_width = 2 + max(map(len, sizes))
-        cost_width = max(6, *(len(_cost(each)) for each in known))
-        for size, each in zip(sizes, known, strict=True):
-            lines += _of_size(size, each, name_width, cost_width, width, recipe)
+        name_width = 2 + max(map(len, recipe["sizes"]))
+        costs = {size: _cost(known["core_hours"]) for size, known in recipe["sizes"].items()}
+        cost_width = max(6, *map(len, costs.values()))
+        for size, known in recipe["sizes"].items():
+            if recipe["parts"]:  # what is known of it stands at its parts
+                parts = f"{size:<{name_width}}see {', '.join(recipe['parts'])}"
+                lines += _wrapped(parts, width, name_width)
+                continue
+            run = f"docs/results/{known['page']}" if known["page"] else "not run"
+            run += f" ({known['part']})" if known["part"] else ""
+            row = f"{size:<{name_width}}{costs[size]:>{cost_width}}  {run}"
+            lines += _wrapped(row, width, name_width + cost_width + 2)
     return lines
 
 
@@ -175,38 +183,17 @@ def listing_as_json() -> dict[str, Any]:
     return found
 
 
-def _of_paper(recipe: Recipe, width: int) -> list[str]:
-    hanging = " " * (INDENT + 2)
-    lines = _wrapped(f"paper: {recipe.paper or 'none, our own question'}", width, hanging)
-    return lines + (
-        _wrapped(f"distance: {recipe.distance}", width, hanging) if recipe.distance else []
-    )
+def _cost(core_hours: float | None) -> str:
+    return "?" if core_hours is None else f"{core_hours:,.10g}"
 
 
-def _cost(known: Measured) -> str:
-    return "?" if known.core_hours is None else f"{known.core_hours:,.10g}"
-
-
-def _of_size(
-    size: str, known: Measured, column: int, most: int, width: int, recipe: Recipe
-) -> list[str]:
-    if recipe.parts:  # what is known of it stands at its parts
-        return _wrapped(
-            f"{size:<{column}}see {', '.join(recipe.parts)}", width, " " * (INDENT + column)
-        )
-    run = f"docs/results/{known.page}" if known.page else "not run"
-    run += f" ({known.part})" if known.part else ""
-    return _wrapped(
-        f"{size:<{column}}{_cost(known):>{most}}  {run}", width, " " * (INDENT + column + most + 2)
-    )
-
-
-def _wrapped(text: str, width: int, following: str) -> list[str]:
+def _wrapped(text: str, width: int, hanging: int) -> list[str]:
+    """Wrap an indented text; its further lines hang by some columns more."""
     # Names have hyphens; a line that ended at one would make two names of it.
     return textwrap.wrap(
         text,
         width,
         initial_indent=" " * INDENT,
-        subsequent_indent=following,
+        subsequent_indent=" " * (INDENT + hanging),
         break_on_hyphens=False,
     )
