@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from statistics import stdev
 
 from pathspace.experiments.run import RunConfig, RunResult
@@ -59,14 +60,12 @@ def tuning_runs(settings: Settings) -> list[RunConfig]:
     if not is_tuned(settings):
         return []
     decays = settings.weight_decays[:1] if settings.tuning == "in turn" else settings.weight_decays
-    return [
-        run
-        for method in settings.methods
-        for start in settings.starts
-        for decay in decays
-        for rate in settings.rates_of(method)
-        for run in _tuning(settings, method, start, rate, decay)
+    points = [
+        (method, start, rate, decay)
+        for method, start in product(settings.methods, settings.starts)
+        for decay, rate in product(decays, settings.rates_of(method))
     ]
+    return _tuning(settings, points, settings.tuning_seeds)
 
 
 def decay_runs(settings: Settings, choices: Mapping[tuple[str, str], Choice]) -> list[RunConfig]:
@@ -78,12 +77,9 @@ def decay_runs(settings: Settings, choices: Mapping[tuple[str, str], Choice]) ->
     """
     if settings.tuning != "in turn":
         return []
-    return [
-        run
-        for (method, start), choice in choices.items()
-        for decay in settings.weight_decays[1:]
-        for run in _tuning(settings, method, start, choice.learning_rate, decay)
-    ]
+    others = product(choices.items(), settings.weight_decays[1:])
+    points = [(*pair, choice.learning_rate, decay) for (pair, choice), decay in others]
+    return _tuning(settings, points, settings.tuning_seeds)
 
 
 def only_choices(settings: Settings) -> dict[tuple[str, str], Choice]:
@@ -101,18 +97,16 @@ def chosen_runs(
     settings: Settings, choices: Mapping[tuple[str, str], Choice], *, seeds: int
 ) -> list[RunConfig]:
     """Return runs of the length of tuning runs, with what was chosen, for every method and start."""
-    return [
-        run
-        for (method, start), choice in choices.items()
-        for run in _tuning(
-            settings, method, start, choice.learning_rate, choice.weight_decay, seeds
-        )
+    points = [
+        (*pair, choice.learning_rate, choice.weight_decay) for pair, choice in choices.items()
     ]
+    return _tuning(settings, points, seeds)
 
 
 def _tuning(
-    settings: Settings, method: str, start: str, rate: float, decay: float, seeds: int = 0
+    settings: Settings, points: Iterable[tuple[str, str, float, float]], seeds: int
 ) -> list[RunConfig]:
+    """Return the runs of so many seeds at each point: a method, a start, a rate and a decay."""
     return [
         settings.run_config(
             method,
@@ -123,7 +117,7 @@ def _tuning(
             weight_decay=decay,
             epochs=settings.tuning_epochs,
         )
-        for seed in range(seeds or settings.tuning_seeds)
+        for (method, start, rate, decay), seed in product(points, range(seeds))
     ]
 
 
