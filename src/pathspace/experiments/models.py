@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -94,6 +95,9 @@ class Recurrent(Reader):
         memory: T of the chrono start, the longest dependency that is expected, in steps.
     """
 
+    layer: ClassVar[Callable[..., nn.RNNBase]]
+    """Makes the recurrent layers."""
+
     def __init__(
         self,
         input_size: int,
@@ -109,16 +113,12 @@ class Recurrent(Reader):
         memory: Annotated[int, Field(ge=2, le=LARGEST)] = 100,
     ) -> None:
         super().__init__(input_size, embedding, output)
-        self.rnn = self.recurrent(self.width, hidden, layers)
+        self.rnn = self.layer(self.width, hidden, layers, batch_first=True)
         self.readout = nn.Linear(hidden, output_size)
         if start == "chrono":
             _open_gates_(self.rnn, memory)
         else:
             self._start_at(start, start_limit, recurrent_limit or start_limit)
-
-    def recurrent(self, size: int, hidden: int, layers: int) -> nn.RNNBase:
-        """Return the recurrent layers, batch first."""
-        raise NotImplementedError
 
     @torch.no_grad()
     def _start_at(self, start: str, limit: float, recurrent_limit: float) -> None:
@@ -175,25 +175,19 @@ def _open_gates_(lstm: nn.RNNBase, memory: int) -> None:
 class ReluRNN(Recurrent):
     """A recurrent network with ReLU units."""
 
-    def recurrent(self, size: int, hidden: int, layers: int) -> nn.RNNBase:
-        """See `Recurrent`."""
-        return nn.RNN(size, hidden, layers, nonlinearity="relu", batch_first=True)
+    layer = staticmethod(partial(nn.RNN, nonlinearity="relu"))
 
 
 class TanhRNN(Recurrent):
     """A recurrent network with tanh units, which cannot be rescaled."""
 
-    def recurrent(self, size: int, hidden: int, layers: int) -> nn.RNNBase:
-        """See `Recurrent`."""
-        return nn.RNN(size, hidden, layers, nonlinearity="tanh", batch_first=True)
+    layer = nn.RNN
 
 
 class LSTM(Recurrent):
     """An LSTM, which cannot be rescaled; it has four times the recurrent weights of an RNN with as many units."""
 
-    def recurrent(self, size: int, hidden: int, layers: int) -> nn.RNNBase:
-        """See `Recurrent`."""
-        return nn.LSTM(size, hidden, layers, batch_first=True)
+    layer = nn.LSTM
 
 
 class MLP(Reader):
