@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +31,15 @@ from pathspace.experiments.terminal import output_console, print_json, print_lin
 COMPARE_TITLE = "The same network from two starts of the same function"
 
 
-@dataclass(frozen=True)
-class Done:
-    """A comparison, its report, and the folder of both."""
-
-    comparison: Comparison
-    report: Report
-    folder: Path
-
-
 def execute(
-    asked: Configuration, context: Context, *, given: bool, studied: Recipe | None = None
-) -> Done:
-    """Do all runs, and the study of a recipe that has one, and write the report."""
+    asked: Configuration,
+    context: Context,
+    *,
+    given: bool,
+    studied: Recipe | None = None,
+    shown: bool = True,
+) -> tuple[Comparison, Report]:
+    """Do all runs, and the study of a recipe that has one, write the report, and print what is to be `shown`."""
     with begun(asked, context, given=given) as (configuration, output):
         comparison = _runs(configuration, output, context)
         report = comparison_report(
@@ -56,7 +52,9 @@ def execute(
             else (),
         )
         write_report(report, output)  # last: without it the same command goes on here
-    return Done(comparison, report, output)
+    if shown:
+        print_report(report, output, as_json=context.as_json)
+    return comparison, report
 
 
 def _runs(configuration: Configuration, output: Path, context: Context) -> Comparison:
@@ -80,9 +78,7 @@ def _study(recipe: Recipe, comparison: Comparison, size: str, context: Context) 
 def run_compare(options: Layer, context: Context) -> Comparison:
     """Do what `pathspace compare` was asked for; see there."""
     asked = Configuration("compare", COMPARE_TITLE, settings_from(options))
-    done = execute(asked, context, given=bool(options[1]))
-    print_report(done.report, done.folder, as_json=context.as_json)
-    return done.comparison
+    return execute(asked, context, given=bool(options[1]))[0]
 
 
 def run_train(one: Mapping[str, Any], options: Layer, context: Context) -> Comparison:
@@ -125,9 +121,7 @@ def run_train(one: Mapping[str, Any], options: Layer, context: Context) -> Compa
         "train", f"One run of {name} from the {start} start", settings, seed=one["seed"] or 0
     )
     given = bool(values) or any(value is not None for value in one.values())
-    done = execute(asked, context, given=given)
-    print_report(done.report, done.folder, as_json=context.as_json)
-    return done.comparison
+    return execute(asked, context, given=given)[0]
 
 
 def run_reproduce(name: str, size: str, options: Layer, context: Context) -> dict[str, Comparison]:
@@ -142,11 +136,9 @@ def run_reproduce(name: str, size: str, options: Layer, context: Context) -> dic
         return {}
     if recipe.parts:
         return _reproduce_parts(recipe, size, options, context)
-    done = execute(
-        _asked(recipe, size, options), context, given=bool(size or options[1]), studied=recipe
-    )
-    print_report(done.report, done.folder, as_json=context.as_json)
-    return {name: done.comparison}
+    asked = _asked(recipe, size, options)
+    given = bool(size or options[1])
+    return {name: execute(asked, context, given=given, studied=recipe)[0]}
 
 
 def _asked(recipe: Recipe, size: str, options: Layer) -> Configuration:
@@ -177,7 +169,8 @@ def _reproduce_parts(
         {part: _asked(load_recipe(part), size, options) for part in recipe.parts},
     )
     with begun(asked, context, given=bool(size or options[1])) as (settled, output):
-        done = {}
+        comparisons: dict[str, Comparison] = {}
+        results: list[Any] = []
         for part, configuration in settled.parts.items():
             known = folders.is_own(output / part)
             here = replace(
@@ -186,14 +179,12 @@ def _reproduce_parts(
                 resume=known,
                 fresh=context.fresh and not known,
             )
-            done[part] = execute(configuration, here, given=True)
-            if not context.as_json:
-                print_report(done[part].report, output / part)
-        comparisons = {part: each.comparison for part, each in done.items()}
+            shown = not context.as_json
+            comparisons[part], report = execute(configuration, here, given=True, shown=shown)
+            results.append(report.results)
         found = parts_report(comparisons, title=recipe.title, configuration=settled.as_dict())
         page = write_report(found, output)
     if context.as_json:
-        results = [each.report.results for each in done.values()]
         print_json(results[0] if len(results) == 1 else results)
     else:
         print_line(output_console(), f"All parts: {page}")
