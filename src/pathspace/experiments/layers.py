@@ -10,7 +10,7 @@ import json
 import math
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, fields
 from functools import cache
 from itertools import takewhile
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
@@ -155,17 +155,22 @@ def problem(hint: Any, value: Any) -> str:
     try:
         _adapter(hint).validate_python(value)
     except ValidationError as error:
-        first = error.errors()[0]
-        cause = first.get("ctx", {}).get("error")
-        if isinstance(cause, ConfigurationError):
-            raise cause from None
-        return _wanted(first)
+        return _wanted(_first(error))
     return ""
+
+
+def _first(error: ValidationError) -> Mapping[str, Any]:
+    """Return the first of pydantic's errors; one of ours within it is raised as it is."""
+    first = error.errors()[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, ConfigurationError):
+        raise cause from None
+    return first
 
 
 @cache
 def _adapter(hint: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(hint, config=None if is_dataclass(hint) else CONFIG)
+    return TypeAdapter(hint, config=CONFIG)
 
 
 @cache
@@ -175,10 +180,7 @@ def _hints(schema: type) -> dict[str, Any]:
 
 def _translated(error: ValidationError, values: Mapping[str, Any]) -> ConfigurationError:
     """Return the first error in our words; a list, or a table with odd keys, is shown as a whole."""
-    first = error.errors()[0]
-    cause = first.get("ctx", {}).get("error")
-    if isinstance(cause, ConfigurationError):
-        return cause
+    first = _first(error)
     path = [*takewhile(lambda part: isinstance(part, str) and part != "[key]", first["loc"])]
     table = ".".join(map(str, path[:-1]))
     if first["type"] == "missing":
