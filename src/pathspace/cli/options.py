@@ -123,15 +123,15 @@ class SettingOptions:
         float | None,
         typer.Option(
             "--clip-step",
-            help="Bound of Path-SGD and DDP-SGD on the length of a step, before the learning rate and measured on "
-            "balanced weights; default none.",
+            help="Largest step of Path-SGD and DDP-SGD: its length on balanced weights, before the learning rate; "
+            "default none.",
         ),
     ] = None
     settings: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
-            help="Any other setting: NAME=VALUE or TABLE.NAME=VALUE, as in a recipe; a wrong NAME lists all. "
+            help="Any other setting: NAME=VALUE or TABLE.NAME=VALUE, as in a recipe. A wrong NAME lists all names. "
             "Repeatable.",
         ),
     ] = None
@@ -192,7 +192,7 @@ class TableOptions(SettingOptions):
         str | None,
         typer.Option(
             "--learning-rates",
-            help="The grid, separated by commas, of all methods but those with a grid of their own (the setting "
+            help="Grid of learning rates, separated by commas, for all methods without a grid of their own (setting "
             f"method_rates); {_BY_TASK}.",
         ),
     ] = None

@@ -36,7 +36,7 @@ class Context:
         Path | None,
         typer.Option(
             "--output",
-            help="Folder for runs and report; default runs/NAME, or runs/NAME-2 and so on beside others.",
+            help="Folder for runs and report; default runs/NAME, or runs/NAME-2 if that is taken, and so on.",
         ),
     ] = None
     data_dir: Annotated[
@@ -56,7 +56,8 @@ class Context:
     resume: Annotated[
         bool,
         typer.Option(
-            "--resume", help="Continue what was stopped in the --output folder, or in the last one."
+            "--resume",
+            help="Continue the stopped command of the --output folder; default the last folder.",
         ),
     ] = False
     fresh: Annotated[
@@ -116,7 +117,8 @@ class EngineContext(Context):
     engine: Annotated[
         str,
         typer.Option(
-            "--engine", help=f"What does the runs: {', '.join(ENGINES)} ({install('ray')})."
+            "--engine",
+            help=f"Engine that does the runs: {', '.join(ENGINES)} (needs {install('ray')}).",
         ),
     ] = "local"
     address: Annotated[
@@ -134,6 +136,10 @@ def chosen_device(name: str) -> str:
     Raises:
         ConfigurationError: There is no such device.
     """
+    if name.lower() == "gpu":  # whose spelling is nearest to cpu
+        raise ConfigurationError(
+            f"Unknown device {name!r} in --device: choose from {', '.join(DEVICES)}. Did you mean 'cuda'?"
+        )
     if name not in DEVICES:
         raise unknown_name("device", name, DEVICES, "--device")
     if name == "cpu":

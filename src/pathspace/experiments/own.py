@@ -68,10 +68,15 @@ def with_own_file(options: Mapping[str, Any], file: Path | None, *, quick: bool)
     for name in ("task", "task_options", "model", "model_options"):
         if name in options:
             raise ConfigurationError(
-                f"The file {str(file)!r} is task and model: leave {name!r} out."
+                f"The file {str(file)!r} brings its own data and model: leave out {_option(name)}."
             )
     of_file = options_of_file(file)
     return {**given, "task": OWN, "task_options": of_file, "model_options": of_file}
+
+
+def _option(name: str) -> str:
+    """Return how the command line gives a setting."""
+    return "--task" if name == "task" else f"--set {name}"
 
 
 def options_of_file(file: Path) -> dict[str, str]:
@@ -97,7 +102,7 @@ def make_model(file: str, digest: str) -> nn.Module:
     made = _call(file, digest, "model")
     if not isinstance(made, nn.Module):
         raise ConfigurationError(
-            f"model() in {file!r} returned a {type(made).__name__}: return an nn.Module."
+            f"Expected an nn.Module from model() in {file!r}, got {type(made).__name__}."
         )
     return made
 
@@ -246,9 +251,11 @@ def _task(
 
 def _squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     if outputs.shape != targets.shape:  # which torch would stretch
+        classes = outputs.dim() == 2 and targets.dim() == 1 and outputs.shape[1] > 1
+        advice = "if the targets are class numbers, yield targets.long(); else " if classes else ""
         raise ConfigurationError(
             f"The model gives outputs of shape {tuple(outputs.shape)} for targets of shape {tuple(targets.shape)}: "
-            "give both one shape, or define loss(outputs, targets) in the file."
+            f"{advice}give both one shape, or define loss(outputs, targets) in the file."
         )
     return functional.mse_loss(outputs, targets)
 
@@ -269,7 +276,7 @@ def _check_once(file: str, digest: str, task: Task, own_loss: Any) -> None:
     inputs, targets = task.train.inputs[:2], task.train.targets[:2]
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         model = make_model(file, digest)
-        outputs = run_users(f"{file}: the model", lambda: model(inputs))
+        outputs = _outputs(file, model, inputs)
         if own_loss is None and not targets.is_floating_point():
             _check_classes(file, outputs, task.output_size)
         value = run_users(f"{file}: the loss", lambda: task.loss(outputs, targets))
@@ -278,6 +285,18 @@ def _check_once(file: str, digest: str, task: Task, own_loss: Any) -> None:
         raise ConfigurationError(
             f"The loss in {file!r} of outputs and targets is {shape}: return the mean over the batch, one number."
         )
+
+
+def _outputs(file: str, model: nn.Module, inputs: Tensor) -> Any:
+    """Return what the model makes of inputs, or say that it may want real numbers."""
+    try:
+        return run_users(f"{file}: the model", lambda: model(inputs))
+    except ConfigurationError as error:
+        if inputs.is_floating_point():
+            raise
+        raise ConfigurationError(
+            f"{error} batches() yields inputs of {inputs.dtype}: if the model wants real numbers, yield inputs.float()."
+        ) from error
 
 
 def _check_classes(file: str, outputs: Any, classes: int) -> None:
@@ -323,8 +342,8 @@ def _iterated(file: str, batches: Any) -> Iterable[Any]:
     """Yield batches, whose making is the user's code too."""
     if not isinstance(batches, Iterable):
         raise ConfigurationError(
-            f"batches() in {file!r} returned a {type(batches).__name__}: yield pairs (inputs, targets), or return a "
-            "DataLoader."
+            f"Expected pairs (inputs, targets) from batches() in {file!r}, got {type(batches).__name__}: "
+            "yield pairs, or return a DataLoader."
         )
     iterator = iter(batches)
     end = object()
