@@ -98,6 +98,15 @@ def test_the_example_of_the_page(tmp_path, monkeypatch, no_pictures):
     )
 
 
+def test_a_network_without_units_to_rescale_is_told_once(tmp_path, no_pictures):
+    model = MODEL.replace("torch.nn.ReLU()", "torch.nn.Tanh()")
+    result = compared(tmp_path, data("torch.randint(0, 2, (8,))", model=model))
+    assert result.exit_code == 0, result.output
+    told = " ".join(result.output.split())
+    assert told.count("nothing in this network is rescaled, so all starts are one") == 1
+    assert "no unit class" not in told
+
+
 @pytest.mark.parametrize(
     "content",
     [

@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -211,7 +212,10 @@ def _traced(
     if config.model in RESCALABLE:
         examples = task.train.inputs[:2].to(device)
         try:
-            return pathspace.trace(model, examples, outside=OUTSIDE.get(config.model, ()))
+            with warnings.catch_warnings():
+                # the report says it once, where it matters
+                warnings.filterwarnings("ignore", "the network has no unit class", UserWarning)
+                return pathspace.trace(model, examples, outside=OUTSIDE.get(config.model, ()))
         except UntraceableError as error:
             if config.model != OWN:
                 raise

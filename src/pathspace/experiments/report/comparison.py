@@ -132,6 +132,11 @@ def conclusion(comparison: Comparison) -> tuple[str, ...]:
         sentences.append(
             f"The same training curve from every start, to the last bit: {_names(same)}."
         )
+    if same and not other and not all(METHODS[name].invariant for name in same):
+        sentences.append(
+            "Methods that are not invariant have it, too: nothing in this network is rescaled, so all starts are one "
+            "(`pathspace check-scale` says why)."
+        )
     if other:
         of = " of the same function" if are_one_function(comparison.settings.starts) else ""
         sentences.append(f"Another curve from another start{of}: {_names(other)}.")
