@@ -124,7 +124,11 @@ def test_an_ensemble_of_folds_is_the_same_in_two_processes():
         ({"folds": 2, "restarts": 3, "ensemble": 2}, None, "multiples of folds"),
         ({"folds": 2, "restarts": 2, "ensemble": 1}, None, "multiples of folds"),
         ({"folds": 0}, None, "multiples of folds"),
-        ({"folds": 2, "restarts": 2, "ensemble": 2}, 0.1, "folds take turns as the validation text"),
+        (
+            {"folds": 2, "restarts": 2, "ensemble": 2},
+            0.1,
+            "folds take turns as the validation text",
+        ),
         ({"folds": 200, "restarts": 200, "ensemble": 200}, None, "too short for 200 folds"),
     ],
 )
