@@ -125,6 +125,15 @@ def conclusion(comparison: Comparison) -> tuple[str, ...]:
     Two questions are kept apart. Same: is the training curve the same from every start, to the last
     bit? Good: which test errors lie apart from the least one?
     """
+    sentences = _same_curves(comparison)
+    if claims_something(comparison):
+        return (*sentences, *claim_sentences(comparison))
+    errors = [_errors(comparison, start) for start in comparison.settings.starts]
+    return (*sentences, *filter(None, errors))
+
+
+def _same_curves(comparison: Comparison) -> list[str]:
+    """Say which methods have the same training curve from every start, and which have another."""
     same = [name for name, difference in comparison.differences.items() if difference == 0.0]
     other = [name for name, difference in comparison.differences.items() if difference != 0.0]
     sentences = []
@@ -140,10 +149,7 @@ def conclusion(comparison: Comparison) -> tuple[str, ...]:
     if other:
         of = " of the same function" if are_one_function(comparison.settings.starts) else ""
         sentences.append(f"Another curve from another start{of}: {_names(other)}.")
-    if claims_something(comparison):
-        return (*sentences, *claim_sentences(comparison))
-    errors = [_errors(comparison, start) for start in comparison.settings.starts]
-    return (*sentences, *filter(None, errors))
+    return sentences
 
 
 def _errors(comparison: Comparison, start: str) -> str:

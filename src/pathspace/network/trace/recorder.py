@@ -534,15 +534,16 @@ class Recorder:
             examples.doubtful |= not as_before  # another dimension of size 1 may stand there
             known = as_before or examples.guessing
             return self.add_leaf(tensor, "input", batch=batch if known else None)
-        single = examples.single()
-        grows = (
-            single is None
-            or len(single) != tensor.dim()
-            or tensor.shape[batch] == examples.count * single[batch]
-        )
-        if batched is None or not (as_before and grows):
+        if batched is None or not (as_before and self._grows(tensor, batch)):
             return self.add_leaf(tensor, "input")
         return self.add_leaf(tensor, "input", batch=batch, examples=batched.examples)
+
+    def _grows(self, tensor: Tensor, dim: int) -> bool:
+        """Return whether a dimension of the latest result is as many times as large as there are more examples."""
+        single = self.examples.single()
+        if single is None or len(single) != tensor.dim():
+            return True  # nothing is known of it
+        return tensor.shape[dim] == self.examples.count * single[dim]
 
     def note_drawn(self, drawn: Any) -> Any:
         """Remember that tensors hold random numbers, for what is said of a question about them."""
