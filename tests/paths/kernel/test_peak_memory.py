@@ -1,6 +1,7 @@
 """How much memory the metric of a training step takes."""
 
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ from torch import nn
 
 from cases import mlp
 from pathspace.optim.base import coordinates
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 
 @pytest.mark.sample(2)
@@ -17,7 +20,7 @@ from pathspace.optim.base import coordinates
 )
 def test_path_sgd_keeps_at_most_two_copies_of_the_parameters(build, refresh_every):
     """One of squares, and one of their gradients."""
-    sys.path.insert(0, "benchmarks")
+    sys.path.insert(0, str(BENCHMARKS))
     from step_cost import Case, peak_bytes
 
     case = Case(
@@ -38,7 +41,7 @@ def test_a_refresh_takes_one_copy_of_the_parameters_and_coordinates_two_of_the_l
     optimizer, most, monkeypatch
 ):
     """Squares, and then 1 / D in their place; for a rule in coordinates these and their gradients."""
-    sys.path.insert(0, "benchmarks")
+    sys.path.insert(0, str(BENCHMARKS))
     from step_cost import Case, LiveBytes, trial
 
     monkeypatch.setattr(coordinates, "_TOGETHER", 1)
