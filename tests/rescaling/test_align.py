@@ -484,6 +484,14 @@ def test_dead_units_are_no_obstacle():
     assert ps.rescaling.equivalent(network, shuffled(network))
 
 
+def test_places_that_are_dead_on_one_example_keep_their_order():
+    """Where all of them are zero, as on the first input that is drawn, any order gives the same outputs."""
+    model = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(4, 2))
+    with pytest.warns(UserWarning, match="no unit class"):
+        network = ps.trace(model.double(), torch.zeros(1, 1, 3, 5).double())
+    assert not groups_of(network)
+
+
 def test_units_in_front_of_a_zero_layer_are_put_in_order():
     torch.manual_seed(0)
     model = mlp(3, 6, 6, 2).double()

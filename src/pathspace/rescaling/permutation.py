@@ -36,6 +36,9 @@ from pathspace.rescaling.axis_rules import AxisReader
 _ROUNDING = 1e-7
 """The largest difference of outputs, relative to the largest of them, that counts as rounding in float64."""
 
+_MORE_EXAMPLES = (1, 2, 3)
+"""Seeds of the inputs on which units are shuffled once more."""
+
 Values = dict[str, Tensor]
 
 
@@ -113,6 +116,10 @@ def groups_of(network: Network) -> list[Group]:
     example = _drawn(network.call.arguments)
     reading = read_axes(network, example)
     groups = _Trial(network, reading.model, example).finest_that_hold(list(candidates(reading)))
+    # whatever lies in front of a unit that is dead on one example may stand in any order there
+    for seed in _MORE_EXAMPLES if groups else ():
+        trial = _Trial(network, reading.model, _drawn(network.call.arguments, seed))
+        groups = trial.those_that_hold(groups)
     if not any(group.axis.root.divided for group in groups):
         return groups
     # a reshape of units and positions may fit by chance
@@ -237,9 +244,9 @@ def _as_written() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-def _drawn(arguments: Any) -> Any:
+def _drawn(arguments: Any, seed: int = 0) -> Any:
     """Return inputs of a form without data: random numbers, and zeros for whole ones."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
 
     def values(tensor: Tensor) -> Tensor:
         if tensor.is_floating_point():
