@@ -580,6 +580,19 @@ def test_the_backend_of_a_notebook_is_not_asked_for(monkeypatch: pytest.MonkeyPa
     assert os.environ["MPLBACKEND"] == "agg"
 
 
+def test_ctrl_c_before_a_command_begins_is_quiet(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pathspace.cli.app", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+    assert capsys.readouterr() == ("", "")
+
+
 @pytest.mark.usefixtures("no_pictures")
 def test_quiet_commands_print_results_alone(tmp_path: Path) -> None:
     result = call("train", *TINY, "--quiet", "--output", str(tmp_path))

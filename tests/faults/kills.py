@@ -235,6 +235,9 @@ def test_twenty_kills_of_each_command_cost_nothing(name, inputs, tmp_path):
         said = process.communicate()[0]
         if process.returncode == -signal.SIGKILL:
             kills += 1
+            if name == "decompress" and (tmp_path / "out").exists():
+                assert result(name, tmp_path) == whole  # it died with its work done
+                start_over(tmp_path)
             continue
         assert process.returncode == 0, said
         assert result(name, tmp_path) == whole

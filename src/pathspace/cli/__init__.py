@@ -66,6 +66,8 @@ def main() -> None:
         if ended.code == INTERRUPTED:
             ended.code = interrupts.code
         raise
+    except KeyboardInterrupt:  # while typer is not there yet, or no longer
+        sys.exit(interrupts.code)
     except Exception as error:
         if mended := _mendable(error):
             typer.echo(f"Error: {mended}", err=True)
