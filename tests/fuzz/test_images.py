@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 import pathspace as ps
 from fuzz.images import Images
-from fuzz.test_programs import UNSURE
+from fuzz.test_programs import UNSURE, on_paths
 from pathspace.rescaling.permutation import groups_of, state_of
 
 COUNT, MANY, BATCHES = 12, 1500, (1, 3)
@@ -34,14 +34,7 @@ def check_rescaled(seed):
     for name, found in ps.paths.kappa(network).items():
         scale = network.edge_factors(name, factors)
         assert_close(found * scale.square(), kappa[name], rtol=1e-9, atol=0)
-    # a class without any path has no scale
-    alive = torch.tensor(
-        [
-            any(kappa[name][index] > 0 for name, index in (*c.incoming, *c.outgoing))
-            for c in network.unit_classes
-        ],
-        dtype=torch.bool,
-    )
+    alive = on_paths(network, kappa)
     moved = ps.rescaling.balance.balancing_factors(network) * factors
     assert_close(moved[alive], gauge[alive], rtol=1e-9, atol=0)
     return "rescaled" if network.num_classes else "without units"

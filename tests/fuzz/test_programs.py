@@ -88,6 +88,13 @@ def run_longer(model: Model) -> torch.Tensor | None:
         return None
 
 
+def on_paths(network: ps.network.Network, kappa: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Which unit classes some path goes through, bool [C]; the others have no scale of their own."""
+    ends = [(*c.incoming, *c.outgoing) for c in network.unit_classes]
+    found = [any(kappa[name][index] > 0 for name, index in edges) for edges in ends]
+    return torch.tensor(found, dtype=torch.bool)
+
+
 def check(program: Program) -> str:
     """Compare a program; returns what became of it: traced, refused rightly or out of caution, or none at all."""
     seed, model = program.seed, Model(program)
@@ -125,14 +132,7 @@ def check(program: Program) -> str:
         network, 2.0**-6, 2.0**6, powers_of_two=True, generator=generator
     )
     after = ps.rescaling.balance.balancing_factors(network)
-    # a class without any path has no scale
-    alive = torch.tensor(
-        [
-            any(kappa[name][index] > 0 for name, index in (*c.incoming, *c.outgoing))
-            for c in network.unit_classes
-        ],
-        dtype=torch.bool,
-    )
+    alive = on_paths(network, kappa)
     after, gauge = (after * factors)[alive], gauge[alive]
     torch.testing.assert_close(after, gauge, rtol=1e-9, atol=0, msg=lambda m: f"gauge: {m}")
     for batch, known in zip(BATCHES, before, strict=True):

@@ -216,21 +216,22 @@ def begun(asked: Command, context: Context, *, given: bool) -> Iterator[tuple[Co
         elif not is_same(output, settled):  # until the seeds are there that it adds
             remove_file(output / PAGE)
         write_json(output / FILE, settled.as_dict())
-        if finished and not (context.resume or context.quiet):
-            print(
-                f"{str(output)!r} was finished already: results that are there are taken (--fresh starts over).",
-                file=sys.stderr,
-            )
-        elif goes_on_here and not (context.resume or context.quiet):
-            print(
-                f"Continuing the unfinished runs in {output} (--fresh starts over).",
-                file=sys.stderr,
-            )
+        if goes_on_here and not (context.resume or context.quiet):
+            _say_what_is_taken_over(output, finished=finished)
         try:
             yield settled, context.for_jobs(output)
         except (KeyboardInterrupt, StorageError) as error:
             error.add_note(context.going_on(output))
             raise
+
+
+def _say_what_is_taken_over(output: Path, *, finished: bool) -> None:
+    """Tell whoever did not ask for it that a command takes over the results of an earlier one."""
+    if finished:
+        said = f"{str(output)!r} was finished already: results that are there are taken"
+    else:
+        said = f"Continuing the unfinished runs in {output}"
+    print(f"{said} (--fresh starts over).", file=sys.stderr)
 
 
 def _settle(asked: Command, output: Path, context: Context, *, given: bool) -> tuple[Command, bool]:

@@ -90,7 +90,8 @@ def run_train(one: Mapping[str, Any], options: Layer, context: Context) -> Compa
         context: Where to write.
     """
     where, values = options
-    name, start = one["method"] or "path-sgd", one["start"] or "default"
+    name = one["method"] or "path-sgd"
+    start = one["start"] or "default"
     rate = one["learning_rate"]
     chosen = method(name, "--method")
     check_start(start, "--start")

@@ -236,7 +236,7 @@ def language_model(
     layers: Count = 2,
     embedding: Count = 200,
     tied: bool = True,
-    output: Literal["every"] = "every",  # noqa: ARG001 (what other models may choose)
+    output: Literal["every"] = "every",
     embedding_dropout: Share = 0.0,
     input_dropout: Share = 0.0,
     hidden_dropout: Share = 0.0,
@@ -244,6 +244,7 @@ def language_model(
     weight_drop: Share = 0.0,
 ) -> nn.Module:
     """Return a `pathspace.nn.LanguageModel` for streams; its embedding and decoder take the plain rule."""
+    del output  # a stream is predicted at every step
     return LanguageModel(
         symbols,
         embedding=embedding,

@@ -188,7 +188,7 @@ def _check_repeatable(file: str, digest: str, inputs: Tensor, targets: Tensor) -
             )
 
 
-def build(*, file: str = "", digest: str = "", data_dir: Path | None = None) -> Task:  # noqa: ARG001 (every task takes it)
+def build(*, file: str = "", digest: str = "", data_dir: Path | None = None) -> Task:
     """Return the examples of a file as a task.
 
     Args:
@@ -199,14 +199,15 @@ def build(*, file: str = "", digest: str = "", data_dir: Path | None = None) -> 
     Raises:
         ConfigurationError: No file is given, or it has no such data, model or loss.
     """
+    del data_dir
     if not file:
         raise ConfigurationError(
             "The task 'own' is a Python file of yours: give it as `pathspace compare FILE.py`."
         )
     inputs, targets = examples_of(file, digest)
     order = mixed(len(inputs))
-    first, second = int(TRAIN * len(order)), int((TRAIN + VALIDATION) * len(order))
-    splits = [Split(inputs[part], targets[part]) for part in order.tensor_split((first, second))]
+    ends = (int(TRAIN * len(order)), int((TRAIN + VALIDATION) * len(order)))
+    splits = [Split(inputs[part], targets[part]) for part in order.tensor_split(ends)]
     train, validation, test = splits
     described = (
         f"{Path(file).name}, examples of {_shape(inputs)} ({len(train)} training, {len(validation)} validation, "
@@ -273,7 +274,8 @@ def _mean_of_all(
 
 def _check_once(file: str, digest: str, task: Task, own_loss: Any) -> None:
     """Run the model and the loss once, on two examples, and refuse what fails, or a loss that is not one number."""
-    inputs, targets = task.train.inputs[:2], task.train.targets[:2]
+    inputs = task.train.inputs[:2]
+    targets = task.train.targets[:2]
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         model = make_model(file, digest)
         outputs = _outputs(file, model, inputs)

@@ -46,7 +46,8 @@ class ReduceAt(GatedFamily):
         """Return whether it is a maximum, or a sum with an index that is data. Other sums are affine."""
         if len(step.args) < 5 or listing.has_weight(step.tensors):
             return False
-        index, reduce = step.args[2], step.args[4]
+        index = step.args[2]
+        reduce = step.args[4]
         is_sum = reduce == "sum" and step.kwargs.get("include_self", True)
         return not is_sum or listing.is_data(index)
 

@@ -223,9 +223,10 @@ def _strided(dim: Dim, stride: int, size: int) -> Dim:
     if size * stride != size_of(dim):
         fix(dim)
         return dim_of(size, fixed=True)
-    outer, inner = dim_of(size), dim_of(stride, fixed=True)
-    unify(dim, product(outer, inner))
-    return outer
+    runs = dim_of(size)
+    within_a_run = dim_of(stride, fixed=True)
+    unify(dim, product(runs, within_a_run))
+    return runs
 
 
 def split(reader: AxisReader, step: Step) -> None:
