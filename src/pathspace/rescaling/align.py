@@ -357,7 +357,9 @@ def path_coordinates(network: Network) -> Values:
     found = kappa(network, parameters=wide)
     on_paths = {name: (found[name].sqrt() * w).cpu() for name, w in wide.items()}
     balanced = _at_balance(network)
-    small = _OFF_PATHS * (_largest(on_paths) or 1.0) / (_largest(balanced) or 1.0)
+    largest_on_paths = _largest(on_paths) or 1.0
+    largest_balanced = _largest(balanced) or 1.0
+    small = _OFF_PATHS * largest_on_paths / largest_balanced
     return {
         name: torch.where(found[name].cpu() > 0, u, small * balanced[name])
         for name, u in on_paths.items()

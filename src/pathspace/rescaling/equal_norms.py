@@ -26,28 +26,29 @@ def equal_norm_factors(network: Network) -> Tensor:
     start = 1.0 / node_mass(network).gauge().cpu()
     edges = all_edges(network, start)
     scales = Scales(network.num_classes, network.monomials.to(start.device))
-    # half of the way goes past the minimum where weights lie between products of classes
-    slower = 2 / max([_most_classes(edge, scales) for edge in edges], default=2)
+    # `agreement` goes half of the way, which is too far if a weight changes with more than two
+    # classes: the sum of squares is convex in log s, so that a step of 1 / n is safe for n classes
+    most = max([_classes_of_a_weight(edge, scales) for edge in edges], default=2)
+    share = 2 / max(2, most)
 
     def gap(x: Tensor) -> Tensor:
         growing, shrinking = log_sums(edges, scales, x)
         has_both = growing.isfinite() & shrinking.isfinite()
         # logs of squares: multiplying s by e^d adds 2 d to one and takes 2 d from the other
-        return torch.where(has_both, slower * (shrinking - growing) / 4, 0.0)
+        return torch.where(has_both, share * (shrinking - growing) / 4, 0.0)
 
     return start * agreement(gap, torch.zeros_like(start))
 
 
-def _most_classes(edges: Edges, scales: Scales) -> int:
-    """Return how many classes the weights of a parameter change with at most, two at least.
-
-    If every class takes its share of the way to its own minimum, no weight goes past where all
-    shares of its classes lead: the sum of squares is convex in log s.
-    """
+def _classes_of_a_weight(edges: Edges, scales: Scales) -> int:
+    """Return with the scales of how many classes a weight of a parameter changes, at most."""
+    of_fixed = [0]
+    of_classes = [1] * scales.classes
     of_products = (scales.monomials != 0).sum(-1).tolist()
-    number = torch.tensor([0, *[1] * scales.classes, *of_products])
-    target, source = (number[labels.abs().cpu()] for labels in (edges.target, edges.source))
-    return max(2, int((target + source).max()))
+    by_label = torch.tensor([*of_fixed, *of_classes, *of_products])
+    at_target = by_label[edges.target.abs().cpu()]
+    at_source = by_label[edges.source.abs().cpu()]
+    return int((at_target + at_source).max())
 
 
 def log_sums(edges: Sequence[Edges], scales: Scales, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -117,7 +117,9 @@ def groups_of(network: Network) -> list[Group]:
     reading = read_axes(network, example)
     groups = _Trial(network, reading.model, example).finest_that_hold(list(candidates(reading)))
     # whatever lies in front of a unit that is dead on one example may stand in any order there
-    for seed in _MORE_EXAMPLES if groups else ():
+    for seed in _MORE_EXAMPLES:
+        if not groups:
+            return []
         trial = _Trial(network, reading.model, _drawn(network.call.arguments, seed))
         groups = trial.those_that_hold(groups)
     if not any(group.axis.root.divided for group in groups):

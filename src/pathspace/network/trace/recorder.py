@@ -523,26 +523,34 @@ class Recorder:
                 self.origins[self._values[id(tensor)][1].slot] = origin
 
     def _bind_input(self, tensor: Tensor, batch: int | None, batched: Value | None) -> Tensor:
-        """Make a result an input, with the batch in the dimension where ``batched``, an argument, has it."""
-        examples = self.examples
-        if batch is None or tensor.dim() <= batch:
-            return self.add_leaf(tensor, "input")
-        as_before = batched is not None and tensor.shape[: batch + 1] == batched.shape[: batch + 1]
-        if examples.count == 1:
-            if tensor.shape[batch] != 1:
-                return self.add_leaf(tensor, "input")
-            examples.doubtful |= not as_before  # another dimension of size 1 may stand there
-            known = as_before or examples.guessing
-            return self.add_leaf(tensor, "input", batch=batch if known else None)
-        if batched is None or not (as_before and self._grows(tensor, batch)):
-            return self.add_leaf(tensor, "input")
-        return self.add_leaf(tensor, "input", batch=batch, examples=batched.examples)
+        """Make a result an input, and find out whether it has the examples where its argument has them.
 
-    def _grows(self, tensor: Tensor, dim: int) -> bool:
-        """Return whether a dimension of the latest result is as many times as large as there are more examples."""
+        Args:
+            tensor: the result of a function of inputs.
+            batch: the dimension in which an argument has the examples, if it is known.
+            batched: that argument.
+        """
+        if batch is None or batched is None or tensor.dim() <= batch:
+            return self.add_leaf(tensor, "input")
+        examples = self.examples
+        same_sizes = tensor.shape[: batch + 1] == batched.shape[: batch + 1]
+        if examples.count > 1:
+            if not (same_sizes and self._grows_with_examples(tensor, batch)):
+                return self.add_leaf(tensor, "input")
+            return self.add_leaf(tensor, "input", batch=batch, examples=batched.examples)
+        if tensor.shape[batch] != 1:
+            return self.add_leaf(tensor, "input")
+        if not same_sizes:  # this may be another dimension of size 1
+            examples.doubtful = True
+            if not examples.guessing:
+                return self.add_leaf(tensor, "input")
+        return self.add_leaf(tensor, "input", batch=batch)
+
+    def _grows_with_examples(self, tensor: Tensor, dim: int) -> bool:
+        """Return whether a dimension is n times as large for n examples as the pass with one example found it."""
         single = self.examples.single()
         if single is None or len(single) != tensor.dim():
-            return True  # nothing is known of it
+            return True  # that pass says nothing of it
         return tensor.shape[dim] == self.examples.count * single[dim]
 
     def note_drawn(self, drawn: Any) -> Any:
