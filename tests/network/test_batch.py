@@ -131,6 +131,11 @@ def test_a_vector_of_examples_that_is_turned_keeps_them():
     torch.testing.assert_close(list(found.values()), list(known.values()))
 
 
+def without_rest(h):
+    """Rotary embeddings turn some features, which may be all, and join the others, which may be none."""
+    return torch.cat([h[..., :3], h[..., 3:]], -1)
+
+
 KEPT = {
     "steps merged with the batch": (lambda m, h, x: m.out(h.view(-1, 6)).view(len(x), -1, 2), STEPS, 0),
     "time first": (lambda m, h, x: m.out(h.transpose(0, 1).reshape(-1, 6)).view(
@@ -140,6 +145,9 @@ KEPT = {
         m.step(h.view(-1, 6)).view(*x.shape[:2], 6))[0], (5, 3, 4), 1),
     "last step of merged rows": (lambda m, h, x: m.out(h.transpose(0, 1).reshape(-1, 6)[-len(x):]), STEPS, 0),
     "heads": (lambda m, h, x: m.out(h.view(len(x), -1, 2, 3).transpose(1, 2).flatten(2).sum(1)[:, :6]), STEPS, 0),
+    "heads merged with the batch, and nothing joined to them": (lambda m, h, x: m.out(without_rest(
+        h.view(len(x), -1, 2, 3).transpose(1, 2).reshape(-1, h.shape[1], 3)
+    ).view(len(x), 2, -1, 3).transpose(1, 2).reshape(h.shape)), STEPS, 0),
     "windows": (lambda m, h, x: m.out(m.step(
         h.view(len(x), 2, 2, 6).permute(0, 2, 1, 3).reshape(-1, 2, 6)
     ).view(len(x), 2, 2, 6).permute(0, 2, 1, 3).reshape(len(x), 4, 6)), (3, 4, 4), 0),

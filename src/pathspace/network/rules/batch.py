@@ -85,17 +85,32 @@ def _examples_moved(
     places = examples.places(value)
     if places is None:
         return None, None
+    single = examples.single()
+    if 0 in after:
+        return _examples_of_nothing(value, after, single)
     result = along(move(places))
     if result is None:
         return recorder.mixes()
     dim, pattern = result
     # the dimension in which they lie now has to be the one that grows with the batch
-    single = examples.single()
     if single is None or len(single) != len(after):
         return dim, examples.pattern(pattern)
     if after[dim] != examples.count * single[dim]:
         return recorder.mixes()
     return dim, examples.pattern(pattern)
+
+
+def _examples_of_nothing(
+    value: Value, after: torch.Size, single: torch.Size | None
+) -> tuple[int | None, Tensor | None]:
+    """Return where the examples would be in a tensor without elements: the dimension that grew with the batch."""
+    if single is None or len(single) != len(after):
+        return None, None
+    grown = [d for d, n in enumerate(after) if n != single[d]]
+    if len(grown) != 1:
+        return None, None
+    fits = value.examples is not None and len(value.examples) == after[grown[0]]
+    return grown[0], value.examples if fits else None
 
 
 def _batch_of_one(
