@@ -250,6 +250,116 @@ def test_that_of_a_square_is_recognised_too(square, way):
     assert_close(*found, rtol=0, atol=0)
 
 
+def centred(x):
+    return x - x.mean(-1, keepdim=True)
+
+
+def from_both(x, statistics):
+    spread, mean = statistics
+    return (x - mean) * torch.rsqrt(spread + 1e-5)
+
+
+def of_unit_length(x):
+    return functional.rms_norm(x, (4,), eps=0.0) / 2
+
+
+# of an activation and a gain: written by hand, and as layers
+LAYERS_BY_HAND = {
+    "convnext": (
+        lambda x, g: centred(x) / torch.sqrt(centred(x).pow(2).mean(-1, keepdim=True) + 1e-5) * g,
+        lambda x, g: functional.layer_norm(x, (4,)) * g,
+    ),
+    "variance": (
+        lambda x, g: centred(x) * (x.var(dim=-1, unbiased=False, keepdim=True) + 1e-5).rsqrt() * g,
+        lambda x, g: functional.layer_norm(x, (4,)) * g,
+    ),
+    "both at once": (
+        lambda x, g: from_both(x, torch.var_mean(x, -1, correction=0, keepdim=True)) * g,
+        lambda x, g: functional.layer_norm(x, (4,)) * g,
+    ),
+    "gain first, unbiased": (
+        lambda x, g: g * centred(x) / (x.std(-1, keepdim=True) + 0.0),
+        lambda x, g: functional.layer_norm(x, (4,), eps=0.0) * 0.75**0.5 * g,
+    ),
+    "gain first, not centred": (
+        lambda x, g: g * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6),
+        lambda x, g: functional.rms_norm(x, (4,), eps=1e-6) * g,
+    ),
+    "F.normalize": (
+        lambda x, g: functional.normalize(x, dim=-1) * g,
+        lambda x, g: of_unit_length(x) * g,
+    ),
+    "norm": (
+        lambda x, g: x / x.norm(dim=-1, keepdim=True) * g,
+        lambda x, g: of_unit_length(x) * g,
+    ),
+    "vector norm": (
+        lambda x, g: x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=1e-9) * g,
+        lambda x, g: of_unit_length(x) * g,
+    ),
+    "sum of squares": (
+        lambda x, g: x / x.square().sum(-1, keepdim=True).sqrt() * g,
+        lambda x, g: of_unit_length(x) * g,
+    ),
+}
+
+
+class WithGain(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.gain = function, nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return self.function(x, self.gain)
+
+
+@pytest.mark.parametrize("way", LAYERS_BY_HAND)
+def test_layers_written_by_hand_have_the_geometry_of_layers(way):
+    data = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    found = []
+    for function in LAYERS_BY_HAND[way]:
+        layers = nn.Linear(3, 4), WithGain(function), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)
+        model = shaken(nn.Sequential(*layers))
+        network = ps.trace(model, data[:1], strict=True)
+        assert not network.cuts
+        assert network.num_classes == 8
+        quantities = [ps.paths.kappa(network), ps.paths.data_dependent_kappa(network, data)]
+        quantities.append(ps.paths.data_dependent_kappa(network, data, statistic="covariance"))
+        before = model(data)
+        ps.rescaling.random_rescale_(network, powers_of_two=True)
+        assert torch.equal(model(data), before)
+        found.append([before.detach(), *quantities])
+    assert_close(*found, rtol=1e-10, atol=1e-12)
+
+
+def test_a_mean_that_something_else_needs_is_not_held():
+    """What is centred goes on beside its normalization: its mean is a sum over units there."""
+
+    class Both(nn.Module):
+        def __init__(self, function):
+            super().__init__()
+            self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 2)
+            self.function = function
+
+        def forward(self, x):
+            return self.second(self.function(self.first(x)))
+
+    def by_hand(x):
+        d = centred(x)
+        return d / (x.var(-1, keepdim=True, unbiased=False) + 1e-5).sqrt() + d
+
+    data = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    found = []
+    for function in (by_hand, lambda x: functional.layer_norm(x, (4,)) + centred(x)):
+        network = ps.trace(shaken(Both(function)), data[:1])
+        found.append(ps.paths.kappa(network))
+    assert_close(*found, rtol=1e-12, atol=0)
+
+
+def centred_over_others(x):
+    return (x - x.mean(1, keepdim=True)) / x.var(-1, keepdim=True).sqrt()
+
+
 NOT_ONE = {
     "no root": lambda x: x * x.pow(2).mean(-1, keepdim=True),
     "divided by the square": lambda x: x / x.pow(2).mean(-1, keepdim=True),
@@ -257,13 +367,20 @@ NOT_ONE = {
     "a sum of activations": lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + x.abs()),
     "no mean": lambda x: x * x.pow(2).rsqrt(),
     "a cube": lambda x: x * x.pow(3).mean(-1, keepdim=True).rsqrt(),
+    "not centred above": lambda x: x / x.std(-1, keepdim=True),
+    "not centred below": lambda x: centred(x) / x.pow(2).mean(-1, keepdim=True).sqrt(),
+    "centred over others": lambda x: centred_over_others(x.view(-1, 2, 2)).flatten(1),
+    "divided by the variance": lambda x: centred(x) / x.var(-1, keepdim=True),
+    "absolute values": lambda x: x / x.norm(1, dim=-1, keepdim=True),
+    "a bound from above": lambda x: x / x.norm(dim=-1, keepdim=True).clamp(1e-3, 2.0),
+    "a spread that all share": lambda x: centred(x) / x.std(),
 }
 
 
 @pytest.mark.parametrize("way", NOT_ONE)
 def test_what_only_looks_like_one_is_refused(way):
     model = nn.Sequential(nn.Linear(3, 4), Written(NOT_ONE[way]), nn.Linear(4, 2))
-    with pytest.raises(ps.UntraceableError, match=r"'(pow|rsqrt)'"):
+    with pytest.raises(ps.UntraceableError, match=r"'(pow|rsqrt|sqrt|std|var|norm)'"):
         ps.trace(model, torch.zeros(1, 3), strict=True)
 
 

@@ -221,7 +221,7 @@ REFUSED = {
     "square": (lambda h, _: h**2, "pow|square"),
     "division": (lambda h, _: h / h.sum(-1, keepdim=True), "div"),
     "standard deviation": (lambda h, _: h / h.std(-1, keepdim=True), "std"),
-    "normalize": (lambda h, _: functional.normalize(h), "norm|div"),
+    "normalize by absolute values": (lambda h, _: functional.normalize(h, p=1), "norm|div"),
     "clamp from above": (lambda h, _: h.clamp(max=1.0), "clamp"),
     "clamp on both sides": (lambda h, _: h.clamp(0, 1), "clamp"),
     "clamp away from zero": (lambda h, _: h.clamp(min=0.5), "clamp"),

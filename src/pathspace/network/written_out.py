@@ -215,7 +215,34 @@ def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Te
     return input.expand(sizes).gather(dim, indices.expand(sizes))
 
 
+def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
+    """Decompose ``F.normalize``."""
+    return input / input.norm(p, dim, keepdim=True).clamp_min(eps)
+
+
+def with_mean(spread: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Decompose ``var_mean`` or ``std_mean`` into the function and a mean."""
+
+    def both(
+        input: Tensor,
+        dim: Any = None,
+        unbiased: bool = True,
+        keepdim: bool = False,
+        *,
+        correction: float | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        divisor = {"unbiased": unbiased} if correction is None else {"correction": correction}
+        return spread(input, dim, keepdim=keepdim, **divisor), input.mean(dim, keepdim)
+
+    return both
+
+
 SUMS = ("addmm", "addmv", "baddbmm")
+_STATISTICS = {
+    "normalize": normalize,
+    "var_mean": with_mean(torch.var),
+    "std_mean": with_mean(torch.std),
+}
 WRITTEN_OUT: dict[str, Callable[..., Any]] = {
     "bilinear": bilinear,
     "multi_head_attention_forward": multi_head_attention,
@@ -234,6 +261,9 @@ WRITTEN_OUT: dict[str, Callable[..., Any]] = {
     "vecdot": lambda x, y, *, dim=-1: (x * y).sum(dim),
     "multi_dot": lambda tensors: functools.reduce(torch.matmul, tensors),
     "nansum": torch.sum,
+    "normalize": normalize,
+    "var_mean": with_mean(torch.var),
+    "std_mean": with_mean(torch.std),
     "addbmm": sum_with_products,
 }
 
@@ -257,7 +287,7 @@ def written_out(
     """
     if name == "einsum":
         return _einsum_in_pairs(args, rank)
-    if strict and name not in SUMS:
+    if strict and name not in (*SUMS, *_STATISTICS):
         return None
     if name != "scaled_dot_product_attention":
         return WRITTEN_OUT.get(name)

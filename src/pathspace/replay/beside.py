@@ -34,7 +34,7 @@ from pathspace.network.trace.functions import (
 )
 from pathspace.network.trace.interpreter import Interpreter
 from pathspace.network.trace.recorder import Recorder
-from pathspace.network.trace.values import Value
+from pathspace.network.trace.values import Mean, Numerator, Value
 from pathspace.replay.observed import Key, Question, Seen, UseOf
 
 _DETACHES = ("detach", "data.__get__")
@@ -266,9 +266,12 @@ class Beside(Interpreter):
         """Run a function as it is, and remember it if it uses parameters."""
         self._check_detached(call, created[0])
         args, kwargs = self.owns((call.args, call.kwargs))
-        if self.slot(created[0]) in self.network.tape.normalizations:
-            # written by hand: statistics are held
+        slot = self.slot(created[0])
+        if slot in self.recorder.divided:
             args, kwargs = self._with_statistics_held(call, args, kwargs)
+        elif slot not in self.network.tape.filled and self._subtracts_mean(call, created[0]):
+            # paths do not pass it: a normalization alone reads it
+            args = (args[0], self.run(Tensor.detach, args[1]))
         learned = [t for t in call.tensors if self.is_weight(call.given[id(t)])]
         if not learned or not self._is_hidden(self.recorder.known(created[0])):
             self.bind(result, created, self._run_apart(call.name, call.func, args, kwargs), args)
@@ -283,6 +286,15 @@ class Beside(Interpreter):
         if changes(call.name):
             made = self.run(Tensor.copy_, args[0], made)
         self.bind(result, created, made, args)
+
+    def _subtracts_mean(self, call: Called, created: Tensor) -> bool:
+        """Return whether a function takes the mean of an activation from it, for a normalization by hand."""
+        value = self.recorder.known(created)
+        note = None if value is None else value.statistic
+        if not isinstance(note, Numerator) or len(call.args) != 2:
+            return False
+        subtracted = self.recorder.known(call.args[1]) if isinstance(call.args[1], Tensor) else None
+        return subtracted is not None and isinstance(subtracted.statistic, Mean)
 
     def _with_statistics_held(self, call: Called, args: Any, kwargs: Any) -> Any:
         """Detach all arguments but activations."""

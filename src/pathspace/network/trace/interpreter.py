@@ -22,7 +22,13 @@ from torch.utils import _pytree as pytree
 from pathspace.network.errors import NoRule, UntraceableError, WrongBatchDimension
 from pathspace.network.program import Operation
 from pathspace.network.registered import Registration, registration_of
-from pathspace.network.rules import MOVEMENTS, ON_INPUTS, RULED, boundary, root_mean_square
+from pathspace.network.rules import (
+    MOVEMENTS,
+    ON_INPUTS,
+    RULED,
+    boundary,
+    normalization_by_hand,
+)
 from pathspace.network.rules.scale_free import COMPARISONS, SIGNS, noise
 from pathspace.network.trace.choices import QUESTIONS
 from pathspace.network.trace.drawn import (
@@ -222,19 +228,19 @@ class Interpreter(TorchFunctionMode):
         values = [v for v in traced if v is not None]
         given = [t.shape for t in tensors]  # now: a rule may rebind its arguments
         result = None
-        statistic = None
+        note = None
         if any(v.statistic is not None for v in values):
-            result = root_mean_square.by_its_root(recorder, args, kwargs)
+            result = normalization_by_hand.by_its_statistic(recorder, args, kwargs)
         if result is None:
-            if name in root_mean_square.STEPS:
-                statistic = root_mean_square.statistic_of(name, args, kwargs, values)
+            if name in normalization_by_hand.STEPS:
+                note = normalization_by_hand.note_of(recorder, args, kwargs, values)
             result = self._followed(args, kwargs, traced, values)
         self._note_operation(given, result, args)
         note_not_finite(recorder, Given(args, kwargs, tensors, traced), result)
         if recorder.if_finite or name in BEGINS:
             note_guard(recorder, args, traced, result)
-        if statistic is not None:
-            recorder.bind(result, replace(recorder.value(result), statistic=statistic))
+        if note is not None:
+            recorder.bind(result, replace(recorder.value(result), statistic=note))
         return result
 
     def _in_parts(

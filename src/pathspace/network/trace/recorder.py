@@ -96,6 +96,8 @@ class Recorder:
         self.unit_values: list[Value] = []
         # slots of weights made of a gain and a direction
         self.normed: set[int] = set()
+        # slots of normalizations that the model writes itself
+        self.divided: set[int] = set()
         # slot of a bag -> slot of its rows
         self.inside: dict[int, int] = {}
         # values of linear maps, for classes without a ReLU

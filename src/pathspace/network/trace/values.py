@@ -80,17 +80,38 @@ class Memory:
 
 @dataclass(frozen=True)
 class Statistic:
-    """A step to the root mean square of an activation: (mean over some dimensions of x^2) ^ (power / 2).
+    """A step to the divisor of a normalization: (factor * mean over S of (x - c)^2) ^ (power / 2).
 
     Attributes:
         of: x.
-        power: 2 for x^2 and its mean.
-        over: the dimensions; none before the mean is taken.
+        power: 2 for x^2, its mean, and a variance.
+        over: the dimensions of S; none before the mean is taken.
+        centred: whether c is the mean over S; else c = 0.
+        factor: n for a sum over S, n / (n - 1) for an unbiased variance.
     """
 
     of: Value
     power: float
     over: tuple[int, ...] = ()
+    centred: bool = False
+    factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The mean of an activation over some dimensions."""
+
+    of: Value
+    over: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Numerator:
+    """The numerator of a normalization: an activation, minus its mean over some dimensions, times a parameter."""
+
+    of: Value
+    centred: tuple[int, ...] = ()
+    gain: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -142,8 +163,8 @@ class Value:
         refusal: for a tail, the error to raise if a parameter comes after it.
         examples: the example at every place of the dimension ``batch``; None where there is one
             each. See ``examples``.
-        statistic: what it is of another value, if it may become its root mean square (see
-            ``rules.root_mean_square``).
+        statistic: what it is of another value, if both may become a normalization (see
+            ``rules.normalization_by_hand``).
     """
 
     slot: int
@@ -159,7 +180,7 @@ class Value:
     order: bool = False
     refusal: Exception | None = None
     examples: Tensor | None = None
-    statistic: Statistic | None = None
+    statistic: Statistic | Mean | Numerator | None = None
 
     @property
     def shape(self) -> torch.Size:
