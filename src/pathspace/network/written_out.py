@@ -289,6 +289,8 @@ def written_out(
         return _einsum_in_pairs(args, rank)
     if strict and name not in (*SUMS, *_STATISTICS):
         return None
+    if name in _STATISTICS and not (args and rank(args[0]) == 0):
+        return None
     if name != "scaled_dot_product_attention":
         return WRITTEN_OUT.get(name)
     mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
