@@ -353,6 +353,22 @@ def queries():
     return torch.randn(2, 6, 5)
 
 
+class UnitLength(nn.Module):
+    def forward(self, x):
+        return nn.functional.normalize(x, dim=-1)
+
+
+def weights_with_gains(normalize, dim=0):
+    return nn.Sequential(
+        normalize(nn.Conv1d(3, 6, 3), dim=dim),
+        nn.ReLU(),
+        normalize(nn.Conv1d(6, 5, 3), dim=dim),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(5 * 4, 2),
+    )
+
+
 # model, its input, and how many units there are in each group: residual stream, heads, features of
 # queries and keys of each head, features of values of each head, hidden units
 WHOLE = {
@@ -366,7 +382,29 @@ WHOLE = {
     "as they are": (lambda: Queries(nn.Identity()), queries, [2, *2 * [2], *2 * [4], *2 * [4]]),
     "one gain for all heads": (lambda: Queries(nn.RMSNorm(4)), queries, [2, *2 * [2], *2 * [4], 4]),
     "LSTM": (LSTM, lambda: torch.randn(2, 4, 3), [5, 5, 6]),
+    "queries and keys of unit length": (
+        lambda: Queries(UnitLength()),
+        queries,
+        [2, *2 * [2], *2 * [4], *2 * [4]],
+    ),
 }
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_weights_with_gains_are_put_in_order(dim):
+    """Directions and gains; slices that belong to inputs, or to a whole layer, keep their order."""
+    torch.manual_seed(0)
+    model = weights_with_gains(nn.utils.parametrizations.weight_norm, dim).double().eval()
+    x = torch.randn(2, 3, 8, dtype=torch.float64)
+    network = ps.trace(model, x)
+    assert sorted(len(group) for group in groups_of(network)) == [5, 6]
+    other = shuffled(network)
+    assert_close(other.model(x), model(x))
+    assert ps.rescaling.equivalent(network, other)
+    with pytest.warns(UserWarning, match="keep their order, beginning with '_weight_norm"):
+        ps.rescaling.align_(other, network)
+    own, theirs = (m.state_dict().values() for m in (model, other.model))
+    assert_close(list(theirs), list(own), rtol=1e-9, atol=1e-9)
 
 
 def test_an_alignment_prints_how_much_was_moved():

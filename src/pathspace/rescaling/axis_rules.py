@@ -29,9 +29,12 @@ from pathspace.rescaling.axes import (
 )
 
 _AS_IT_IS = frozenset(
-    ["expand", "view", "_unsafe_view", "unsqueeze", "detach", "alias", "clone", "_to_copy"]
+    [
+        *("expand", "view", "_unsafe_view", "unsqueeze", "detach", "alias", "clone", "_to_copy"),
+        "_weight_norm_interface",
+    ]
 )
-"""Operations that may return a weight unchanged, with example dimensions in front."""
+"""Operations whose first result may be a weight as it is, with example dimensions in front, or with other lengths."""
 
 
 @dataclass(frozen=True)
@@ -73,16 +76,16 @@ class AxisReader:
             if found is not None:
                 self.read_along.add((found.name, found.order[d]))
         given = step.args[0] if step.args else None
-        if not isinstance(given, Tensor) or not isinstance(step.result, Tensor):
+        results = _tensors(step.result)
+        if not isinstance(given, Tensor) or not results or id(given) not in self._weights:
             return
-        if id(given) not in self._weights:
-            return
+        result = results[0]
         turned = self._weights[id(given)]
         if step.name in ("t", "transpose", "permute"):
-            self._weights[id(step.result)] = Turned(turned.name, _reordered(step, turned.order))
-        elif step.name in _AS_IT_IS and step.result.shape[-given.dim() :] == given.shape:
-            new = step.result.dim() - given.dim()
-            self._weights[id(step.result)] = Turned(turned.name, (*[None] * new, *turned.order))
+            self._weights[id(result)] = Turned(turned.name, _reordered(step, turned.order))
+        elif step.name in _AS_IT_IS and result.shape[-given.dim() :] == given.shape:
+            new = result.dim() - given.dim()
+            self._weights[id(result)] = Turned(turned.name, (*[None] * new, *turned.order))
 
     def bind(self, tensor: Tensor, dims: Sequence[Dim]) -> None:
         """Give a tensor its dimensions."""
@@ -318,15 +321,25 @@ def stack(reader: AxisReader, step: Step) -> None:
 
 def reduction(reader: AxisReader, step: Step) -> None:
     """Drop the dimensions of sums, means and maxima, which do not depend on an order."""
+    _reduce(reader, step, _argument(step, 1, "dim"))
+
+
+def vector_norm(reader: AxisReader, step: Step) -> None:
+    """Drop the dimensions of vectors, whose lengths do not depend on an order."""
+    _reduce(reader, step, _argument(step, 2, "dim"))
+
+
+def _reduce(reader: AxisReader, step: Step, over: int | Sequence[int] | None) -> None:
     given = reader.of(step.args[0])
-    over = _argument(step, 1, "dim")
     if over is None or over == []:
         over = range(len(given))
-    over = {d % len(given) for d in ([over] if isinstance(over, int) else over)}
+    dropped = {d % len(given) for d in ([over] if isinstance(over, int) else over)}
     for result in _tensors(step.result):
         keeps = result.dim() == len(given)
         left = [
-            dim_of(1) if d in over else dim for d, dim in enumerate(given) if keeps or d not in over
+            dim_of(1) if d in dropped else dim
+            for d, dim in enumerate(given)
+            if keeps or d not in dropped
         ]
         reader.bind(result, left)
 
@@ -453,6 +466,18 @@ def group_norm(reader: AxisReader, step: Step) -> None:
     reader.bind(_tensors(step.result)[0], given)
 
 
+def weight_norm(reader: AxisReader, step: Step) -> None:
+    """Equate gains with the slices of a weight whose length they set."""
+    direction, gain = step.args[:2]
+    dim = _argument(step, 2, "dim", 0)
+    given = reader.of(direction)
+    of_gain = reader.of(gain)
+    unify(given[dim], of_gain[dim])
+    weight, lengths = step.result
+    reader.bind(weight, given)
+    reader.bind(lengths, of_gain)
+
+
 def embedding(reader: AxisReader, step: Step) -> None:
     """Fix the rows of a table, which numbers name."""
     table, numbers = step.args[:2]
@@ -540,6 +565,7 @@ RULES: dict[str, Rule] = {
     "stack": stack,
     **dict.fromkeys(("sum", "mean", "amax", "amin", "var", "std", "var_mean", "logsumexp"), reduction),
     **dict.fromkeys(("prod", "any", "all"), reduction),
+    **dict.fromkeys(("norm", "linalg_vector_norm"), vector_norm),
     **dict.fromkeys(("cumsum", "cumprod", "sort", "flip", "roll"), along),
     **dict.fromkeys(("mm", "bmm", "mv", "dot"), matrix_product),
     **dict.fromkeys(("addmm", "baddbmm", "addmv"), matrix_product_and_sum),
@@ -550,6 +576,7 @@ RULES: dict[str, Rule] = {
     ),
     "native_layer_norm": layer_norm,
     "native_group_norm": group_norm,
+    "_weight_norm_interface": weight_norm,
     "embedding": embedding,
     **dict.fromkeys(
         (

@@ -115,12 +115,17 @@ def groups_of(network: Network) -> list[Group]:
     """Find the groups of units of a network that may be permuted."""
     example = _drawn(network.call.arguments)
     reading = read_axes(network, example)
-    groups = _Trial(network, reading.model, example).finest_that_hold(list(candidates(reading)))
+    found = list(candidates(reading))
+    if not found:
+        return []
+    values = _unlike_values(network, reading.model)
+    groups = _Trial(network, reading.model, values, example).finest_that_hold(found)
     # whatever lies in front of a unit that is dead on one example may stand in any order there
     for seed in _MORE_EXAMPLES:
         if not groups:
             return []
-        trial = _Trial(network, reading.model, _drawn(network.call.arguments, seed))
+        other = _drawn(network.call.arguments, seed)
+        trial = _Trial(network, reading.model, values, other)
         groups = trial.those_that_hold(groups)
     if not any(group.axis.root.divided for group in groups):
         return groups
@@ -129,7 +134,7 @@ def groups_of(network: Network) -> list[Group]:
         trial = None
         # most models take inputs of their own size only, and say so in their own ways
         with suppress(Exception):
-            trial = _Trial(network, reading.model, _drawn(other))
+            trial = _Trial(network, reading.model, values, _drawn(other))
         if trial is not None:
             groups = trial.those_that_hold(groups)
     return groups
@@ -309,29 +314,38 @@ def _common_outer(axis: Axis, dims: Sequence[Dim]) -> Axis | None:
     return next(iter((common or {}).values()), None)
 
 
+def _unlike_values(network: Network, model: nn.Module) -> Values:
+    """Return weights and buffers near those of a model, changed at random so that no two units share them."""
+    held = dict([*model.named_parameters(), *model.named_buffers()])
+    values: Values = {}
+    for name in state_of(network):
+        value = held[name].detach()
+        generator = torch.Generator().manual_seed(value.numel())
+        factor, summand = (
+            torch.rand(value.shape, generator=generator, dtype=torch.float64) for _ in range(2)
+        )
+        values[name] = value * (0.9 + 0.2 * factor) + 0.01 * summand
+    return values
+
+
 class _Trial:
     """Tries whether the model returns the same when units are shuffled, with weights that no two units share.
 
     Args:
         network: the traced network.
         model: its model, in evaluation form and float64.
+        values: the weights and buffers to try it with, by name.
         example: what it is called with.
     """
 
-    def __init__(self, network: Network, model: nn.Module, example: Any) -> None:
-        self._network, self._model = network, model
+    def __init__(
+        self, network: Network, model: nn.Module, values: Mapping[str, Tensor], example: Any
+    ) -> None:
+        self._network = network
+        self._model = model
+        self._values = dict(values)
         self._arguments = pytree.tree_map_only(Tensor, _wide, arguments_in(example))
-        held = dict([*model.named_parameters(), *model.named_buffers()])
-        self._values = {name: self._changed(held[name]) for name in state_of(network)}
         self._expected = self._run(self._values)
-
-    @staticmethod
-    def _changed(value: Tensor) -> Tensor:
-        generator = torch.Generator().manual_seed(value.numel())
-        first, second = (
-            torch.rand(value.shape, generator=generator, dtype=torch.float64) for _ in range(2)
-        )
-        return value.detach() * (0.9 + 0.2 * first) + 0.01 * second
 
     @torch.no_grad()
     def _run(self, values: Values) -> list[Tensor]:
@@ -345,22 +359,23 @@ class _Trial:
 
     def finest_that_hold(self, found: Sequence[tuple[Group, list[Group]]]) -> list[Group]:
         """Return finer groups where all of them may be shuffled, else the whole ones that may."""
-        finest = [finer or [whole] for whole, finer in found]
-        if self._holds([group for groups in finest for group in groups]):
-            return [group for groups in finest for group in groups]
-        result = []
-        for whole, finer in found:
-            if finer and self._holds(finer):
-                result += finer
-            elif self._holds([whole]):
-                result.append(whole)
-        return result
+        finest = [group for whole, finer in found for group in finer or [whole]]
+        if self._holds(finest):
+            return finest
+        if len(found) > 1:
+            half = len(found) // 2
+            return self.finest_that_hold(found[:half]) + self.finest_that_hold(found[half:])
+        ((whole, finer),) = found
+        return [whole] if finer and self._holds([whole]) else []
 
     def those_that_hold(self, groups: Sequence[Group]) -> list[Group]:
-        """Return the groups whose units may be shuffled, all at once if that shows it."""
-        if self._holds(groups):
+        """Return the groups whose units may be shuffled, all at once if that shows it; else half of them at a time."""
+        if not groups or self._holds(groups):
             return list(groups)
-        return [group for group in groups if self._holds([group])]
+        if len(groups) == 1:
+            return []
+        half = len(groups) // 2
+        return self.those_that_hold(groups[:half]) + self.those_that_hold(groups[half:])
 
     def _holds(self, groups: Sequence[Group]) -> bool:
         values = self._values
