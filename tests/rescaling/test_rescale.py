@@ -263,3 +263,15 @@ def test_leaves_buffers_and_outside_parameters_alone(change):
     function = ps.rescaling.random_rescale_ if change == "random" else ps.rescaling.balance_
     function(network)
     assert_close(model[3].state_dict(), before, rtol=0, atol=0)
+
+
+def test_all_networks_of_a_model_count_its_rescalings_together_and_a_copy_by_itself():
+    model = mlp(3, 4, 2)
+    first = ps.trace(model, torch.randn(2, 3))
+    assert first.rescalings["done"] == 0
+    ps.rescaling.rescale_(ps.trace(model, torch.randn(2, 3)), torch.full((4,), 2.0))
+    assert first.rescalings["done"] == 1
+    _, copied = copy.deepcopy((model, first))
+    assert copied.rescalings["done"] == 1
+    ps.rescaling.rescale_(copied, torch.full((4,), 2.0))
+    assert (first.rescalings["done"], copied.rescalings["done"]) == (1, 2)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, Literal, NamedTuple, TypedDict
 
 import torch
@@ -292,7 +292,7 @@ class Metric:
 
     # -- steps -------------------------------------------------------------------------------------
 
-    def advance(self, states: Mapping[str, dict[str, Any]], own: Set[str]) -> None:
+    def advance(self, states: Mapping[str, dict[str, Any]], own: Callable[[], Set[str]]) -> None:
         """Put the metric into the states as "factor", in the form that the optimizer asked for; compute it if due.
 
         For a far network 1 / D is that of the member near balance (see ``gauge``), and 1 / sqrt(D)
@@ -301,7 +301,7 @@ class Metric:
         Args:
             states: the optimizer's states of the parameters that take a step, by name. The metric
                 keeps its own entries in them.
-            own: the names of all of the optimizer's parameters, with a gradient or without.
+            own: returns the names of all of the optimizer's parameters, with a gradient or without.
 
         Raises:
             RuntimeError: the network was rescaled after the first step, or moved to another device.
@@ -313,17 +313,21 @@ class Metric:
         if self.network.parameters[first].is_cuda and torch.cuda.is_current_stream_capturing():
             self._hold(states)
             return
-        for name in states.keys() & self._ahead.keys():
-            states[name].update(self.state[name])
+        if self._ahead:
+            for name in states.keys() & self._ahead.keys():
+                states[name].update(self.state[name])
         self.state.update(states)
         self._check_network(states)
         others: list[str] = []
-        if any(self.is_due(name) for name in states):
-            others = self._due_of_others(first, own)
+        if any(map(self.is_due, states)):
+            others = self._due_of_others(first, own())
             self._refresh_due(states, others)
-        # another optimizer no longer gets what was computed before the last step of this one
-        kept = {n: by for n, by in self._ahead.items() if n not in states and by not in own}
-        self._ahead = kept | dict.fromkeys(others, first)
+        if self._ahead:
+            # another optimizer no longer gets what was computed before the last step of this one
+            mine = own()
+            ahead = self._ahead.items()
+            self._ahead = {n: by for n, by in ahead if n not in states and by not in mine}
+        self._ahead |= dict.fromkeys(others, first)
         for state in states.values():
             state["age"] += 1
 
@@ -385,9 +389,10 @@ class Metric:
         # a loaded state may be that of a rule that works with another form
         if "factor" not in state or state.get("exponent") not in (None, self._exponent(name)):
             return True
-        kept = self.power == 0 or self.frozen or name in self._ahead
         age = state["age"]
-        return not kept and (age < self.refresh_every or age % self.refresh_every == 0)
+        if age >= self.refresh_every and age % self.refresh_every:
+            return False
+        return not (self.power == 0 or self.frozen or name in self._ahead)
 
     def _exponent(self, name: str) -> float:
         """Return the exponent of kappa' in the form of the metric that the optimizer asks for."""

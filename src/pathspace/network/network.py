@@ -149,9 +149,12 @@ class Network:
         """Number of its parameters that are split over processes."""
         return sum(map(is_sharded, self.parameters.values()))
 
-    @property
+    @cached_property
     def rescalings(self) -> Counter[str]:
-        """Number of times that the library rescaled the model's weights, under "done"; saved states rely on it."""
+        """Number of times that the library rescaled the model's weights, under "done"; saved states rely on it.
+
+        All networks of a model share the counter.
+        """
         return _RESCALINGS.setdefault(self.model, Counter())
 
     def squared(self, parameters: Mapping[str, Tensor]) -> Tensor:

@@ -272,7 +272,7 @@ class Invariant(MetricOptimizer):
             evaluated(closure)  # SAM begins with gradients
             self._active()  # which may be sparse
         self._forget_rehearsal()
-        self._gradients.look_for_others(self._all_parameters())
+        self._gradients.look_for_others(self._all_parameters)
         steps = self._steps(self._may_be_used())
         views = self._views([(step.parameter, step.factor) for step in steps])
         if not views:

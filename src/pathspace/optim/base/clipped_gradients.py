@@ -58,12 +58,12 @@ class ClippedGradients:
         self._start = 0.0
         self._norms: list[Tensor] = []
 
-    def look(self, gradients: Iterable[Tensor]) -> None:
+    def look(self, gradients: Sequence[Tensor]) -> None:
         """See the gradients of a step."""
         self._step += 1
         if self._step <= self._start:
             return
-        norms = _norms(list(gradients))
+        norms = _norms(gradients)
         if self._norms and len(self._norms[0]) != len(norms):
             self._norms.clear()
         self._norms.append(norms)
@@ -152,28 +152,35 @@ class Gradients:
         self._calls = 0  # of look_for_others
 
     def expect_finite(
-        self, gradients: Iterable[tuple[Tensor, Tensor]], agreed: Callable[[bool], bool]
+        self,
+        parameters: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        agreed: Callable[[bool], bool],
     ) -> None:
         """Refuse gradients that are not finite; on the CPU, as a GPU would have to be waited for.
 
         Args:
-            gradients: parameters, each with its gradient.
+            parameters: of a step.
+            gradients: of each of them, the part in this process.
             agreed: from whether this process refuses the step to whether all do.
 
         Raises:
             FloatingPointError: one is not.
         """
-        parts = [(p, g) for p, g in gradients if g.device.type == "cpu"]
-        if not parts:
+        on_cpu = [g for g in gradients if g.is_cpu]
+        if not on_cpu:
             return
         thorough = self._steps % _THOROUGH == 0
         self._steps += 1
-        total = sum(_sum(g, thorough=thorough) for _, g in parts)
+        total = 0.0
+        for g in on_cpu:
+            total += _sum(g, thorough=thorough)
         bad = None
         # a finite sum has finite summands; one that is not may be of finite ones, too large for
         # their type
         if not math.isfinite(total):
-            bad = next((p for p, g in parts if not bool(g.isfinite().all())), None)
+            pairs = zip(parameters, gradients, strict=True)
+            bad = next((p for p, g in pairs if g.is_cpu and not bool(g.isfinite().all())), None)
         if agreed(bad is not None):
             raise FloatingPointError(
                 f"{self._name(bad)} is not finite, because training diverged (lower the learning rate or clip) or a "
@@ -190,21 +197,21 @@ class Gradients:
             return f"the gradient of a parameter of shape {tuple(p.shape)} outside the model"
         return f"the gradient of '{name}'"
 
-    def look_for_others(self, own: Iterable[Tensor]) -> None:
+    def look_for_others(self, own: Callable[[], Iterable[Tensor]]) -> None:
         """Warn, at the fifth step, of parameters of the network with gradients that no optimizer here was given.
 
         Groups may be added before. Where several optimizers share a network, the rest is left out
         on purpose.
 
         Args:
-            own: the optimizer's parameters.
+            own: returns the optimizer's parameters.
         """
         self._calls += 1
         if self._calls != _FIFTH:
             return
         inside = self._network.parameters
         kind = self._kind
-        ids = {id(p) for p in own}
+        ids = {id(p) for p in own()}
         others = {n: p for n, p in inside.items() if id(p) not in ids}
         if any(p in _TAKEN for p in others.values()):
             return

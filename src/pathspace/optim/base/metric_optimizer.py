@@ -72,6 +72,11 @@ class MetricOptimizer(NetworkOptimizer):
             self.network, [names[id(p)] for p in parameters if id(p) in names], self.form
         )
 
+    def _own_names(self) -> set[str]:
+        """Return the names of all parameters of the network that the optimizer has, with a gradient or without."""
+        names = self.network.names_by_id
+        return {names[id(p)] for p in self._all_parameters() if id(p) in names}
+
     @property
     def takes_parts(self) -> bool:
         """True if FSDP may shard the parameters."""
@@ -95,8 +100,7 @@ class MetricOptimizer(NetworkOptimizer):
                 step.p, step.g = to_local(step.p), to_local(step.g)
         inside = {step.name: step.state for step in steps if step.name is not None}
         if inside:
-            own = {names[id(p)] for p in self._all_parameters() if id(p) in names}
-            self.metric.advance(inside, own)
+            self.metric.advance(inside, self._own_names)
         for step in steps:
             step.factor = step.state.get("factor")
         return steps
@@ -232,8 +236,7 @@ class MetricOptimizer(NetworkOptimizer):
         finally:
             self.metric.rehearses = False
         # other optimizers may share the metric, and weights may be rescaled before the first step
-        names = self.network.names_by_id
-        self.metric.release({names[id(p)] for p in self._all_parameters() if id(p) in names})
+        self.metric.release(self._own_names())
 
     def _load(self, state_dict: dict[str, Any]) -> None:
         super()._load(state_dict)
@@ -242,10 +245,8 @@ class MetricOptimizer(NetworkOptimizer):
     def _share_states(self) -> None:
         """Let the metric look at the states that were loaded."""
         names = self.network.names_by_id
-        own = {names[id(p)] for p in self._all_parameters() if id(p) in names}
-        self.metric.reset(
-            {names[id(p)]: state for p, state in self.state.items() if id(p) in names}, own
-        )
+        states = {names[id(p)]: state for p, state in self.state.items() if id(p) in names}
+        self.metric.reset(states, self._own_names())
 
     def _check_state(self, name: str, index: int, state: dict[str, Any]) -> None:
         if "gauge_rows" not in state or "age" not in state:

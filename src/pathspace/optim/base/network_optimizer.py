@@ -114,15 +114,17 @@ class NetworkOptimizer(torch.optim.Optimizer):
         if active[0][0].is_cuda and torch.cuda.is_current_stream_capturing():
             self._take(active)  # the user records a CUDA graph, in which nothing may be looked at
             return loss
-        gradients = ((p, to_local(g) if self._is_sharded else g) for p, _, g in active)
-        self._gradients.expect_finite(gradients, self._agreed)
+        parameters = [p for p, _, _ in active]
+        gradients = [g for _, _, g in active]
+        own_parts = list(map(to_local, gradients)) if self._is_sharded else gradients
+        self._gradients.expect_finite(parameters, own_parts, self._agreed)
         self._forget_rehearsal()
         if self._is_rehearsal(active):
             self._rehearse(active)
             return loss
-        self._gradients.look_for_others(self._all_parameters())
+        self._gradients.look_for_others(self._all_parameters)
         if self._clipped is not None:
-            self._clipped.look(g for _, _, g in active)
+            self._clipped.look(gradients)
         self._take(active)
         return loss
 
@@ -219,12 +221,14 @@ class NetworkOptimizer(torch.optim.Optimizer):
         active = []
         for group in self.param_groups:
             for p in group["params"]:
-                if p.grad is not None:
-                    active.append((p, group, p.grad))
-        if any(g.is_sparse for _, _, g in active):
-            raise RuntimeError(
-                f"{type(self).__name__} does not support sparse gradients; use Embedding(sparse=False)"
-            )
+                g = p.grad
+                if g is None:
+                    continue
+                if g.is_sparse:
+                    raise RuntimeError(
+                        f"{type(self).__name__} does not support sparse gradients; use Embedding(sparse=False)"
+                    )
+                active.append((p, group, g))
         return active
 
     def expect_movable(self, network: Network, names: Iterable[str]) -> None:
@@ -278,10 +282,11 @@ class NetworkOptimizer(torch.optim.Optimizer):
         ``get_optimizer_state_dict`` and ``set_optimizer_state_dict`` of
         torch.distributed.checkpoint take one.
         """
+        if any(self.state.values()):
+            return False
         rates = [group.get("lr", 0.0) for group in self.param_groups]
         # None: the rule chooses its rate
-        moving = any(rate is None or float(rate) for rate in rates)
-        if moving or any(self.state.values()):
+        if any(rate is None or float(rate) for rate in rates):
             return False
         moves = any(bool(to_local(g).any()) for _, _, g in active)
         split = first_sharded(p for p, _, _ in active)
