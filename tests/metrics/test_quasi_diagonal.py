@@ -244,7 +244,7 @@ def test_the_normalizer_is_the_mean_of_what_kappa_there_is(statistic, scale):
     exact = quasi_diagonal_metric(network, x, alpha=1.0, statistic=statistic)  # at the same weights
     model(x).square().mean().backward()
     optimizer.step()
-    gauged = [optimizer.metric.gauge(n).times(k.clone(), 2) for n, k in exact.diagonal.items()]
+    gauged = [optimizer.metric.gauge(n).times_(k.clone(), 2) for n, k in exact.diagonal.items()]
     mean = sum(k.sum() for k in gauged) / sum(k.numel() for k in gauged)
     for state in optimizer.metric.state.values():
         assert state["normalizer"] == pytest.approx(float(mean), rel=1e-9)

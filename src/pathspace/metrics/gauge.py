@@ -21,21 +21,36 @@ Letters: e an edge u -> v; b_c the gauge of unit class c, m_c the power of two n
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.paths.kernel.norm import widened
+from pathspace.paths.kernel.safe_type import Values, own_memory
 from pathspace.squared.sharding import from_local, local_factor, to_local
 from pathspace.squared.squares import Outer
+
+# torch's own optimizers are made of these
+_mul = torch._foreach_mul  # pyright: ignore[reportPrivateImportUsage]
+_mul_ = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
 
 FAR = 16
 """Scales from 2^16 on, at which elements of kappa that are 2^-24 of the others come near the end of float32."""
 _ROOM = 2.0**100
 """Factors between this and its inverse are kept and multiplied with in the parameters' type."""
+
+
+class _Powers(NamedTuple):
+    """Rows and columns of a gauge to a power, beside a matrix and as vectors."""
+
+    rows: Tensor
+    columns: Tensor
+    row_vector: Tensor
+    column_vector: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,39 +68,37 @@ class Gauge:
     columns: Tensor
     far: Tensor | None = None
     _ones: tuple[bool, bool] = field(init=False, default=(False, False))
-    _cache: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = field(
-        init=False, default_factory=dict
-    )
+    _cache: dict[tuple[int, torch.dtype], _Powers] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         ones = tuple(t.numel() == 1 and float(t) == 1 for t in (self.rows, self.columns))
         object.__setattr__(self, "_ones", ones)  # looked at once: reading a number waits for a GPU
 
-    def times(self, kappa: Tensor | Outer, exponent: int) -> Tensor | Outer:
-        """F^exponent kappa; a tensor is overwritten, an outer product stays one where F is a product."""
-        if isinstance(kappa, Outer):
-            if self.columns.shape[0] == 1:
-                rows, columns = self._powers(exponent, kappa.dtype)
-                return Outer(kappa.rows * rows[:, 0], kappa.columns * columns[0])
-            kappa = kappa.dense()
-        return self.times_(kappa, exponent)
+    @property
+    def is_product(self) -> bool:
+        """True if F is the product of one vector for the rows and one for the columns."""
+        return self.columns.shape[0] == 1
 
     def times_(self, values: Tensor, exponent: int = 1) -> Tensor:
         """F^exponent values, written over them."""
-        flat = values.view(values.shape[0] if values.dim() else 1, values.shape[1:].numel())
-        for factor, is_one in zip(self._powers(exponent, values.dtype), self._ones, strict=True):
-            if not is_one:
-                flat.mul_(factor)
+        multiply_([values], [self], exponent)
         return values
 
-    def _powers(self, exponent: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def vectors(self, exponent: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return the vectors of rows and of columns to a power, ``[n]`` or ``[1]``, and ``[m]`` or ``[1]``.
+
+        F must be their product.
+        """
+        power = self._powers(exponent, dtype)
+        return power.row_vector, power.column_vector
+
+    def _powers(self, exponent: int, dtype: torch.dtype) -> _Powers:
         """Rows and columns to a power, computed once."""
         key = exponent, dtype
         if key not in self._cache:
-            self._cache[key] = (
-                self.rows.to(dtype).pow(exponent),
-                self.columns.to(dtype).pow(exponent),
-            )
+            rows = self.rows.to(dtype).pow(exponent)
+            columns = self.columns.to(dtype).pow(exponent)
+            self._cache[key] = _Powers(rows, columns, rows.view(-1), columns.view(-1))
         return self._cache[key]
 
     def into(self, values: Tensor) -> Tensor:
@@ -94,6 +107,72 @@ class Gauge:
         return (flat / self.rows.to(values.dtype) / self.columns.to(values.dtype)).reshape(
             values.shape
         )
+
+
+def multiply_(values: Sequence[Tensor], gauges: Sequence[Gauge], exponent: int) -> None:
+    """Multiply values of several parameters by their F^exponent, in two calls for all of them.
+
+    Args:
+        values: written over; each lies row after row.
+        gauges: one for each.
+        exponent: of F.
+    """
+    rows: list[Tensor] = []
+    columns: list[Tensor] = []
+    of_rows: list[Tensor] = []
+    of_columns: list[Tensor] = []
+    for value, gauge in zip(values, gauges, strict=True):
+        flat = value.view(value.shape[0] if value.dim() else 1, value.shape[1:].numel())
+        power = gauge._powers(exponent, value.dtype)
+        rows_are_one, columns_are_one = gauge._ones
+        if not rows_are_one:
+            rows.append(flat)
+            of_rows.append(power.rows)
+        if not columns_are_one:
+            columns.append(flat)
+            of_columns.append(power.columns)
+    if rows:
+        _mul_(rows, of_rows)
+    if columns:
+        _mul_(columns, of_columns)
+
+
+def into_frame(kappa: Values, gauges: Mapping[str, Gauge]) -> Values:
+    """Return kappa' = F^2 kappa, in memory of its own.
+
+    Args:
+        kappa: by name. An outer product stays one where F is a product; matrices may be
+            overwritten.
+        gauges: by name.
+    """
+    # what leaves a layer is the kappa of its bias and a factor of that of its weight: so these are
+    # not overwritten
+    vectors: list[Tensor] = []
+    of_vectors: list[Tensor] = []
+    matrices: dict[str, Tensor] = {}
+    for name, value in kappa.items():
+        gauge = gauges[name]
+        if isinstance(value, Outer) and gauge.is_product:
+            vectors += [value.rows, value.columns]
+            of_vectors += gauge.vectors(2, value.dtype)
+        elif isinstance(value, Tensor) and value.dim() < 2:
+            rows, _ = gauge.vectors(2, value.dtype)
+            vectors.append(value)
+            of_vectors.append(rows if value.dim() else rows.view(()))
+        else:
+            matrices[name] = value if isinstance(value, Tensor) else value.dense()
+    matrices = own_memory(matrices)
+    multiply_(list(matrices.values()), [gauges[name] for name in matrices], 2)
+    results = iter(_mul(vectors, of_vectors) if vectors else ())
+    framed: Values = {}
+    for name, value in kappa.items():
+        if name in matrices:
+            framed[name] = matrices[name]
+        elif isinstance(value, Outer):
+            framed[name] = Outer(next(results), next(results))
+        else:
+            framed[name] = next(results)
+    return framed
 
 
 def far_scales(network: Network, gauge: Tensor) -> Tensor | None:

@@ -24,20 +24,33 @@ import torch
 from torch import Tensor
 
 from pathspace.metrics.checks import check_counts, check_not_negative, check_report, tensor_of
-from pathspace.metrics.gauge import Gauge, far_scales, gauges, powers, recentred
+from pathspace.metrics.gauge import (
+    Gauge,
+    far_scales,
+    gauges,
+    into_frame,
+    multiply_,
+    powers,
+    recentred,
+)
 from pathspace.metrics.replicas import any_replica, root_mean_square
 from pathspace.network import Network
 from pathspace.network.errors import expect_network, expect_values
 from pathspace.paths.kernel import recording
 from pathspace.paths.kernel.norm import squared_path_norm, widened
 from pathspace.paths.kernel.recording import Recording
-from pathspace.paths.kernel.safe_type import RangeReport, Values, own_memory, range_report
+from pathspace.paths.kernel.safe_type import RangeReport, Values, range_report
 from pathspace.replay.latest_batch import LatestBatch
 from pathspace.rescaling.frames import Frame, FrameName, expect_finite_scales, scales_of
 from pathspace.rescaling.optimizer_states import times_
 from pathspace.squared.precision import full_precision
 from pathspace.squared.sharding import is_sharded, local_rows, local_shard, to_local, totals
 from pathspace.squared.squares import Outer, dense
+
+# torch's own optimizers are made of these
+_add_ = torch._foreach_add_  # pyright: ignore[reportPrivateImportUsage]
+_div_ = torch._foreach_div_  # pyright: ignore[reportPrivateImportUsage]
+_pow_ = torch._foreach_pow_  # pyright: ignore[reportPrivateImportUsage]
 
 Normalization = Literal["refreshed", "frozen", "network", "none"]
 NORMALIZATIONS: tuple[str, ...] = ("refreshed", "frozen", "network", "none")
@@ -529,7 +542,9 @@ class Metric:
         if kappa is None:
             for name in names:
                 self.state[name] |= {"zeros": False, "exponent": self._exponent(name)}
-                self.state[name]["factor"] = self._finished(name, None)
+            ones = {name: self._ones(name) for name in names}
+            for name, factor in self._as_factors(ones).items():
+                self.state[name]["factor"] = factor
             return
         self._warn_of_unreached(kappa)
         self._set_normalizers(kappa, new)
@@ -578,15 +593,7 @@ class Metric:
 
     def _in_frame(self, values: Values) -> Values:
         """kappa' = F^2 kappa."""
-        # what leaves a layer is the kappa of its bias and a factor of that of its weight
-        vectors = {
-            n: v.clone() for n, v in values.items() if not isinstance(v, Outer) and v.dim() < 2
-        }
-        others = {n: v for n, v in values.items() if not isinstance(v, Outer) and v.dim() >= 2}
-        writable = vectors | own_memory(others)
-        seen = {
-            name: self.gauge(name).times(writable.get(name, v), 2) for name, v in values.items()
-        }
+        seen = into_frame(values, {name: self.gauge(name) for name in values})
         # two factors save memory and time on a processor alone
         return {
             n: v.dense() if isinstance(v, Outer) and recording.is_launched(v.rows) else v
@@ -696,9 +703,7 @@ class Metric:
         }
         if len(on_gpu) == len(values) and len({value.device for value in on_gpu.values()}) == 1:
             return self._finished_on_gpu(on_gpu)
-        return {
-            name: self._finished(name, value, self._shifts(name)) for name, value in values.items()
-        }
+        return self._finished(values, {name: self._shifts(name) for name in values})
 
     def _finished_on_gpu(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return what :meth:`_finished` gives for every parameter, in one launch where that is recorded.
@@ -719,9 +724,7 @@ class Metric:
             moved[name] = [_moved(shift, next(rows)) for shift in shifts[name]]
 
         def finish() -> dict[str, Tensor]:
-            return {
-                name: self._finished(name, value, moved[name]) for name, value in values.items()
-            }
+            return self._finished(values, moved)
 
         decisions = (
             tuple(values),
@@ -740,26 +743,82 @@ class Metric:
         return kept.copy_(numbers)
 
     def _finished(
-        self, name: str, kappa: Tensor | Outer | None, shifts: Sequence[Shift] = ()
-    ) -> Tensor:
-        """Return what the optimizer works with, in the memory of kappa'; zero where kappa' is: 0 / 0 = 0."""
-        gauge = self.gauge(name)
-        form = self._forms[name]
-        parameter = to_local(self.network.parameters[name])
-        if kappa is None:
-            # the metric of the balanced network
-            result = torch.ones_like(
-                parameter, dtype=gauge.rows.dtype, memory_format=torch.contiguous_format
-            )
-        else:
-            result = self._powers(name, kappa, shifts)
+        self, values: Mapping[str, Tensor | Outer], shifts: Mapping[str, Sequence[Shift]]
+    ) -> dict[str, Tensor]:
+        """Return what the optimizers work with, F^k D'^exponent, tensors in the memory of kappa'.
+
+        It is zero where kappa' is: 0 / 0 = 0.
+        """
+        in_one_pass: dict[str, Tensor] = {}
+        together: dict[str, Tensor] = {}
+        powers: dict[str, Tensor] = {}
+        for name, value in values.items():
+            shift = shifts[name][0]
+            has_blocks = bool(self._blocks(name))
+            if has_blocks or (self.damping and shift.is_empty):
+                powers[name] = self._powers(name, value, shifts[name])
+            elif isinstance(value, Tensor):
+                together[name] = value
+            elif self.damping and self.power == 1:
+                in_one_pass[name] = self._factor_of_outer(name, value, shift)
+            else:
+                powers[name] = self._power(name, value, shift)
+        if together:
+            self._raise_together_(together, [shifts[name][0] for name in together])
+        powers |= together
+        for name, power in powers.items():
             if self.state[name]["zeros"]:
-                result.masked_fill_(result.isinf(), 0)
-        if _FACTORS[form]:
-            gauge.times_(result, _FACTORS[form])
-        if form == "root" and gauge.far is not None:
-            result = result * gauge.far
-        return result.view(parameter.shape)
+                power.masked_fill_(power.isinf(), 0)
+        return self._as_factors(powers) | in_one_pass
+
+    def _raise_together_(self, values: Mapping[str, Tensor], shifts: Sequence[Shift]) -> None:
+        """(kappa' / c + damping mean / c)^exponent of some tensors, written over kappa'."""
+        kappa = list(values.values())
+        # numbers, or tensors of one where a CUDA graph reads them
+        normalizers: list[Any] = [shift.normalizer for shift in shifts]
+        added: list[Any] = [shift.added for shift in shifts]
+        _div_(kappa, normalizers)
+        _add_(kappa, added)
+        _pow_(kappa, [self._exponent(name) for name in values])
+
+    def _factor_of_outer(self, name: str, kappa: Outer, shift: Shift) -> Tensor:
+        """F^k D'^exponent of an outer product; for ``power=1`` k is 0, or -2 times the exponent.
+
+        Hence it is (F^q D')^exponent, where q = k / exponent. The matrix F^q D' is a sum of two
+        outer products, which one call writes.
+        """
+        exponent = self._exponent(name)
+        q = round(_FACTORS[self._forms[name]] / exponent)
+        of_rows, of_columns = self.gauge(name).vectors(q, kappa.dtype)
+        rows = [
+            kappa.rows * (of_rows / shift.normalizer),
+            (of_rows * shift.added).expand_as(kappa.rows),
+        ]
+        columns = [kappa.columns * of_columns, of_columns.expand_as(kappa.columns)]
+        result = torch.stack(rows, 1) @ torch.stack(columns)
+        return self._shaped(name, result.pow_(exponent))
+
+    def _as_factors(self, powers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return F^k D'^exponent of some parameters, in the memory of D'^exponent."""
+        for k in sorted({_FACTORS[self._forms[name]] for name in powers} - {0}):
+            names = [name for name in powers if _FACTORS[self._forms[name]] == k]
+            multiply_([powers[name] for name in names], [self.gauge(name) for name in names], k)
+        return {name: self._shaped(name, power) for name, power in powers.items()}
+
+    def _shaped(self, name: str, factor: Tensor) -> Tensor:
+        """Return a factor of the weights instead of the member near balance if that is asked for, in their shape."""
+        far = self.gauge(name).far
+        if self._forms[name] == "root" and far is not None:
+            factor = factor * far
+        return factor.view(to_local(self.network.parameters[name]).shape)
+
+    def _ones(self, name: str) -> Tensor:
+        """Return D'^exponent of the balanced network."""
+        return torch.ones_like(
+            to_local(self.network.parameters[name]),
+            dtype=self.gauge(name).rows.dtype,
+            memory_format=torch.contiguous_format,
+        )
 
     def _shifts(self, name: str) -> list[Shift]:
         """Return how kappa' of a parameter is normalized and damped, or of each of its blocks."""
@@ -812,7 +871,6 @@ class Metric:
             rows = kappa.rows / shift.normalizer
             if not self.damping:
                 return torch.outer(rows.pow(exponent), kappa.columns.pow(exponent))
-            # torch.addr would be one call, of two to three times the time
             result = torch.outer(rows, kappa.columns).add_(shift.added)
         else:
             result = kappa.div_(shift.normalizer).add_(shift.added)

@@ -22,35 +22,51 @@ from pathspace.squared.tape import Mix
 
 class _LinearRecurrence(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, S: Tensor, u: Tensor, start: Tensor | None) -> Tensor:
-        # powers of S cost less than the small products that they save; on a GPU launches cost more
-        # than products
-        enough = max(64, len(S) // 16) if u.is_cuda else 4 * len(S)
-        h = (_in_blocks if len(S) and len(u) >= enough else _step_by_step)(S, u, start)
+    def forward(ctx: Any, S: Tensor, u: Tensor, start: Tensor | None, backwards: bool) -> Tensor:
+        h = _states(S, u, start, backwards)
         ctx.save_for_backward(S, h, start)
+        ctx.backwards = backwards
         return h
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
         S, h, start = ctx.saved_tensors
-        with full_precision(grad_outputs[0]):
-            # delta_t = g_t + S^T delta_{t+1}: the same recurrence the other way, so it can be
-            # differentiated again
-            delta = linear_recurrence(S.t(), grad_outputs[0], backwards=True)
-            to_S = delta[1:].t() @ h[:-1]  # dG/dS = sum_t delta_t h_{t-1}^T
+        # delta_t = g_t + S^T delta_{t+1}: the same recurrence the other way, so it can be
+        # differentiated again
+        delta = linear_recurrence(S.t(), grad_outputs[0], backwards=not ctx.backwards)
+        with full_precision(delta):
+            # dG/dS = sum_t delta_t h_{t-1}^T
+            if ctx.backwards:
+                first = delta[-1]
+                to_S = delta[:-1].t() @ h[1:]
+            else:
+                first = delta[0]
+                to_S = delta[1:].t() @ h[:-1]
             if start is None:
-                return to_S, delta, None
-            return to_S + torch.outer(delta[0], start), delta, S.t() @ delta[0]
+                return to_S, delta, None, None
+            return to_S + torch.outer(first, start), delta, S.t() @ first, None
 
 
-def _step_by_step(S: Tensor, u: Tensor, start: Tensor | None) -> Tensor:
-    h = torch.empty_like(u, memory_format=torch.contiguous_format)
-    before = start
+def _states(S: Tensor, u: Tensor, start: Tensor | None, backwards: bool) -> Tensor:
+    # powers of S cost less than the small products that they save; on a GPU launches cost more
+    # than products
+    enough = max(64, len(S) // 16) if u.is_cuda else 4 * len(S)
+    if not len(S) or len(u) < enough:
+        return _step_by_step(S, u, start, backwards)
+    if backwards:
+        return _in_blocks(S, u.flip(0), start).flip(0)
+    return _in_blocks(S, u, start)
+
+
+def _step_by_step(S: Tensor, u: Tensor, start: Tensor | None, backwards: bool = False) -> Tensor:
+    h = u.clone(memory_format=torch.contiguous_format)
     # all rows at once: indexing costs as much as a small product
-    for state, enters in zip(h.unbind(0), u.unbind(0), strict=True):
-        before = (
-            state.copy_(enters) if before is None else torch.addmv(enters, S, before, out=state)
-        )
+    states = h.unbind(0)
+    before = start
+    for state in reversed(states) if backwards else states:
+        if before is not None:
+            state.addmv_(S, before)
+        before = state
     return h
 
 
@@ -92,10 +108,10 @@ def linear_recurrence(
     Returns:
         All states, ``[T, H]``; differentiable, any number of times.
     """
-    if backwards:
-        return linear_recurrence(S, u.flip(0), start).flip(0)
     with full_precision(u):
-        return _LinearRecurrence.apply(S, u, start)
+        if not torch.is_grad_enabled():
+            return _states(S, u, start, backwards)
+        return _LinearRecurrence.apply(S, u, start, backwards)
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,7 @@ class Tape:
         Returns:
             gamma_net^2, a 0-dim tensor, and the watched values.
         """
-        like = next(iter(squared.values()), torch.zeros(()))
+        like = next(iter(squared.values())) if squared else torch.zeros(())
         slots = self._leaves(squared, live, like, inputs, sums)
         if first_sharded(slots.values()) is None:
             return self._run(slots, watch, taps, mix, sums)
