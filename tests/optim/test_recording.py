@@ -270,13 +270,15 @@ def test_what_waits_for_a_result_is_not_recorded() -> None:
 def test_gradients_read_together_are_those_read_one_by_one(
     rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = Training("perceptron", rule).steps(12)
+    with monkeypatch.context() as one_by_one:
+        one_by_one.setattr(CoordinateView, "has_one_type", property(lambda _: False))
+        expected = Training("perceptron", rule).steps(12)
     calls = []
     together = coordinates._addcmul_
     monkeypatch.setattr(
         coordinates, "_addcmul_", lambda *lists: (calls.append(1), together(*lists))[1]
     )
-    monkeypatch.setattr(CoordinateView, "is_plain", property(lambda view: view.r is not None))
+    monkeypatch.setattr(CoordinateView, "is_launched", property(lambda view: view.r is not None))
     trained = Training("perceptron", rule).steps(12)
     assert len(calls) == 12
     assert all(map(torch.equal, trained, expected))

@@ -59,14 +59,14 @@ def test_muon_is_torchs_on_matrices_and_adamw_on_vectors():
         model, inputs, lambda m: MuonAdamW(m.parameters(), 0.01, weight_decay=0.1, momentum=0.9)
     )
 
-    def theirs(m):
+    def theirs(m, *, fused):
         matrices, vectors = (
             [p for p in m.parameters() if (p.dim() == 2) is kind] for kind in (True, False)
         )
         muon = torch.optim.Muon(
             matrices, lr=0.01, weight_decay=0.1, momentum=0.9, adjust_lr_fn="match_rms_adamw"
         )
-        adam = torch.optim.AdamW(vectors, lr=0.01, weight_decay=0.1)
+        adam = torch.optim.AdamW(vectors, lr=0.01, weight_decay=0.1, fused=fused)
 
         class Both:
             def zero_grad(self):
@@ -78,7 +78,10 @@ def test_muon_is_torchs_on_matrices_and_adamw_on_vectors():
 
         return Both()
 
-    assert_close(ours, trained(model, inputs, theirs), rtol=0, atol=0)
+    in_one_call = trained(model, inputs, lambda m: theirs(m, fused=True))
+    one_by_one = trained(model, inputs, lambda m: theirs(m, fused=False))
+    assert_close(ours, in_one_call, rtol=0, atol=0)
+    assert_close(ours, one_by_one, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("rule", [SOAP, MuonAdamW])

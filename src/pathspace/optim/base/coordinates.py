@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
@@ -102,11 +102,10 @@ def decoupled_decay_only(rule: Optimizer) -> Iterator[Callable[[Tensor], float] 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Chunk:
-    """Parameters stepped in one call. All chunks of a type share the buffers ``u`` and ``h``."""
+    """Memory of parameters stepped in one call. That of all chunks of a type overlaps."""
 
     u: Tensor
     h: Tensor
-    size: int
 
 
 class CoordinateView:
@@ -125,8 +124,10 @@ class CoordinateView:
     """
 
     __slots__ = (
+        "_address",
         "_h",
         "_is_sharded",
+        "_place",
         "_shaped",
         "_u",
         "chunk",
@@ -142,12 +143,14 @@ class CoordinateView:
         self.shadow = shadow
         self.chunk = chunk
         self.p = to_local(parameter)
+        self._place = self.p.device, self.p.dtype
         self._is_sharded = self.p is not parameter
         self.r: Tensor | None = None
         self.has_zeros = False
         end = start + self.p.numel()
         self._u = chunk.u[start:end].view(self.p.shape)
         self._h = chunk.h[start:end].view(self.p.shape)
+        self._address = self._u.data_ptr()
         shadow.grad = None
         shadow.data = self._u.view(shadow.shape)
         self._shaped = self._h.view(shadow.shape)
@@ -155,16 +158,22 @@ class CoordinateView:
     @property
     def is_current(self) -> bool:
         """True if the parameter has kept its memory and its type."""
-        return self._u.device == self.p.device and self._u.dtype == type_of_shadow(self.p)
+        p = self.p
+        return self._place == (p.device, p.dtype)
 
     @property
-    def is_plain(self) -> bool:
-        """True if w, r, u and the gradient have one type and are on a GPU, where one launch serves many parameters."""
+    def has_one_type(self) -> bool:
+        """True if w, r and u have one type, so that one call may map many parameters back."""
         r = self.r
+        return r is not None and self.p.dtype == r.dtype == self._u.dtype
+
+    @property
+    def is_launched(self) -> bool:
+        """True if, besides, the gradient has this type, on a GPU, where one launch serves many parameters."""
         g = self.parameter.grad
-        if r is None or g is None or self._is_sharded or not self._u.is_cuda:
+        if g is None or self._is_sharded or not self._u.is_cuda:
             return False
-        return self.p.dtype == r.dtype == self._u.dtype == g.dtype
+        return self.has_one_type and g.dtype == self._u.dtype
 
     @property
     def is_finite(self) -> bool:
@@ -180,11 +189,13 @@ class CoordinateView:
         """
         r = self.r
         h = self._h
-        if self.parameter.grad is None:  # of an evaluation that did not use the parameter
+        g = self.parameter.grad
+        if g is None:  # of an evaluation that did not use the parameter
             self.shadow.grad = None
             h.zero_()
             return
-        g = to_local(self.parameter.grad)
+        if self._is_sharded:
+            g = to_local(g)
         if r is None:
             h.copy_(g)
         elif r.dtype == g.dtype == h.dtype:
@@ -204,7 +215,8 @@ class CoordinateView:
 
     def hand_gradient(self) -> None:
         """Let the rule find h."""
-        self.shadow.grad = self._shaped
+        if self.shadow.grad is not self._shaped:
+            self.shadow.grad = self._shaped
 
     def put(self) -> None:
         """u = w / r."""
@@ -238,10 +250,9 @@ class CoordinateView:
         full.grad = h.view(shape)
         return full
 
-    def put_zero(self, decay: float) -> None:
-        """u = decay w outside the network, where all other u of the chunk are 0."""
-        if self.r is None:
-            self._u.copy_(self.p).mul_(decay)
+    def put_decayed(self, decay: float) -> None:
+        """u = decay w, outside the network."""
+        self._u.copy_(self.p).mul_(decay)
 
     def map_back(self, decay: float | None) -> None:
         """w = w + r du; r is let go of, so that there are never two of them in memory.
@@ -272,7 +283,7 @@ class CoordinateView:
 
     def _fetch(self) -> None:
         """Take u from where a rule has put it (``p.data = ...``)."""
-        if self.shadow.data_ptr() != self._u.data_ptr():
+        if self.shadow.data_ptr() != self._address:
             self._u.copy_(self.shadow.view(self.p.shape))
             self.shadow.data = self._u.view(self.shadow.shape)
 
@@ -287,46 +298,31 @@ class CoordinateView:
         return torch.dot(h, h)
 
 
-class _Fusable(NamedTuple):
-    """A parameter that one GPU launch can serve along with others."""
-
-    view: CoordinateView
-    g: Tensor
-    r: Tensor
-
-
-def _fusable(
-    views: Sequence[CoordinateView],
-) -> tuple[list[_Fusable], list[CoordinateView]]:
-    """Split views into those that one GPU launch can serve together, and the others."""
-    together = []
-    rest = []
-    for view in views:
-        g = view.parameter.grad
-        r = view.r
-        if g is not None and r is not None and view.is_plain:
-            together.append(_Fusable(view, g, r))
-        else:
-            rest.append(view)
-    return together, rest
-
-
 def read_gradients(
     views: Sequence[CoordinateView], *, masked: bool, factor: float | Tensor
 ) -> None:
     """Set the gradients h of all shadows; see :meth:`CoordinateView.read_gradient`."""
-    together, rest = ([], views) if masked else _fusable(views)
-    for view in rest:
-        view.read_gradient(masked=masked, factor=factor)
-    if not together:
+    launched: list[CoordinateView] = []
+    gradients: list[Tensor] = []
+    inverse_roots: list[Tensor] = []
+    for view in views:
+        g = view.parameter.grad
+        r = view.r
+        if not masked and g is not None and r is not None and view.is_launched:
+            launched.append(view)
+            gradients.append(g)
+            inverse_roots.append(r)
+        else:
+            view.read_gradient(masked=masked, factor=factor)
+    if not launched:
         return
-    h = [one.view.h for one in together]
-    _copy_(h, [one.g for one in together])
-    _mul_(h, [one.r for one in together])
+    h = [view.h for view in launched]
+    _copy_(h, gradients)
+    _mul_(h, inverse_roots)
     if changes(factor):
         _mul_(h, factor)
-    for one in together:
-        one.view.hand_gradient()
+    for view in launched:
+        view.hand_gradient()
 
 
 def put_coordinates(
@@ -339,9 +335,10 @@ def put_coordinates(
         return
     # of parameters of each type and device
     for memory in {view.chunk for view in views}:
-        memory.u[: memory.size].zero_()
+        memory.u.zero_()
     for view in views:
-        view.put_zero(decay(view.shadow))
+        if view.r is None:
+            view.put_decayed(decay(view.shadow))
 
 
 def map_back(views: Sequence[CoordinateView], decay: Callable[[Tensor], float] | None) -> None:
@@ -350,18 +347,25 @@ def map_back(views: Sequence[CoordinateView], decay: Callable[[Tensor], float] |
         for view in views:
             view.map_back(None)
         return
-    together, rest = _fusable(views)
-    for view in rest:
-        view.map_back(decay(view.shadow))
-    if not together:
+    w: list[Tensor] = []
+    u: list[Tensor] = []
+    inverse_roots: list[Tensor] = []
+    decays: list[float] = []
+    for view in views:
+        r = view.r
+        if r is None or not view.has_one_type:
+            view.map_back(decay(view.shadow))
+            continue
+        w.append(view.p)
+        u.append(view.fetched())
+        inverse_roots.append(r)
+        decays.append(decay(view.shadow))
+        view.r = None
+    if not w:
         return
-    w = [one.view.p for one in together]
-    decays = [decay(one.view.shadow) for one in together]
     if any(each != 1 for each in decays):
         _mul_(w, decays)
-    _addcmul_(w, [one.view.fetched() for one in together], [one.r for one in together])
-    for one in together:
-        one.view.r = None
+    _addcmul_(w, u, inverse_roots)
 
 
 def views_of(
@@ -384,7 +388,7 @@ def views_of(
         size = max(_size(chunk) for chunk in chunks)
         u, h = torch.zeros(2, size, device=device, dtype=dtype)
         for members in chunks:
-            chunk = Chunk(u, h, _size(members))
+            chunk = Chunk(u[: _size(members)], h[: _size(members)])
             start = 0
             for p in members:
                 views[p] = CoordinateView(p, shadows[p], chunk, start)

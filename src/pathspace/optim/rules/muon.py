@@ -123,6 +123,8 @@ class MuonAdamW(Optimizer):
         if self._adamw is None:
             self._adamw = AdamW(params)
         options = {name: group[name] for name in _ADAMW_OPTIONS}
+        # one call for all of them; on a GPU the counts would have to be there
+        options["fused"] = all(p.is_cpu for p in params)
         self._adamw.state = self.state
         self._adamw.param_groups[0].update(options, params=params)
         self._adamw.step()
