@@ -1,4 +1,4 @@
-"""The plain rules that torch does not have, or not as one (SOAP, Muon with AdamW), and RMSprop in one pass."""
+"""The plain rules that torch does not have, or not as one (SOAP, Muon with AdamW), and torch's own in fewer passes."""
 
 import copy
 import runpy
@@ -9,8 +9,9 @@ from torch import nn
 from torch.testing import assert_close
 
 import pathspace as ps
-from pathspace.optim.rules import rmsprop
+from pathspace.optim.rules import nadam, rmsprop
 from pathspace.optim.rules.muon import MuonAdamW
+from pathspace.optim.rules.nadam import NAdam
 from pathspace.optim.rules.rmsprop import RMSprop
 from pathspace.optim.rules.soap import SOAP
 
@@ -139,9 +140,62 @@ def test_rmsprop_is_torchs(options, maximize):
         assert not torch.allclose(p, start)
 
 
-def test_rmsprop_goes_on_from_torchs_state():
+@pytest.mark.parametrize("maximize", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"betas": (0.0, 0.9)},
+        {"momentum_decay": 0.1, "eps": 1e-3},
+        {"weight_decay": 0.1},
+        {"weight_decay": 0.1, "decoupled_weight_decay": True},
+    ],
+    ids=lambda options: "-".join(options) or "plain",
+)
+@pytest.mark.sample(6)
+def test_nadam_is_torchs(options, maximize):
     model, inputs = network()
-    kinds, weights = [torch.optim.RMSprop, RMSprop], []
+    one, other = (
+        trained(
+            model,
+            inputs,
+            lambda m, kind=kind: kind(m.parameters(), 0.01, maximize=maximize, **options),
+        )
+        for kind in (NAdam, torch.optim.NAdam)
+    )
+    for p, q, start in zip(one, other, model.parameters(), strict=True):
+        assert_close(p, q, rtol=1e-12, atol=1e-12)
+        assert not torch.allclose(p, start)
+
+
+def test_nadam_counts_the_steps_of_each_parameter():
+    """Some have no gradient in every third step, and one of them joins late."""
+    torch.manual_seed(0)
+    starts = [torch.randn(4, dtype=torch.float64) for _ in range(3)]
+    ends = []
+    for kind in (NAdam, torch.optim.NAdam):
+        params = [nn.Parameter(start.clone()) for start in starts]
+        rule = kind(params[:2], 0.1)
+        for step in range(9):
+            if step == 4:
+                rule.add_param_group({"params": params[2:], "lr": 0.2})
+            for p in params:
+                p.grad = p.detach() + step
+            if step % 3 == 0:
+                params[1].grad = None
+            rule.step()
+        assert [int(rule.state[p]["step"]) for p in params] == [9, 6, 5]
+        ends.append(params)
+    assert_close(ends[0], ends[1], rtol=1e-12, atol=1e-12)
+
+
+FEWER_PASSES = [(RMSprop, torch.optim.RMSprop, rmsprop), (NAdam, torch.optim.NAdam, nadam)]
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [pair[:2] for pair in FEWER_PASSES])
+def test_rules_in_fewer_passes_go_on_from_torchs_state(ours, theirs):
+    model, inputs = network()
+    kinds, weights = [theirs, ours], []
     for first in kinds:
         for second in kinds:
             m = copy.deepcopy(model)
@@ -159,12 +213,15 @@ def test_rmsprop_goes_on_from_torchs_state():
         assert_close(other, weights[0], rtol=1e-12, atol=1e-12)
 
 
-def test_rmsprop_is_torchs_where_it_was_imported_with_another_default_device():
+@pytest.mark.parametrize(("ours", "theirs", "module"), FEWER_PASSES)
+def test_rules_in_fewer_passes_are_torchs_where_imported_with_another_default_device(
+    ours, theirs, module
+):
     model, inputs = network()
     with torch.device("meta"):
-        imported = runpy.run_path(rmsprop.__file__)
+        imported = runpy.run_path(module.__file__)
     one, other = (
         trained(model, inputs, lambda m, kind=kind: kind(m.parameters(), 0.01))
-        for kind in (imported["RMSprop"], torch.optim.RMSprop)
+        for kind in (imported[ours.__name__], theirs)
     )
     assert_close(one, other, rtol=1e-12, atol=1e-12)

@@ -15,6 +15,7 @@ from torch import optim
 from torch.optim import Optimizer
 
 from pathspace.optim.rules.muon import MuonAdamW
+from pathspace.optim.rules.nadam import NAdam
 from pathspace.optim.rules.rmsprop import RMSprop
 from pathspace.optim.rules.soap import SOAP
 from pathspace.rescaling.optimizer_states import POWERS
@@ -89,7 +90,8 @@ RULES: dict[type[Optimizer], RuleTraits] = {
     optim.SGD: _of(_ELEMENTS, optim.SGD, kernel="fused"),
     optim.Adam: _of(_ELEMENTS, optim.Adam, kernel="fused"),
     optim.AdamW: _of(_ELEMENTS, optim.AdamW, decays="decoupled", kernel="fused"),
-    optim.NAdam: _of(_ELEMENTS, optim.NAdam, kernel="foreach", kernel_on="cpu"),
+    optim.NAdam: _of(_ELEMENTS, optim.NAdam, replacement=NAdam),
+    NAdam: _of(_ELEMENTS, optim.NAdam),
     optim.RAdam: _of(_ELEMENTS, optim.RAdam, kernel="foreach", kernel_on="cpu"),
     optim.Adamax: _of(_ELEMENTS, optim.Adamax),
     optim.Adagrad: _of(_ELEMENTS, optim.Adagrad, kernel="fused", kernel_on="cpu"),
