@@ -2,6 +2,7 @@
 
 import copy
 import runpy
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,9 @@ from torch import nn
 from torch.testing import assert_close
 
 import pathspace as ps
+from pathspace.network.errors import expect_finite
 from pathspace.optim.rules import nadam, rmsprop
+from pathspace.optim.rules.moments import adam_direction
 from pathspace.optim.rules.muon import MuonAdamW
 from pathspace.optim.rules.nadam import NAdam
 from pathspace.optim.rules.rmsprop import RMSprop
@@ -225,3 +228,25 @@ def test_rules_in_fewer_passes_are_torchs_where_imported_with_another_default_de
         for kind in (imported[ours.__name__], theirs)
     )
     assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_adams_direction_is_the_same_however_gradients_lie_in_memory(amsgrad):
+    torch.manual_seed(0)
+    flat: dict[str, Any] = {}
+    turned: dict[str, Any] = {}
+    for _ in range(5):
+        g = torch.randn(4, 6, dtype=torch.float64)
+        one = adam_direction(g, flat, (0.8, 0.9), 1e-3, amsgrad)
+        other = adam_direction(g.t().contiguous().t(), turned, (0.8, 0.9), 1e-3, amsgrad)
+        assert_close(one, other, rtol=1e-12, atol=1e-14)
+    assert not turned["exp_avg"].is_contiguous()
+    assert flat["step"] == turned["step"] == 5
+
+
+def test_finite_weights_may_have_a_sum_that_is_not():
+    large = torch.full((4,), 3e38)
+    expect_finite([large, torch.ones(2), torch.empty(0)])
+    with pytest.raises(FloatingPointError, match="weights are not finite"):
+        expect_finite([large, torch.tensor([torch.inf, -torch.inf])])
+    expect_finite([])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -126,16 +127,25 @@ def expect_values(tensor: Any) -> None:
         )
 
 
+def all_finite(tensor: Tensor) -> bool:
+    """Return whether all elements are finite, as the sum tells unless it is too large."""
+    return math.isfinite(tensor.sum().item()) or bool(tensor.isfinite().all())
+
+
 def expect_finite(weights: Iterable[Tensor]) -> None:
     """Refuse weights that are not finite, also where no output shows it: in front of a unit that is dead on all data.
 
     Raises:
         FloatingPointError: one is not.
     """
-    largest = [torch.linalg.vector_norm(w.detach(), torch.inf) for w in weights if w.numel()]
-    if largest and not bool(
-        torch.stack([norm.to(largest[0]) for norm in largest]).isfinite().all()
-    ):
+    weights = [w.detach() for w in weights]
+    if not weights:
+        return
+    sums = [w.sum() for w in weights]
+    # a finite sum has finite summands; one that is not may be of finite ones, too large together
+    if all_finite(torch.stack([s.to(sums[0]) for s in sums])):
+        return
+    if not all(map(all_finite, weights)):
         raise FloatingPointError(
             "weights are not finite, because training diverged (lower the learning rate or clip) or a batch held NaN; "
             "parameters are not changed"

@@ -21,7 +21,7 @@ from torch import Tensor
 from pathspace.metrics.checks import check_bounds, check_numbers
 from pathspace.network import Network
 from pathspace.network.devices import tables_on_the_cpu
-from pathspace.network.errors import expect_finite, expect_paths
+from pathspace.network.errors import all_finite, expect_finite, expect_paths
 from pathspace.optim.base.conditioning import diagnose, gauge_of_nodes
 from pathspace.optim.base.network_optimizer import Active, NetworkOptimizer, Parameters
 from pathspace.optim.rules.clipping import changes, clip_factor
@@ -396,7 +396,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
     @staticmethod
     def _expect_finite(values: Tensor) -> None:
         # a step would wait for a GPU
-        if not values.is_cuda and not bool(values.isfinite().all()):
+        if not values.is_cuda and not all_finite(values):
             raise FloatingPointError(
                 "a step in path space is not finite: weights or gradients are not, because training diverged (lower "
                 "the learning rate or clip) or a batch held NaN; parameters are not changed"

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_adam_ = torch._fused_adam_  # pyright: ignore[reportPrivateImportUsage]
 _TENSORS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 MOMENTS = ("step", *_TENSORS)
 """What Adam's rule keeps of a parameter."""
@@ -57,6 +58,10 @@ def adam_direction(
     if amsgrad and "max_exp_avg_sq" not in state:
         state["max_exp_avg_sq"] = v.clone()
     state["step"] += 1
+    tensors = [g, m, v, *([state["max_exp_avg_sq"]] if amsgrad else [])]
+    # the kernel reads memory in its order
+    if all(t.is_cpu and t.is_contiguous() for t in tensors):
+        return _direction_in_one_pass(g, state, betas, eps, amsgrad)
     beta1, beta2 = betas
     # m = beta1 m + (1 - beta1) g
     m.lerp_(g, 1 - beta1)
@@ -70,3 +75,26 @@ def adam_direction(
     # the bias of m multiplies the denominator, which saves a pass over the tensor
     denominator = v.sqrt().mul_(first / math.sqrt(second)).add_(eps * first)
     return torch.div(m, denominator, out=denominator)
+
+
+def _direction_in_one_pass(
+    g: Tensor, state: dict[str, Any], betas: tuple[float, float], eps: float, amsgrad: bool
+) -> Tensor:
+    """Return the direction by torch's kernel of Adam, as the step from zero with the rate -1."""
+    direction = torch.zeros_like(g)
+    _adam_(
+        [direction],
+        [g],
+        [state["exp_avg"]],
+        [state["exp_avg_sq"]],
+        [state["max_exp_avg_sq"]] if amsgrad else [],
+        [torch.tensor(state["step"], dtype=torch.float32, device="cpu")],
+        amsgrad=amsgrad,
+        lr=-1.0,
+        beta1=betas[0],
+        beta2=betas[1],
+        weight_decay=0.0,
+        eps=eps,
+        maximize=False,
+    )
+    return direction
