@@ -11,7 +11,8 @@ from torch.testing import assert_close
 
 import pathspace as ps
 from pathspace.network.errors import expect_finite
-from pathspace.optim.rules import nadam, rmsprop
+from pathspace.optim.rules import adafactor, nadam, rmsprop
+from pathspace.optim.rules.adafactor import Adafactor
 from pathspace.optim.rules.moments import adam_direction
 from pathspace.optim.rules.muon import MuonAdamW
 from pathspace.optim.rules.nadam import NAdam
@@ -148,6 +149,39 @@ def test_rmsprop_is_torchs(options, maximize):
     "options",
     [
         {},
+        {"lr": 0.5, "d": 1.5, "beta2_decay": -0.3},
+        {"eps": (1e-2, 0.5)},
+        {"weight_decay": 0.1},
+        {"foreach": True},
+    ],
+    ids=lambda options: "-".join(options) or "plain",
+)
+@pytest.mark.sample(6)
+def test_adafactor_is_torchs(options, maximize):
+    """Of vectors, matrices and filters."""
+    torch.manual_seed(0)
+    starts = [torch.randn(shape, dtype=torch.float64) for shape in ((5,), (4, 6), (3, 4, 2, 2))]
+    gradients = [[torch.randn_like(start) for start in starts] for _ in range(8)]
+    ends = []
+    for kind in (Adafactor, torch.optim.Adafactor):
+        params = [nn.Parameter(start.clone()) for start in starts]
+        rule = kind(params, maximize=maximize, **options)
+        for step, drawn in enumerate(gradients):
+            for p, g in zip(params, drawn, strict=True):
+                p.grad = g.clone()
+            if step == 3:
+                params[1].grad = None
+            rule.step()
+        ends.append(params)
+    assert_close(ends[0], ends[1], rtol=1e-12, atol=1e-12)
+    assert not any(map(torch.allclose, ends[0], starts))
+
+
+@pytest.mark.parametrize("maximize", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
         {"betas": (0.0, 0.9)},
         {"momentum_decay": 0.1, "eps": 1e-3},
         {"weight_decay": 0.1},
@@ -192,7 +226,11 @@ def test_nadam_counts_the_steps_of_each_parameter():
     assert_close(ends[0], ends[1], rtol=1e-12, atol=1e-12)
 
 
-FEWER_PASSES = [(RMSprop, torch.optim.RMSprop, rmsprop), (NAdam, torch.optim.NAdam, nadam)]
+FEWER_PASSES = [
+    (RMSprop, torch.optim.RMSprop, rmsprop),
+    (NAdam, torch.optim.NAdam, nadam),
+    (Adafactor, torch.optim.Adafactor, adafactor),
+]
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [pair[:2] for pair in FEWER_PASSES])

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from torch import optim
 from torch.optim import Optimizer
 
+from pathspace.optim.rules.adafactor import Adafactor
 from pathspace.optim.rules.muon import MuonAdamW
 from pathspace.optim.rules.nadam import NAdam
 from pathspace.optim.rules.rmsprop import RMSprop
@@ -75,6 +76,7 @@ class RuleTraits:
 
 
 _ELEMENTS = RuleTraits(reads_points=False, reach="element", one_by_one=True, points=())
+_ADAFACTOR = replace(_ELEMENTS, reads_points=True, reach="parameter")
 _MATRICES = RuleTraits(
     reads_points=False, decays="decoupled", reach="parameter", one_by_one=True, points=()
 )
@@ -100,7 +102,8 @@ RULES: dict[type[Optimizer], RuleTraits] = {
     RMSprop: _of(_ELEMENTS, optim.RMSprop),
     optim.Rprop: _of(_ELEMENTS, optim.Rprop, by_sign=True),
     optim.ASGD: _of(_ELEMENTS, optim.ASGD, reads_points=True, points=("ax",)),
-    optim.Adafactor: _of(_ELEMENTS, optim.Adafactor, reads_points=True, reach="parameter"),
+    optim.Adafactor: _of(_ADAFACTOR, optim.Adafactor, replacement=Adafactor),
+    Adafactor: _of(_ADAFACTOR, optim.Adafactor),
     optim.Muon: _of(_MATRICES, optim.Muon),
     MuonAdamW: replace(
         _MATRICES, powers={**POWERS[optim.AdamW], **POWERS[optim.Muon]}, takes_rows=True
