@@ -12,6 +12,7 @@ import pathspace as ps
 from cases import BY_NAME, ZOO, Case, call, mlp, of_each_kind, slow_besides, trace, traced
 from fixture_nets import NETS, load, load_rnn
 from oracles.basis import PathValues, as_skeleton
+from pathspace.paths.space import frame
 
 KNOWN = json.loads((Path(__file__).parents[1] / "data" / "path_space.json").read_text())
 UNTIED = [case for case in ZOO if case.name != "tied characters"]
@@ -814,3 +815,23 @@ def test_scales_tied_by_an_unread_product_are_refused():
     assert len(network.monomials)
     with pytest.raises(ValueError, match="in a part that no output reads"):
         ps.optim.GSGD(model.parameters(), network)
+
+
+def test_sums_over_rows_are_the_same_some_rows_at_a_time(monkeypatch):
+    torch.manual_seed(0)
+    start = torch.nn.Sequential(
+        torch.nn.Conv2d(2, 4, 3), torch.nn.ReLU(), torch.nn.Conv2d(4, 6, 2), torch.nn.ReLU(),
+        torch.nn.Flatten(), torch.nn.Linear(6, 7), torch.nn.ReLU(), torch.nn.Linear(7, 3),
+    ).double()  # fmt: skip
+    x = torch.randn(8, 2, 4, 4, dtype=torch.float64)
+    ends = []
+    for cached in (frame._CACHED, 16):
+        monkeypatch.setattr(frame, "_CACHED", cached)
+        model = copy.deepcopy(start)
+        optimizer = ps.optim.GSGD(model.parameters(), ps.trace(model, x), lr=0.01)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        ends.append([p.detach() for p in model.parameters()])
+    assert_close(*ends, rtol=1e-12, atol=1e-14)

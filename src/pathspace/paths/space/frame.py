@@ -31,6 +31,8 @@ from pathspace.paths.space.chart import Chart, Measure, Place
 from pathspace.paths.space.slots import Slots, put_
 
 _ALMOST_ZERO = 1e-300
+_CACHED = 2**16
+"""Elements of sums that stay in the cache."""
 
 
 class _Vectors:
@@ -223,7 +225,7 @@ class Frame:
         chart = self.chart
         sums = self._leaving.values.zero_()
         for name, ends, view in self._sources:  # T_c
-            terms = (weights[name] * gradients[name]).sum_to_size(ends.shape).reshape(-1)
+            terms = _summed_products(weights[name], gradients[name], ends.shape).reshape(-1)
             if view is None:
                 sums.index_add_(0, ends.nodes.places, terms.to(sums.dtype))
             else:
@@ -364,3 +366,16 @@ def _gather(tensors: Mapping[str, Tensor], entries: Sequence[tuple[str, Tensor, 
     """Write elements of tensors, by their flat indices, to parts of a vector, which are views of it."""
     for name, places, part in entries:
         part.copy_(tensors[name].take(places))
+
+
+def _summed_products(w: Tensor, g: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return the sums of w g in a shape that broadcasts to theirs."""
+    size = w.numel()
+    if size <= _CACHED or shape[0] > 1 or not w.is_cpu:
+        return (w * g).sum_to_size(shape)
+    # over rows: some at a time, in half the time that all products take to memory and back
+    count = max(1, _CACHED * len(w) // size)
+    sums = torch.zeros_like(w[:count])
+    for rows, of_rows in zip(w.split(count), g.split(count), strict=True):
+        sums[: len(rows)].addcmul_(rows, of_rows)
+    return sums.sum_to_size(shape)
