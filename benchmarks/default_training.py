@@ -25,9 +25,9 @@ from typing import Any
 
 from pathspace.experiments.engine import run
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.jobs import load_task
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.run import RunConfig, RunResult
+from pathspace.experiments.runner import load_task
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.tasks import TASKS
 from pathspace.experiments.tasks.task import Split, Task

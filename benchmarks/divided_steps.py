@@ -27,7 +27,7 @@ from torch.multiprocessing.spawn import spawn
 
 import pathspace as ps
 from paired import alternate, summary
-from pathspace.experiments.transformer import Transformer
+from pathspace.experiments.models import Transformer
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "PathMuon": {"lr": 1e-3},

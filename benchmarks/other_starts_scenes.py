@@ -15,8 +15,8 @@ from torch.nn import functional
 from torch.optim import AdamW
 
 import pathspace as ps
-from pathspace.experiments.tasks.adding import marked_sequences
-from pathspace.experiments.tasks.mnist import load
+from pathspace.experiments.tasks.images import load_mnist
+from pathspace.experiments.tasks.small import marked_sequences
 from safety_zoo import folder
 
 Batch = tuple[Tensor, Tensor]
@@ -90,7 +90,7 @@ def _copies(
 
 @cache
 def _mnist(part: str) -> Batch:
-    pixels, labels = load(part, folder())
+    pixels, labels = load_mnist(part, folder())
     return pixels.float().div_(255), labels
 
 

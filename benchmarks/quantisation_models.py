@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from pathspace.experiments.models import Transformer
 from pathspace.experiments.tasks import build_task
 from pathspace.experiments.tasks.task import Task
-from pathspace.experiments.transformer import Transformer
 
 Layer = nn.Linear | nn.Conv2d
 

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from pathspace.experiments.tasks.mnist import load
+from pathspace.experiments.tasks.images import load_mnist
 
 EXAMPLES = 4096
 CHARACTERS = 100_000
@@ -69,7 +69,7 @@ def folder() -> Path:
 @cache
 def _mnist() -> tuple[Tensor, Tensor]:
     """Digits ``[n, 28, 28]`` about zero, and labels."""
-    pixels, labels = load("train", folder())
+    pixels, labels = load_mnist("train", folder())
     return pixels[:EXAMPLES].float().div_(255).sub_(0.1307).div_(0.3081), labels[:EXAMPLES]
 
 

@@ -79,6 +79,4 @@ def _fixed_seed():
 @pytest.fixture
 def no_pictures(monkeypatch):
     """Pictures take a second each; the tests of the reports draw them."""
-    monkeypatch.setattr(
-        "pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>")
-    )
+    monkeypatch.setattr("pathspace.experiments.report.saved", lambda _: (b"", "<svg></svg>"))

@@ -29,7 +29,7 @@ def copies():
     context.set_forkserver_preload(
         [
             "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "pathspace.cli",
-            "pathspace.optim", "pathspace.experiments.jobs",
+            "pathspace.optim", "pathspace.experiments.runner",
         ]
     )  # fmt: skip
     return context

@@ -100,7 +100,7 @@ def test_all_methods_are_listed_by_groups_with_a_line_for_each(command: str) -> 
 
 def test_optimizers_and_networks_of_check_invariance_are_listed() -> None:
     from pathspace.experiments.invariance import CANDIDATES
-    from pathspace.experiments.zoo import NETWORKS
+    from pathspace.experiments.model_source import NETWORKS
 
     lines = call("check-invariance", "--list").stdout.splitlines()
     names = [line.split()[0] for line in lines if line.startswith("  ")]

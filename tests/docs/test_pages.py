@@ -177,9 +177,9 @@ def test_commands_on_a_page_are_understood(line, tmp_path, monkeypatch):
 
     monkeypatch.setattr("pathspace.experiments.configuration.check_task_of", lambda *_: None)
     for work in (
-        "execution.compare", "invariance.check_all", "path_summary.summarize",
-        "scale_check.imbalance",
-        "tables.StoredCell", "sweep.command.sweep",
+        "execution.compare", "invariance.check_all", "diagnosis.summarize",
+        "diagnosis.imbalance",
+        "execution.StoredCell", "sweep.sweep",
     ):  # fmt: skip
         monkeypatch.setattr(f"pathspace.experiments.{work}", begin)
     monkeypatch.chdir(tmp_path)

@@ -11,13 +11,13 @@ import pytest
 
 from pathspace.experiments.engine import run
 from pathspace.experiments.methods import METHODS
-from pathspace.experiments.monitor import Monitor
-from pathspace.experiments.report.document import Report, Section, write_report
+from pathspace.experiments.report import Report, Section, write_report
 from pathspace.experiments.run import RunConfig
 from pathspace.experiments.runner import Runner
 from pathspace.experiments.settings import Settings, settings_from
 from pathspace.experiments.tasks import build_task, corpora
 from pathspace.experiments.tasks.task import Task
+from pathspace.experiments.terminal import Monitor
 from pathspace.tools.processes import Processes
 from processes import copies
 

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from pathspace.cli import app
 from pathspace.experiments import execution
-from pathspace.experiments.compare import Comparison, Row, compare
-from pathspace.experiments.jobs import Runs
+from pathspace.experiments.compare import Choice, Comparison, Row, compare
+from pathspace.experiments.report import saved
 from pathspace.experiments.report.claim import (
     as_json,
     best_baseline,
@@ -24,10 +24,9 @@ from pathspace.experiments.report.claim import (
     draw_claim,
     standings,
 )
-from pathspace.experiments.report.figures import saved
 from pathspace.experiments.report.statistics import t_interval
 from pathspace.experiments.run import RunResult, Validation
-from pathspace.experiments.selection import Choice
+from pathspace.experiments.runner import Runs
 from pathspace.experiments.settings import Settings
 
 METHODS = ("sgd", "balanced-sgd", "path-sgd")
@@ -305,9 +304,7 @@ def test_a_recipe_of_parts_gives_one_table_each_one_page_and_one_picture(recipes
 def test_parts_that_are_done_are_kept_until_the_whole_is(
     recipes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>")
-    )
+    monkeypatch.setattr("pathspace.experiments.report.saved", lambda _: (b"", "<svg></svg>"))
     output = recipes / "runs"
     command = ["reproduce", "both", "--workers", "1", *ONE_START, "--output", str(output)]
     assert CliRunner().invoke(app, command).exit_code == 0
@@ -338,9 +335,7 @@ def test_parts_that_are_done_are_kept_until_the_whole_is(
 def test_parts_are_resumed_with_the_settings_that_were_given(
     recipes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>")
-    )
+    monkeypatch.setattr("pathspace.experiments.report.saved", lambda _: (b"", "<svg></svg>"))
     output, execute = recipes / "runs", execution.execute
 
     def stopped(asked: Any, context: Any, **given: Any) -> Any:
@@ -363,9 +358,7 @@ def test_parts_are_resumed_with_the_settings_that_were_given(
 def test_a_part_that_starting_over_had_not_come_to_does_not_stand_in_the_way(
     recipes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>")
-    )
+    monkeypatch.setattr("pathspace.experiments.report.saved", lambda _: (b"", "<svg></svg>"))
     output, execute = recipes / "runs", execution.execute
     command = ["reproduce", "both", "--workers", "1", "--output", str(output)]
     assert CliRunner().invoke(app, [*command, *ONE_START]).exit_code == 0

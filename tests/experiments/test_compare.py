@@ -9,16 +9,15 @@ import pytest
 
 from pathspace.experiments.compare import Row, compare, largest_difference
 from pathspace.experiments.configuration import Configuration
-from pathspace.experiments.jobs import RESULT, RUNS, Runs
-from pathspace.experiments.monitor import Monitor
+from pathspace.experiments.report import write_report
 from pathspace.experiments.report.claim import claim_table
 from pathspace.experiments.report.comparison import comparison_report, conclusion
-from pathspace.experiments.report.document import write_report
 from pathspace.experiments.report.table import notes
 from pathspace.experiments.run import RunConfig, RunResult, Validation
-from pathspace.experiments.runner import Runner
+from pathspace.experiments.runner import RESULT, RUNS, Runner, Runs
 from pathspace.experiments.settings import Settings
 from pathspace.experiments.storage import write_checked
+from pathspace.experiments.terminal import Monitor
 
 Make = Callable[..., Settings]
 

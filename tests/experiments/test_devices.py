@@ -18,9 +18,9 @@ from pathspace.experiments.engine import run
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.models import RESCALABLE
-from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.tasks.task import Task
+from pathspace.experiments.terminal import Monitor
 from second_device import DEVICE, SecondDevice
 
 Config = Callable[..., RunConfig]

@@ -18,7 +18,7 @@ from pathspace.experiments.invariance import (
     print_verdicts,
     verdicts_as_json,
 )
-from pathspace.experiments.zoo import NETWORKS, build_network, example_loss
+from pathspace.experiments.model_source import NETWORKS, build_network, example_loss
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -9,19 +9,26 @@ import torch
 
 import pathspace as ps
 from pathspace.experiments.layers import laid_over
-from pathspace.experiments.long_memory.cells import (
+from pathspace.experiments.long_memory import (
     Cell,
     Setting,
+    build_tables,
     chosen_rate,
     compared,
     reported_cells,
     settings,
     tuning_cells,
 )
-from pathspace.experiments.long_memory.methods import METHODS, RECURRENT, ChangedKappa
-from pathspace.experiments.long_memory.protocol import PROBLEMS, Protocol
-from pathspace.experiments.long_memory.report import build_tables
-from pathspace.experiments.long_memory.training import Result, Trainer, compute
+from pathspace.experiments.long_memory.training import (
+    METHODS,
+    PROBLEMS,
+    RECURRENT,
+    ChangedKappa,
+    Protocol,
+    Result,
+    Trainer,
+    compute,
+)
 from pathspace.experiments.models import ReluRNN
 from pathspace.experiments.recipes import load_recipe
 from pathspace.experiments.report.statistics import holm, sign_test

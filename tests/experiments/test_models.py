@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import pathspace as ps
-from pathspace.experiments import transformer
+from pathspace.experiments import models
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.models import (
     MODELS,
@@ -283,8 +283,8 @@ def test_the_transformer_is_rescaled_without_rounding(gate: str) -> None:
 
 def test_the_turns_of_a_rotary_embedding_see_distances_alone() -> None:
     query, key = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64).expand(2, 1, 1, 9, 8)
-    turns = transformer._turns(9, 4, query)
-    scores = (transformer._turned(query, turns) @ transformer._turned(key, turns).mT)[0, 0]
+    turns = models._turns(9, 4, query)
+    scores = (models._turned(query, turns) @ models._turned(key, turns).mT)[0, 0]
     for distance in range(-8, 9):
         diagonal = scores.diagonal(distance)
         torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-6, atol=1e-6)

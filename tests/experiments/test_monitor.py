@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from pathspace.experiments.jobs import Runs
+from pathspace.experiments.execution import StoredCell
 from pathspace.experiments.layers import laid_over
-from pathspace.experiments.monitor import Monitor, Part, Shown, Written, pass_on
 from pathspace.experiments.recipes import ENGINES, load_recipe
 from pathspace.experiments.run import RunConfig
-from pathspace.experiments.tables import StoredCell
+from pathspace.experiments.runner import Runs
+from pathspace.experiments.terminal import Monitor, Part, Shown, Written, pass_on
 
 
 def test_a_pipe_gets_the_last_run_of_a_stage_in_words(

@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 import pathspace as ps
 from cases import half, slow_besides
 from pathspace.cli import app
+from pathspace.experiments.diagnosis import print_summary, summarize
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.models import ReluRNN
-from pathspace.experiments.path_summary import print_summary, summarize
 from pathspace.experiments.report.reduction_figure import draw_reduction, reduction_figure
 
 MODEL = """
@@ -97,7 +97,7 @@ def test_what_was_not_computed_says_why(monkeypatch: pytest.MonkeyPatch) -> None
     normalized = told(between(nn.LayerNorm(3)), 20)
     assert "not written out; 'layer_norm': it divides by a statistic" in normalized
     assert "not computed: paths are not written out" in normalized
-    monkeypatch.setattr("pathspace.experiments.path_summary.LARGEST_JACOBIAN", 100)
+    monkeypatch.setattr("pathspace.experiments.diagnosis.LARGEST_JACOBIAN", 100)
     assert "not computed: the path-Jacobian is too large" in told(between(nn.Identity()), 20)
 
 

@@ -8,10 +8,14 @@ from rich.console import Console
 
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.layers import laid_over
-from pathspace.experiments.published import load_published
-from pathspace.experiments.recipes import ENGINES, listing, load_recipe, recipe_names
-from pathspace.experiments.report.document import print_table, published_section
-from pathspace.experiments.report.figures import COLOURS
+from pathspace.experiments.recipes import (
+    ENGINES,
+    listing,
+    load_published,
+    load_recipe,
+    recipe_names,
+)
+from pathspace.experiments.report import LINE_COLOURS, print_table, published_section
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.studies import check_study
 
@@ -233,4 +237,9 @@ def test_every_method_of_a_recipe_has_a_colour_of_its_own() -> None:
     settings = [
         settings_from(*recipe.layers(size)) for recipe in recipes for size in recipe.sizes or ("",)
     ]
-    assert 12 <= max(len(one.methods) for one in settings) <= len(set(COLOURS)) == len(COLOURS)
+    assert (
+        12
+        <= max(len(one.methods) for one in settings)
+        <= len(set(LINE_COLOURS))
+        == len(LINE_COLOURS)
+    )

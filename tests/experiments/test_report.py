@@ -20,8 +20,18 @@ from rich.console import Console
 
 from pathspace.experiments.compare import Comparison, Row, compare
 from pathspace.experiments.configuration import Configuration
-from pathspace.experiments.jobs import Runs
-from pathspace.experiments.published import PaperProtocol, Published, PublishedResult
+from pathspace.experiments.recipes import PaperProtocol, Published, PublishedResult
+from pathspace.experiments.report import (
+    Table,
+    TableRow,
+    print_report,
+    print_table,
+    published_section,
+    saved,
+    set_log_axis,
+    set_rate_axis,
+    write_report,
+)
 from pathspace.experiments.report.claim import draw_claim
 from pathspace.experiments.report.comparison import (
     as_json,
@@ -40,17 +50,9 @@ from pathspace.experiments.report.curves import (
     kinds_of_error,
     steps_per_epoch,
 )
-from pathspace.experiments.report.document import (
-    Table,
-    TableRow,
-    print_report,
-    print_table,
-    published_section,
-    write_report,
-)
-from pathspace.experiments.report.figures import saved, set_log_axis, set_rate_axis
 from pathspace.experiments.report.table import build_table, difference_label, error_label, notes
 from pathspace.experiments.run import Epoch, RunResult, Validation
+from pathspace.experiments.runner import Runs
 from pathspace.experiments.settings import Settings
 
 PUBLISHED = Published(

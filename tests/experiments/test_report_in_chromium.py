@@ -12,10 +12,10 @@ from browser import DESK, PHONE, Browser, chromium, overflow
 from experiments.conftest import TINY
 from pathspace.experiments.compare import Comparison, Row, compare
 from pathspace.experiments.configuration import Configuration
-from pathspace.experiments.jobs import Runs
-from pathspace.experiments.published import load_published
+from pathspace.experiments.recipes import load_published
+from pathspace.experiments.report import write_report
 from pathspace.experiments.report.comparison import comparison_report, conclusion, parts_report
-from pathspace.experiments.report.document import write_report
+from pathspace.experiments.runner import Runs
 from pathspace.experiments.settings import settings_from
 
 pytestmark = pytest.mark.slow

@@ -17,12 +17,11 @@ from pathspace.cli import app
 from pathspace.experiments import checkpoint, runner
 from pathspace.experiments.context import EngineContext
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.jobs import PlacedRun, Runs
 from pathspace.experiments.layers import parse_settings
-from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.run import RunConfig, RunResult, Validation
-from pathspace.experiments.runner import Job, JobOutcome, Runner, WorkerDiedError
+from pathspace.experiments.runner import Job, JobOutcome, PlacedRun, Runner, Runs, WorkerDiedError
 from pathspace.experiments.settings import settings_from
+from pathspace.experiments.terminal import Monitor
 
 Configs = Callable[..., RunConfig]
 
@@ -193,9 +192,7 @@ def test_commands_hand_their_runs_to_the_engine_that_is_asked_for(
         return Here()
 
     monkeypatch.setattr("pathspace.experiments.context.Runner", instead)
-    monkeypatch.setattr(
-        "pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>")
-    )
+    monkeypatch.setattr("pathspace.experiments.report.saved", lambda _: (b"", "<svg></svg>"))
     tiny = [
         word
         for name in ("train", "validation", "test")

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from pathspace.experiments.compare import choose, decay_runs, tuning_runs
 from pathspace.experiments.run import RunConfig, RunResult, Validation
-from pathspace.experiments.selection import choose, decay_runs, tuning_runs
 from pathspace.experiments.settings import Settings
 
 Make = Callable[..., RunConfig]

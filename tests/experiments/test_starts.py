@@ -9,15 +9,14 @@ import pathspace
 from pathspace.experiments.compare import compare
 from pathspace.experiments.engine import initial_state, run
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.jobs import Runs
-from pathspace.experiments.methods import METHODS
+from pathspace.experiments.methods import METHODS, STARTS, move_to_start
 from pathspace.experiments.models import build_model
 from pathspace.experiments.recipes import load_recipe
 from pathspace.experiments.report.comparison import conclusion
 from pathspace.experiments.report.table import build_table
 from pathspace.experiments.run import RunConfig
+from pathspace.experiments.runner import Runs
 from pathspace.experiments.settings import Settings, settings_from
-from pathspace.experiments.starts import STARTS, move_to_start
 from pathspace.experiments.tasks.task import Task
 
 SIZES = {

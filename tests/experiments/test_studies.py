@@ -15,21 +15,18 @@ import torch
 import pathspace
 from command_line import call
 from experiments.conftest import TINY, write_sections
-from pathspace.experiments import execution, methods
+from pathspace.experiments import execution, methods, studies
 from pathspace.experiments.compare import Comparison, compare
 from pathspace.experiments.context import EngineContext
 from pathspace.experiments.engine import run
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.jobs import Runs
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.models import build_model
 from pathspace.experiments.recipes import Recipe, load_recipe
-from pathspace.experiments.report.document import Section
-from pathspace.experiments.report.figures import saved
+from pathspace.experiments.report import Section, saved
+from pathspace.experiments.runner import Runs
 from pathspace.experiments.settings import settings_from
-from pathspace.experiments.studies import cost, run_study
-from pathspace.experiments.studies.second_term import ratios
-from pathspace.experiments.studies.unification import MEASURES, USES, _draw, entries
+from pathspace.experiments.studies import MEASURES, USES, entries, ratios, run_study
 from pathspace.experiments.tasks import build_task
 
 TIMED: dict[str, Any] = {
@@ -187,9 +184,9 @@ def test_quartiles_leave_as_many_rounds_on_either_side(
         seconds = iter([9.0, *(rounds if name == "path-sgd" else [1.0] * count)])
         return lambda: next(seconds)
 
-    monkeypatch.setattr(cost, "_turn", turn)
+    monkeypatch.setattr(studies, "_turn", turn)
     task = build_task(timed.settings.task, timed.settings.task_options)
-    _, path = cost.measure(timed.settings, task, count, 1)
+    _, path = studies.measure_costs(timed.settings, task, count, 1)
     expected = np.percentile(rounds, [25, 50, 75])
     assert [path.lower, path.ratio, path.upper] == pytest.approx(list(expected))
 
@@ -368,7 +365,7 @@ def test_every_compared_method_has_a_row(arranged: Comparison, tmp_path: Path) -
 
 def test_where_all_methods_diverged_there_is_an_empty_picture(arranged: Comparison) -> None:
     diverged = [replace(entry, errors=dict.fromkeys(entry.errors)) for entry in entries(arranged)]
-    assert saved(lambda: _draw(arranged, diverged))[0].startswith(b"\x89PNG")
+    assert saved(lambda: studies._draw_measures(arranged, diverged))[0].startswith(b"\x89PNG")
 
 
 def test_curves_that_were_not_compared_are_not_called_the_same(arranged: Comparison) -> None:

@@ -22,14 +22,13 @@ import command_line
 import pathspace
 from command_line import call
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.jobs import RESULT, Runs
-from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.run import RunConfig, Validation
-from pathspace.experiments.runner import JobOutcome, Runner, WorkerDiedError
+from pathspace.experiments.runner import RESULT, JobOutcome, Runner, Runs, WorkerDiedError
 from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings
 from pathspace.experiments.sweep.plan import Dimension, Plan, config_of, parse_search, plan_from
 from pathspace.experiments.sweep.report import best_table, failures_table, points_of
 from pathspace.experiments.sweep.trials import Sweep, sweep
+from pathspace.experiments.terminal import Monitor
 from processes import in_child
 
 Make = Callable[..., Settings]
@@ -156,7 +155,7 @@ def test_a_sweep_writes_its_page_and_all_numbers(
     assert "All points" in page
     assert "<svg" in page
     # nothing but JSON on standard output, and no progress
-    monkeypatch.setattr("pathspace.experiments.report.document.saved", lambda _: (b"", ""))
+    monkeypatch.setattr("pathspace.experiments.report.saved", lambda _: (b"", ""))
     printed = call(*command, "--json", "--quiet", "--output", str(tmp_path / "quiet"))
     assert json.loads(printed.stdout)["trials"] == content["trials"]
     assert printed.stderr == ""
@@ -230,7 +229,7 @@ def test_the_exit_code_is_1_only_if_all_failed(tmp_path: Path) -> None:
 
 
 def test_runs_are_those_that_compare_chooses_rates_by(tiny_settings: Make) -> None:
-    from pathspace.experiments.selection import tuning_runs
+    from pathspace.experiments.compare import tuning_runs
 
     settings = tiny_settings(seeds=2, tuning_seeds=2, weight_decays=[0.0, 0.1])
     plan = plan_from(settings)

@@ -11,22 +11,9 @@ import pytest
 from rich.console import Console
 
 from pathspace.experiments.layers import laid_over
-from pathspace.experiments.published import load_published
-from pathspace.experiments.recipes import load_recipe
-from pathspace.experiments.report.document import Report, Section, print_table, write_report
-from pathspace.experiments.report.figures import saved
-from pathspace.experiments.symbols.cells import (
-    LOOKS,
-    Cell,
-    Score,
-    best,
-    cells,
-    compute,
-    shown,
-    texts,
-)
-from pathspace.experiments.symbols.protocol import MERGED, ROWS, TEXTS, Protocol
-from pathspace.experiments.symbols.report import (
+from pathspace.experiments.recipes import load_published, load_recipe
+from pathspace.experiments.report import Report, Section, print_table, saved, write_report
+from pathspace.experiments.symbols import (
     build_table,
     draw_over_time,
     pairs_of,
@@ -34,6 +21,20 @@ from pathspace.experiments.symbols.report import (
     samples,
     sections_of,
     sizes_table,
+)
+from pathspace.experiments.symbols.cells import (
+    LOOKS,
+    MERGED,
+    ROWS,
+    TEXTS,
+    Cell,
+    Protocol,
+    Score,
+    best,
+    cells,
+    compute,
+    shown,
+    texts,
 )
 
 pytest.importorskip("numba")

@@ -11,14 +11,13 @@ from experiments.rules import EACH_RULE
 from pathspace.experiments.compare import check_symmetry, representative, run_distinct
 from pathspace.experiments.engine import run
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.methods import METHODS
+from pathspace.experiments.methods import METHODS, balance_once_, move_to_start
 from pathspace.experiments.models import build_model
 from pathspace.experiments.recipes import load_recipe
 from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.settings import settings_from
-from pathspace.experiments.starts import balance_once_, move_to_start
-from pathspace.experiments.tasks.next_symbol import Cutting, next_symbol
 from pathspace.experiments.tasks.task import Task
+from pathspace.experiments.tasks.texts import Cutting, next_symbol
 
 Config = Callable[..., RunConfig]
 OPTIONS = {

@@ -99,9 +99,7 @@ def test_the_command_reports_stops_and_continues(
         assert figure.read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (folder / "report.html").read_text()
     # seen above
-    monkeypatch.setattr(
-        "pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>")
-    )
+    monkeypatch.setattr("pathspace.experiments.report.saved", lambda _: (b"", "<svg></svg>"))
 
     # broken off: one cell is missing, and one is marked
     (folder / "report.html").unlink()

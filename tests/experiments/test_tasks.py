@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.tasks import TASKS, build_task, preset
-from pathspace.experiments.tasks.mnist import FILES
+from pathspace.experiments.tasks.images import MNIST_FILES
 
 
 def test_digits_are_split_without_overlap_or_loss() -> None:
@@ -75,7 +75,7 @@ def tiny_mnist(tmp_path: Path) -> Path:
         images = np.tile(np.arange(784) % 251, (count, 1))
         images[:, 0] = np.arange(count)
         for name, array in zip(
-            FILES[part], (images.reshape(count, 28, 28), np.arange(count) % 10), strict=True
+            MNIST_FILES[part], (images.reshape(count, 28, 28), np.arange(count) % 10), strict=True
         ):
             (folder / name).write_bytes(idx(array))
     return tmp_path
@@ -161,14 +161,14 @@ def broken(content: bytes) -> bytes:
 def test_a_broken_idx_file_is_named_with_the_reason(
     tiny_mnist: Path, content: bytes, reason: str
 ) -> None:
-    (tiny_mnist / "mnist" / FILES["test"][0]).write_bytes(content)
+    (tiny_mnist / "mnist" / MNIST_FILES["test"][0]).write_bytes(content)
     with pytest.raises(ConfigurationError, match=reason) as caught:
         build_task("mnist", {"train_size": 8, "validation_size": 4}, data_dir=tiny_mnist)
-    assert FILES["test"][0] in str(caught.value)
+    assert MNIST_FILES["test"][0] in str(caught.value)
 
 
 def test_a_label_beyond_nine_is_no_mnist(tiny_mnist: Path) -> None:
-    (tiny_mnist / "mnist" / FILES["test"][1]).write_bytes(idx(np.array([0, 10, 2])))
+    (tiny_mnist / "mnist" / MNIST_FILES["test"][1]).write_bytes(idx(np.array([0, 10, 2])))
     with pytest.raises(ConfigurationError, match="or a class beyond 9, not MNIST"):
         build_task("mnist", {"train_size": 8, "validation_size": 4}, data_dir=tiny_mnist)
 

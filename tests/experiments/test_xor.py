@@ -11,8 +11,7 @@ import pytest
 from command_line import call
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.layers import laid_over
-from pathspace.experiments.published import load_published
-from pathspace.experiments.recipes import load_recipe
+from pathspace.experiments.recipes import load_published, load_recipe
 
 pytest.importorskip("numba")
 

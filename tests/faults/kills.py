@@ -50,9 +50,7 @@ def here(inputs, tmp_path, monkeypatch):
     shutil.copytree(inputs, tmp_path, dirs_exist_ok=True)
     monkeypatch.setattr(checkpoints, "SECONDS", 0.0)  # a checkpoint after every pass
     # The pictures take most of the time, and are checked elsewhere.
-    monkeypatch.setattr(
-        "pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>")
-    )
+    monkeypatch.setattr("pathspace.experiments.report.saved", lambda _: (b"", "<svg></svg>"))
     return tmp_path
 
 

@@ -13,13 +13,12 @@ from faults.readers import MEBIBYTE, memory_below, mutants
 from pathspace.experiments import checkpoint
 from pathspace.experiments.engine import run
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.jobs import RESULT, RUNS, PlacedRun, Runs
-from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.run import RunConfig, RunResult
-from pathspace.experiments.runner import Job
+from pathspace.experiments.runner import RESULT, RUNS, Job, PlacedRun, Runs
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.tasks import build_task
 from pathspace.experiments.tasks.task import Task
+from pathspace.experiments.terminal import Monitor
 
 TASK = {"length": 4, "train_size": 64, "validation_size": 16, "test_size": 16}
 

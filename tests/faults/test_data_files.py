@@ -11,8 +11,8 @@ import pytest
 from faults.readers import MEBIBYTE, memory_below
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.tasks import build_task, corpora
-from pathspace.experiments.tasks.mnist import read_idx
-from pathspace.experiments.tasks.packed import MOST, OversizeError, check_zip, gunzip
+from pathspace.experiments.tasks.corpora import MOST, OversizeError, check_zip, gunzip
+from pathspace.experiments.tasks.images import read_idx
 
 
 def idx(*sizes, content):

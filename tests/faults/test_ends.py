@@ -131,7 +131,7 @@ def test_an_ignored_ctrl_c_stays_ignored():
 INTERRUPTED = """
 import os, signal, sys, threading, time
 from pathlib import Path
-from pathspace.experiments.monitor import Monitor
+from pathspace.experiments.terminal import Monitor
 from pathspace.experiments.runner import Runner
 from tests.faults.test_ends import Slow
 signal.signal(signal.SIGINT, signal.default_int_handler)

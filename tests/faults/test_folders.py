@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pathspace.cli import app
-from pathspace.experiments import folders
+from pathspace.experiments import context
 from pathspace.tools.files import LOCK
 
 TINY = [
@@ -24,9 +24,7 @@ TINY = [
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     # The pictures take most of the time, and are checked elsewhere.
-    monkeypatch.setattr(
-        "pathspace.experiments.report.document.saved", lambda _: (b"", "<svg></svg>")
-    )
+    monkeypatch.setattr("pathspace.experiments.report.saved", lambda _: (b"", "<svg></svg>"))
     return tmp_path
 
 
@@ -73,7 +71,7 @@ def test_fresh_writes_beside_files_of_another_kind(here: Path) -> None:
     (here / "mine" / "notes").write_text("mine")
     call(*TINY, "--output", "mine", "--fresh")
     assert (here / "mine" / "notes").read_text() == "mine"
-    assert folders.is_own(here / "mine")
+    assert context.is_own(here / "mine")
 
 
 def test_fresh_leaves_nothing_of_an_earlier_report_beside_the_new_one(here: Path) -> None:
@@ -82,14 +80,14 @@ def test_fresh_leaves_nothing_of_an_earlier_report_beside_the_new_one(here: Path
     for name in ("pairs.csv", "notes"):
         (folder / name).write_text("mine")
     call(*TINY, "--output", "mine", "--fresh")
-    known = set(json.loads((folder / folders.FILES).read_text()))
+    known = set(json.loads((folder / context.REPORT_FILES).read_text()))
     assert {"report.html", "results.json", "curves.png", "runs.csv"} < known
     assert {path.name for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")} == {
         *known, "config.json", "pairs.csv", "notes",
     }  # fmt: skip
     # a command of another kind had written these
     (folder / "claim.csv").write_text("earlier")
-    (folder / folders.FILES).write_text(json.dumps([*known, "claim.csv", "../outside"]))
+    (folder / context.REPORT_FILES).write_text(json.dumps([*known, "claim.csv", "../outside"]))
     (here / "outside").write_text("mine")
     call(*TINY, "--output", "mine", "--fresh")
     assert not (folder / "claim.csv").exists()
@@ -101,9 +99,9 @@ def test_fresh_leaves_nothing_of_an_earlier_report_beside_the_new_one(here: Path
 @pytest.mark.sample(3)
 def test_a_damaged_list_of_files_is_no_obstacle(here: Path, damaged: str) -> None:
     call(*TINY, "--output", "mine")
-    (here / "mine" / folders.FILES).write_text(damaged)
+    (here / "mine" / context.REPORT_FILES).write_text(damaged)
     call(*TINY, "--output", "mine", "--fresh")
-    assert "runs.csv" in json.loads((here / "mine" / folders.FILES).read_text())
+    assert "runs.csv" in json.loads((here / "mine" / context.REPORT_FILES).read_text())
 
 
 def test_finished_runs_of_other_settings_are_refused_and_the_default_folder_counts_up(
@@ -162,7 +160,7 @@ def test_results_of_another_command_are_refused(
 ) -> None:
     if command[-1] == content["recipe"]:
         return
-    for runs in ("execution._runs", "sweep.command.sweep"):
+    for runs in ("execution._runs", "sweep.sweep"):
         monkeypatch.setattr(
             f"pathspace.experiments.{runs}", lambda *_, **__: pytest.fail("it runs")
         )
@@ -255,7 +253,7 @@ def test_two_commands_do_not_meet_in_one_folder(here: Path) -> None:
     before = contents(here)
     leftover = folder / ".curves.csv.abcdefgh.part"
     leftover.write_bytes(b"half")
-    with folders.alone_in(folder):
+    with context.alone_in(folder):
         assert not leftover.exists()
         for more in ([], ["--fresh"], ["--resume"]):
             said = call(*TINY, *more, "--output", str(folder), code=2).stderr
@@ -280,7 +278,7 @@ def test_a_command_that_another_one_overtakes_takes_the_next_folder(
                 folder.mkdir(parents=True)
                 (folder / "notes").write_text("theirs")
                 if not ended:
-                    other.enter_context(folders.alone_in(folder))
+                    other.enter_context(context.alone_in(folder))
             return load(*arguments)
 
         monkeypatch.setattr(configuration, "check_task_of", overtaken)

@@ -17,13 +17,13 @@ from safetensors.numpy import load as tensors_of
 from safetensors.numpy import save as written
 
 from faults.readers import MEBIBYTE, memory_below, mutants
-from pathspace.experiments import configuration, folders
+from pathspace.experiments import configuration, context
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.jobs import RESULT, RUNS, PlacedRun
 from pathspace.experiments.run import RunResult, Validation
+from pathspace.experiments.runner import RESULT, RUNS, PlacedRun
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.storage import write_json
-from pathspace.experiments.tasks.mnist import read_idx
+from pathspace.experiments.tasks.images import read_idx
 from pathspace.sequences import (
     PCNN,
     Mixed,
@@ -277,16 +277,16 @@ def test_configurations(tmp_path, count):
     asked = configuration.Configuration(
         "train", "a run", settings_from(("a test", {"task": "adding"})), seed=0
     )
-    write_json(tmp_path / folders.FILE, asked.as_dict())
-    content = (tmp_path / folders.FILE).read_bytes()
+    write_json(tmp_path / context.CONFIGURATION, asked.as_dict())
+    content = (tmp_path / context.CONFIGURATION).read_bytes()
     (tmp_path / RUNS / "one").mkdir(parents=True)
     (tmp_path / RUNS / "one" / RESULT).write_bytes(b"")
     rng = random.Random(10)
     plain = (json.dumps(changed(json.loads(content), rng)).encode() for _ in range(count // 2))
     for damaged in (*mutants(content, count // 2, seed=11), *plain):
-        (tmp_path / folders.FILE).write_bytes(damaged)
+        (tmp_path / context.CONFIGURATION).write_bytes(damaged)
         with memory_below(4 * MEBIBYTE), calls_below(100_000):
-            folders.is_own(tmp_path)
+            context.is_own(tmp_path)
             configuration.is_same(tmp_path, asked)
             with contextlib.suppress(ConfigurationError):
                 configuration.read(tmp_path, asked)

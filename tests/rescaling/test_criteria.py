@@ -138,7 +138,7 @@ def test_all_members_come_to_the_same_weights(name, criterion):
 
 
 def attention_model():
-    from pathspace.experiments.transformer import Transformer
+    from pathspace.experiments.models import Transformer
 
     torch.manual_seed(0)
     return Transformer(7, 5, hidden=8, layers=1, heads=2).double(), torch.randint(7, (3, 6))

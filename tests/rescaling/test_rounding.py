@@ -164,7 +164,7 @@ def test_all_members_come_to_the_same_weights(name, options):
 
 
 def test_attention_keeps_its_function(monkeypatch):
-    from pathspace.experiments.transformer import Transformer
+    from pathspace.experiments.models import Transformer
 
     monkeypatch.setattr(rounding, "STEPS", 5)
     torch.manual_seed(0)

@@ -20,7 +20,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from pathspace.cli import networks, training
-from pathspace.cli.errors import BROKEN, INTERRUPTED, TERMINATED, WRONG_USE, clear_errors
+from pathspace.cli.options import BROKEN, INTERRUPTED, TERMINATED, WRONG_USE, clear_errors
 
 TRACEBACK = "PATHSPACE_TRACEBACK"
 OUT_OF_MEMORY = (

@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from pathspace.cli.errors import clear_errors
-from pathspace.cli.options import LARGEST_SEED, names_in, numbers_in
+from pathspace.cli.options import LARGEST_SEED, clear_errors, names_in, numbers_in
 from pathspace.experiments.context import JsonOption, QuietOption
 from pathspace.experiments.errors import ConfigurationError
 
@@ -115,18 +114,10 @@ def paths(
       pathspace paths my_model.py:build --input 3,32,32 --json
     """  # noqa: D301 (click wants the character, not the letters)
     with clear_errors("paths"):
-        from pathspace.experiments.path_summary import run_paths
+        from pathspace.experiments.diagnosis import ModelRequest, run_paths
 
-        run_paths(
-            model,
-            _sizes(shape),
-            rule=rule,
-            limit=limit,
-            seed=seed,
-            picture=picture,
-            as_json=as_json,
-            quiet=quiet,
-        )
+        asked = ModelRequest(model, _sizes(shape), seed, picture, as_json, quiet)
+        run_paths(asked, rule=rule, limit=limit)
 
 
 def check_scale(
@@ -160,17 +151,10 @@ def check_scale(
       pathspace check-scale my_model.onnx --input 3,224,224
     """  # noqa: D301 (click wants the character, not the letters)
     with clear_errors("check-scale"):
-        from pathspace.experiments.scale_check import run_check_scale
+        from pathspace.experiments.diagnosis import ModelRequest, run_check_scale
 
-        run_check_scale(
-            model,
-            _sizes(shape),
-            weights=weights,
-            seed=seed,
-            picture=picture,
-            as_json=as_json,
-            quiet=quiet,
-        )
+        asked = ModelRequest(model, _sizes(shape), seed, picture, as_json, quiet)
+        run_check_scale(asked, weights=weights)
 
 
 def _sizes(shape: str | None) -> list[int] | None:

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pathspace.cli.errors import DIVERGED, clear_errors
 from pathspace.cli.options import (
+    DIVERGED,
     LARGEST_SEED,
     ListMethodsOption,
     QuickOption,
     SettingOptions,
     TableOptions,
     TaskOption,
+    clear_errors,
     grouped,
 )
 from pathspace.experiments.context import Context, EngineContext
-from pathspace.experiments.methods import method
-from pathspace.experiments.starts import STARTS
+from pathspace.experiments.methods import STARTS, method
 
 if TYPE_CHECKING:
     from pathspace.experiments.compare import Comparison
@@ -217,7 +217,7 @@ def sweep(
       pathspace sweep --resume --output runs/sweep
     """  # noqa: D301 (click wants the character, not the letters)
     with clear_errors("sweep"):
-        from pathspace.experiments.sweep.command import run_sweep
+        from pathspace.experiments.sweep import run_sweep
 
         options = settings.chosen()
         searched = {"search": search or (), "sampler": sampler, "trials": trials, "prune": prune}

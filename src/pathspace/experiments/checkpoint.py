@@ -59,14 +59,8 @@ def load(
 ) -> None:
     """Bring `state` and torch's random state to what they were when the checkpoint was written.
 
-    A checkpoint of another device goes on here, and `noted` is told: from there on the run is not
-    the one that a single device would have done, to the last bits.
-
-    Args:
-        folder: Of the run.
-        config: Of the run.
-        state: Of the run, at its start.
-        noted: Told in a sentence if the device is another one.
+    A checkpoint of another device goes on here, and `noted` is told so in a sentence: from there on the
+    run is not the one that a single device would have done, to the last bits.
 
     Raises:
         ConfigurationError: The file is damaged, or belongs to another configuration.

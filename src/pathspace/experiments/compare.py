@@ -1,28 +1,191 @@
-"""The comparison: choose learning rates, train every method from every start, measure the differences."""
+"""The comparison: choose learning rates, train every method from every start, measure the differences.
+
+Learning rate and decay are chosen from one grid for every method and start, judged on the
+validation split alone.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
+from statistics import stdev
 
 from pathspace.experiments.engine import steps_per_epoch
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.jobs import Runs, load_task
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.models import count_weights
 from pathspace.experiments.run import RunConfig, RunResult
-from pathspace.experiments.selection import (
-    Choice,
-    choose,
-    chosen_runs,
-    decay_runs,
-    only_choices,
-    tuning_runs,
-)
-from pathspace.experiments.settings import Settings
+from pathspace.experiments.runner import Runs, load_task
+from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings
 from pathspace.experiments.tasks.task import Task
+
+Pair = tuple[float, float]
+"""A learning rate and a weight decay."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The learning rate and the weight decay chosen for a method and a start.
+
+    Attributes:
+        learning_rate: With `weight_decay`, the pair of the least mean validation error; ties go to
+            the least validation loss, or, by one standard error, to the least rate.
+        scores: The mean validation error of every rate in the grid, with the decay that is best for
+            it; infinite where a run diverged. Empty where nothing was to be chosen.
+        at_edge: Whether the choice is the smallest or largest rate of a grid of several: a wider
+            grid may do better.
+        all_diverged: Whether no rate came through; the choice is then the smallest one.
+        weight_decay: See `learning_rate`.
+        pairs: The mean validation error of every pair (rate, decay) that was tried.
+        tried: How many runs the choice was made by.
+        failed: How many of them diverged or ended no better than they began.
+    """
+
+    learning_rate: float
+    scores: dict[float, float]
+    at_edge: bool
+    all_diverged: bool
+    weight_decay: float = 0.0
+    pairs: dict[tuple[float, float], float] = field(default_factory=dict)
+    tried: int = 0
+    failed: int = 0
+
+
+def is_tuned(settings: Settings) -> bool:
+    """Say whether a method has several rates or decays to choose from."""
+    return len(settings.weight_decays) > 1 or any(
+        len(settings.rates_of(m)) > 1 for m in settings.methods
+    )
+
+
+def tuning_runs(settings: Settings) -> list[RunConfig]:
+    """Return the runs that rates and decays are chosen by; none of them looks at the test split.
+
+    With `tuning = "in turn"` they all have the first decay, and `decay_runs` has the rest. Where
+    nothing is tuned there is no run.
+    """
+    if not is_tuned(settings):
+        return []
+    decays = settings.weight_decays[:1] if settings.tuning == "in turn" else settings.weight_decays
+    points = [
+        (method, start, rate, decay)
+        for method, start in product(settings.methods, settings.starts)
+        for decay, rate in product(decays, settings.rates_of(method))
+    ]
+    return _tuning(settings, points, settings.tuning_seeds)
+
+
+def decay_runs(settings: Settings, choices: Mapping[tuple[str, str], Choice]) -> list[RunConfig]:
+    """Return the runs that decays are chosen by in turn: the other decays, with the rates that `tuning_runs` chose."""
+    if settings.tuning != "in turn":
+        return []
+    others = product(choices.items(), settings.weight_decays[1:])
+    points = [(*pair, choice.learning_rate, decay) for (pair, choice), decay in others]
+    return _tuning(settings, points, settings.tuning_seeds)
+
+
+def only_choices(settings: Settings) -> dict[tuple[str, str], Choice]:
+    """Return the one rate and decay of every (method, start), where there is nothing to choose."""
+    return {
+        (method, start): Choice(
+            settings.rates_of(method)[0], {}, False, False, settings.weight_decays[0]
+        )
+        for method in settings.methods
+        for start in settings.starts
+    }
+
+
+def chosen_runs(
+    settings: Settings, choices: Mapping[tuple[str, str], Choice], *, seeds: int
+) -> list[RunConfig]:
+    """Return runs of the length of tuning runs, with what was chosen, for every method and start."""
+    points = [
+        (*pair, choice.learning_rate, choice.weight_decay) for pair, choice in choices.items()
+    ]
+    return _tuning(settings, points, seeds)
+
+
+def _tuning(
+    settings: Settings, points: Iterable[tuple[str, str, float, float]], seeds: int
+) -> list[RunConfig]:
+    """Return the runs of so many seeds at each point: a method, a start, a rate and a decay."""
+    return [
+        settings.run_config(
+            method,
+            start,
+            rate,
+            FIRST_TUNING_SEED + seed,
+            evaluate_test=False,
+            weight_decay=decay,
+            epochs=settings.tuning_epochs,
+        )
+        for (method, start, rate, decay), seed in product(points, range(seeds))
+    ]
+
+
+def choose(results: Iterable[RunResult], tuning: str = "grid") -> dict[tuple[str, str], Choice]:
+    """Choose rate and decay for every (method, start) among the results of `tuning_runs` and `decay_runs`.
+
+    By `"one standard error"`, which is what the best pair's mean over its seeds is known to, the
+    least rate, and of its decays the least, is taken among the pairs that are no further from the
+    best: which of two such rates is best is chance, and the larger one may diverge on another seed
+    (Breiman, Friedman, Olshen and Stone, 1984).
+    """
+    grouped: dict[tuple[str, str], list[RunResult]] = defaultdict(list)
+    for result in results:
+        grouped[result.config.method, result.config.start].append(result)
+    return {pair: _best(group, tuning == "one standard error") for pair, group in grouped.items()}
+
+
+def _best(results: list[RunResult], cautious: bool) -> Choice:
+    by_pair: dict[Pair, list[tuple[float, float]]] = defaultdict(list)
+    for result in results:
+        pair = result.config.learning_rate, result.config.weight_decay
+        by_pair[pair].append(result.validation_score)
+    means = {pair: _means(scores) for pair, scores in sorted(by_pair.items())}
+    best = min(means, key=lambda pair: (means[pair], pair))
+    if cautious:
+        best = _least_within_one_error(means, [error for error, _ in by_pair[best]])
+    rate, decay = best
+    scores: dict[float, float] = {}
+    for (one, _), (error, _) in means.items():
+        scores[one] = min(error, scores.get(one, math.inf))
+    return Choice(
+        learning_rate=rate,
+        scores=scores,
+        at_edge=len(scores) > 1 and rate in (min(scores), max(scores)),
+        all_diverged=math.isinf(means[best][0]),
+        weight_decay=decay,
+        pairs={pair: error for pair, (error, _) in means.items()},
+        tried=len(results),
+        failed=sum(result.failed for result in results),
+    )
+
+
+def _means(scores: list[tuple[float, float]]) -> tuple[float, float]:
+    """Return the mean error and the mean loss over seeds; infinite where one is not finite."""
+    errors, losses = (
+        math.fsum(column) / len(column) if all(map(math.isfinite, column)) else math.inf
+        for column in zip(*scores, strict=True)
+    )
+    return errors, losses
+
+
+def _least_within_one_error(
+    means: dict[Pair, tuple[float, float]], best_errors: list[float]
+) -> Pair:
+    """Return the least pair that is no further from the best one than a standard error of its mean over seeds."""
+    best = min(means, key=lambda pair: (means[pair], pair))
+    error = means[best][0]
+    if len(best_errors) < 2 or not math.isfinite(error):
+        return best
+    limit = error + stdev(best_errors) / math.sqrt(len(best_errors))
+    return min(pair for pair, mean in means.items() if mean[0] <= limit)
+
 
 Run = Callable[[Sequence[RunConfig], str], list[RunResult]]
 
@@ -33,7 +196,7 @@ class Row:
 
     Attributes:
         method: A name in `methods.METHODS`.
-        start: A name in `starts.STARTS`.
+        start: A name in `methods.STARTS`.
         learning_rate: The rate.
         rate_chosen_from: The start whose validation runs chose the rate.
         runs: One per seed, in the order of the seeds.
@@ -129,17 +292,11 @@ def check_task_of(settings: Settings, data_dir: Path | None) -> Task:
 
 
 def compare(settings: Settings, runs: Runs, seed: int | None = None) -> Comparison:
-    """Run a whole comparison.
+    """Run a whole comparison; a `seed` stands for all of the settings', in a single run.
 
     The first start runs at the rate chosen from it. Every other start runs at that same rate, for
     the difference of the curves, and, where validation from that start prefers another rate or
     decay, at its own as well; without `shared_rates`, at its own alone.
-
-    Args:
-        settings: Tasks, methods, starts, budget.
-        runs: How runs are done, and where they are kept.
-        seed: Of a single run, for settings of one method, one start and one rate; None takes the
-            seeds of the settings.
 
     Raises:
         ConfigurationError: The task cannot be had, or a setting does not fit it.
@@ -272,15 +429,10 @@ def representative(config: RunConfig) -> RunConfig:
 
 
 def run_distinct(configs: Sequence[RunConfig], run: Run, title: str) -> list[RunResult]:
-    """Return the results of all runs, doing each computation once.
+    """Return one result per configuration, doing each computation once.
 
-    Args:
-        configs: The runs that results are wanted of.
-        run: Does runs, under a title, and returns their results in order.
-        title: What this stage is called.
-
-    Returns:
-        One result per configuration. A run that another one stood for has that one's numbers.
+    A run that another one stood for has that one's numbers. `run` does runs, under a title, and returns
+    their results in order.
     """
     distinct = list({stands.key: stands for stands in map(representative, configs)}.values())
     results = {result.config.key: result for result in run(distinct, title)}
@@ -289,11 +441,6 @@ def run_distinct(configs: Sequence[RunConfig], run: Run, title: str) -> list[Run
 
 def check_symmetry(configs: Iterable[RunConfig], run: Run, title: str) -> None:
     """Do the runs that others stand for, and these, and compare them bit by bit.
-
-    Args:
-        configs: Runs of every method and start; those that stand for themselves are left out.
-        run: See `run_distinct`.
-        title: See `run_distinct`.
 
     Raises:
         ConfigurationError: A run differs from what was to stand for it.

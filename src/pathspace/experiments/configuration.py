@@ -13,26 +13,26 @@ from typing import Any, TypeVar, cast
 
 import pydantic
 
-from pathspace.experiments import checkpoint, folders, jobs
-from pathspace.experiments.compare import check_task_of
-from pathspace.experiments.context import Context
-from pathspace.experiments.errors import ConfigurationError, StorageError
-from pathspace.experiments.folders import (
-    FILE,
-    FILES,
+from pathspace.experiments import checkpoint
+from pathspace.experiments.compare import check_task_of, is_tuned
+from pathspace.experiments.context import (
+    CONFIGURATION,
     PAGE,
+    REPORT_FILES,
+    Context,
     is_own,
+    is_same_content,
     read_content,
+    taken,
 )
-from pathspace.experiments.jobs import RUNS
+from pathspace.experiments.errors import ConfigurationError, StorageError
 from pathspace.experiments.layers import CONFIG, plain_values
-from pathspace.experiments.runner import versions
-from pathspace.experiments.selection import is_tuned
+from pathspace.experiments.runner import RESULT, RUNS, versions
 from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings, settings_from
 from pathspace.experiments.storage import remove_file, write_json
 
 JOURNAL = "sweep.journal"
-RESULTS = (f"{RUNS}/*/{jobs.RESULT}", f"{RUNS}/*/{checkpoint.FILE}", JOURNAL)
+RESULTS = (f"{RUNS}/*/{RESULT}", f"{RUNS}/*/{checkpoint.FILE}", JOURNAL)
 """Patterns of the files with the results of runs, in an output folder."""
 KINDS = ("settings", "parts", "protocol")
 
@@ -75,7 +75,7 @@ class Request:
 
     def is_same(self, other: Request) -> bool:
         """Say whether another command was asked for the same."""
-        return folders.is_same(self.as_dict(), other.as_dict())
+        return is_same_content(self.as_dict(), other.as_dict())
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=CONFIG)
@@ -184,10 +184,7 @@ Command = TypeVar("Command", bound=Request)
 def begun(asked: Command, context: Context, *, given: bool) -> Iterator[tuple[Command, Path]]:
     """Give the folder that a command is to write to, with nobody else at work there.
 
-    Args:
-        asked: What the command was asked for.
-        context: Where to write, and whether to continue or to start over.
-        given: Whether any of the settings was chosen; else `--resume` takes those of the folder.
+    Without settings that were `given`, `--resume` takes those of the folder.
 
     Yields:
         What is to be done, and the folder, with no results in it but those that are taken over.
@@ -207,7 +204,7 @@ def begun(asked: Command, context: Context, *, given: bool) -> Iterator[tuple[Co
         _settle(asked, folder, context, given=given)[0].check(context)
 
     name = asked.recipe if asked.command == "reproduce" else asked.command
-    with folders.taken(context, name, goes_on, check) as output:
+    with taken(context, name, goes_on, check) as output:
         # Anew: another command may have been at work here while the task was loaded.
         settled, goes_on_here = _settle(asked, output, context, given=given)
         finished = goes_on_here and not unfinished(output)
@@ -215,7 +212,7 @@ def begun(asked: Command, context: Context, *, given: bool) -> Iterator[tuple[Co
             clear(output, asked)
         elif not is_same(output, settled):  # until the seeds are there that it adds
             remove_file(output / PAGE)
-        write_json(output / FILE, settled.as_dict())
+        write_json(output / CONFIGURATION, settled.as_dict())
         if goes_on_here and not (context.resume or context.quiet):
             _say_what_is_taken_over(output, finished=finished)
         try:
@@ -267,7 +264,7 @@ def read(output: Path, asked: Command) -> Command:
         stored = asked.stored(content)
         begun_with = dict(content["versions"])
     except ConfigurationError as error:
-        raise ConfigurationError(f"In {str(output / FILE)!r}: {error}") from error
+        raise ConfigurationError(f"In {str(output / CONFIGURATION)!r}: {error}") from error
     except (
         AttributeError,
         KeyError,
@@ -300,7 +297,7 @@ def _content(output: Path) -> dict[str, Any]:
 
 def _unreadable(output: Path, why: object) -> ConfigurationError:
     return ConfigurationError(
-        f"{str(output / FILE)!r} cannot be read ({why}): start over with --fresh."
+        f"{str(output / CONFIGURATION)!r} cannot be read ({why}): start over with --fresh."
     )
 
 
@@ -359,7 +356,7 @@ def clear(output: Path, asked: Request) -> None:
         for name, part in asked.parts.items():
             if is_own(output / name):
                 clear(output / name, part)
-                write_json(output / name / FILE, part.as_dict())
+                write_json(output / name / CONFIGURATION, part.as_dict())
     _clear_report(output)
     for pattern in asked.results:
         for file in sorted(output.glob(pattern)):
@@ -373,8 +370,8 @@ def _clear_report(output: Path) -> None:
     """Remove the files of the last report, the page first: without it a report is unfinished."""
     remove_file(output / PAGE)
     try:
-        names = [Path(name).name for name in json.loads((output / FILES).read_text("utf-8"))]
+        names = [Path(name).name for name in json.loads((output / REPORT_FILES).read_text("utf-8"))]
     except (OSError, TypeError, ValueError):  # no report, or a list that somebody has changed
         return
-    for name in (*names, FILES):
+    for name in (*names, REPORT_FILES):
         remove_file(output / name)

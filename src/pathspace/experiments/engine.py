@@ -38,12 +38,11 @@ from torch import Tensor, nn
 import pathspace
 from pathspace.experiments import checkpoint
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.methods import Method, method
+from pathspace.experiments.methods import Method, balance_once_, method, move_to_start
 from pathspace.experiments.models import OUTSIDE, RESCALABLE, build_model
-from pathspace.experiments.monitor import UNHEARD, Monitor
 from pathspace.experiments.run import Epoch, RunConfig, RunResult, RunState, Validation, factor
-from pathspace.experiments.starts import balance_once_, move_to_start
 from pathspace.experiments.tasks import OWN
+from pathspace.experiments.terminal import UNHEARD, Monitor
 from pathspace.network import Network, UntraceableError
 
 if TYPE_CHECKING:
@@ -55,12 +54,7 @@ STREAMS_AT_A_TIME = 10
 
 
 def contiguous_order(segments: int, streams: int) -> Tensor:
-    """Return the numbers of segments, one step of all streams after the other: int64 of shape (S B,).
-
-    Args:
-        segments: N.
-        streams: B, at most N.
-    """
+    """Return the numbers of N segments, one step of all B streams after the other: int64 of shape (S B,)."""
     each = segments // streams
     return torch.arange(streams * each).reshape(streams, each).t().reshape(-1)
 

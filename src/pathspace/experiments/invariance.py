@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,9 @@ from torch import nn, optim
 
 import pathspace.optim
 from pathspace.experiments.errors import unknown_name
+from pathspace.experiments.model_source import ABOUT, NETWORKS, build_network, example_loss
 from pathspace.experiments.storage import finite
 from pathspace.experiments.terminal import output_console, print_json
-from pathspace.experiments.zoo import ABOUT, NETWORKS, build_network, example_loss
 from pathspace.tools.progress import shown
 
 
@@ -44,7 +44,7 @@ class Verdict:
 
     Attributes:
         optimizer: A name in `CANDIDATES`.
-        network: A name in `zoo.NETWORKS`.
+        network: A name in `model_source.NETWORKS`.
         claimed: Whether the optimizer claims to be invariant.
         report: What `pathspace.rescaling.check_invariance` returned.
     """
@@ -61,14 +61,25 @@ class Verdict:
 
 
 def _of(name: str, *, invariant: bool = True, **options: Any) -> Candidate:
-    """An optimizer of the library."""
+    """Return an optimizer of the library."""
 
     def build(model: nn.Module, network: Any) -> optim.Optimizer:
         return getattr(pathspace.optim, name)(model.parameters(), network, **options)
 
-    return Candidate(
-        build, invariant, name, ", ".join(f"{key}={value}" for key, value in options.items())
-    )
+    return Candidate(build, invariant, name, _in_words(options))
+
+
+def _of_torch(name: str, **options: Any) -> Candidate:
+    """Return an optimizer of torch, which knows no network."""
+
+    def build(model: nn.Module, _network: Any) -> optim.Optimizer:
+        return getattr(optim, name)(model.parameters(), **options)
+
+    return Candidate(build, False, f"torch.optim.{name}", _in_words(options))
+
+
+def _in_words(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in options.items())
 
 
 def _invariant(model: nn.Module, network: Any) -> optim.Optimizer:
@@ -78,15 +89,8 @@ def _invariant(model: nn.Module, network: Any) -> optim.Optimizer:
 
 
 CANDIDATES = {
-    "sgd": Candidate(
-        lambda model, _: optim.SGD(model.parameters(), lr=0.05), False, "torch.optim.SGD", "lr=0.05"
-    ),
-    "adam": Candidate(
-        lambda model, _: optim.Adam(model.parameters(), lr=0.003),
-        False,
-        "torch.optim.Adam",
-        "lr=0.003",
-    ),
+    "sgd": _of_torch("SGD", lr=0.05),
+    "adam": _of_torch("Adam", lr=0.003),
     "path-sgd": _of("PathSGD", lr=0.05),
     "path-sgd-momentum": _of("PathSGD", lr=0.02, momentum=0.9),
     "path-sgd-nesterov": _of("PathSGD", lr=0.02, momentum=0.9, nesterov=True),
@@ -110,44 +114,34 @@ CANDIDATES = {
 }
 
 
-def _in_words(name: str) -> str:
-    """PathRMSprop -> path-rmsprop."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower()
+def _other_optimizers() -> dict[str, Candidate]:
+    """Return the optimizers of the library that have no row above, as they come: PathRMSprop as path-rmsprop."""
+    there = {candidate.kind for candidate in CANDIDATES.values()}
+    found = {}
+    for name in pathspace.optim.__all__:
+        kind = getattr(pathspace.optim, name)
+        if isinstance(kind, type) and issubclass(kind, optim.Optimizer) and name not in there:
+            found[re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower()] = _of(name)
+    return found
 
 
-def _optimizers() -> list[str]:
-    """Return the names of the classes of `pathspace.optim` that are optimizers."""
-    named = {name: getattr(pathspace.optim, name) for name in pathspace.optim.__all__}
-    return [
-        name
-        for name, one in named.items()
-        if isinstance(one, type) and issubclass(one, optim.Optimizer)
-    ]
-
-
-# every other class as it comes: whoever adds one need not name it here
-CANDIDATES |= {
-    _in_words(name): _of(name)
-    for name in _optimizers()
-    if name not in {candidate.kind for candidate in CANDIDATES.values()}
-}
+# whoever adds a class need not name it here
+CANDIDATES |= _other_optimizers()
 
 
 def list_candidates() -> str:
     """Return the names of all optimizers, by what they claim, and of all networks, a line for each."""
     indent = 2 + max(map(len, CANDIDATES))
+    claims = {"Optimizers that claim invariance": True, "Optimizers that do not": False}
     lines = []
-    for title, claimed in (
-        ("Optimizers that claim invariance", True),
-        ("Optimizers that do not", False),
-    ):
+    for title, claimed in claims.items():
         lines.append(f"{title}:")
-        chosen = {name: one for name, one in CANDIDATES.items() if one.invariant is claimed}
-        lines += [f"  {name:<{indent}}{one.kind}({one.options})" for name, one in chosen.items()]
+        for name, one in CANDIDATES.items():
+            if one.invariant is claimed:
+                lines.append(f"  {name:<{indent}}{one.kind}({one.options})")
         lines.append("")
-    return "\n".join(
-        [*lines, "Networks:", *(f"  {name:<{indent}}{ABOUT[name]}" for name in NETWORKS)]
-    )
+    lines.append("Networks:")
+    return "\n".join([*lines, *(f"  {name:<{indent}}{ABOUT[name]}" for name in NETWORKS)])
 
 
 def check_all(
@@ -160,12 +154,7 @@ def check_all(
 ) -> list[Verdict]:
     """Check every optimizer on every network, in float32 with random powers of two between 2^-10 and 2^10.
 
-    Args:
-        optimizers: Names in `CANDIDATES`.
-        networks: Names in `zoo.NETWORKS`.
-        steps: Training steps of each check.
-        seed: Decides weights, inputs and factors.
-        told: Called with every verdict as it comes in.
+    Every verdict is `told` as it comes in.
     """
     from pathspace.rescaling import check_invariance
 
@@ -211,21 +200,23 @@ def print_verdicts(verdicts: Sequence[Verdict], console: Console) -> None:
 
 def verdicts_as_json(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
     """Return the verdicts as plain values."""
-    return [
-        {
-            "optimizer": verdict.optimizer,
-            "network": verdict.network,
-            "claims_invariance": verdict.claimed,
-            "passed": verdict.report.passed,
-            "outputs_equal": verdict.report.outputs_equal,
-            "largest_output_difference": finite(verdict.report.largest_output_difference),
-            "weights_equal": verdict.report.weights_equal,
-            "largest_weight_difference": finite(verdict.report.largest_weight_difference),
-            "differs_from_sgd": verdict.report.differs_from_sgd,
-            "steps": verdict.report.steps,
-        }
-        for verdict in verdicts
-    ]
+    return [_as_json(verdict) for verdict in verdicts]
+
+
+def _as_json(verdict: Verdict) -> dict[str, Any]:
+    report = verdict.report
+    return {
+        "optimizer": verdict.optimizer,
+        "network": verdict.network,
+        "claims_invariance": verdict.claimed,
+        "passed": report.passed,
+        "outputs_equal": report.outputs_equal,
+        "largest_output_difference": finite(report.largest_output_difference),
+        "weights_equal": report.weights_equal,
+        "largest_weight_difference": finite(report.largest_weight_difference),
+        "differs_from_sgd": report.differs_from_sgd,
+        "steps": report.steps,
+    }
 
 
 def _cell(verdict: Verdict) -> str:
@@ -255,13 +246,8 @@ def run_check_invariance(
 ) -> bool:
     """Do what `pathspace check-invariance` was asked for; None stands for all. Says whether every claim held."""
     optimizers, networks = optimizers or list(CANDIDATES), networks or list(NETWORKS)
-    for kind, asked, known in (
-        ("optimizer", optimizers, CANDIDATES),
-        ("network", networks, NETWORKS),
-    ):
-        for name in asked:
-            if name not in known:
-                raise unknown_name(kind, name, known, f"--{kind}s")
+    _check_names("optimizer", optimizers, CANDIDATES)
+    _check_names("network", networks, NETWORKS)
     torch.set_num_threads(1)  # the networks are tiny: more threads only wait for each other
     whole, done = len(optimizers) * len(networks), 0
     with shown("checked", Console(stderr=True), quiet=quiet) as show:
@@ -277,3 +263,9 @@ def run_check_invariance(
     else:
         print_verdicts(verdicts, output_console())
     return not any(verdict.broken for verdict in verdicts)
+
+
+def _check_names(kind: str, names: Sequence[str], known: Mapping[str, Any]) -> None:
+    for name in names:
+        if name not in known:
+            raise unknown_name(kind, name, known, f"--{kind}s")

@@ -88,10 +88,6 @@ Several = Annotated[tuple[Item, ...], Field(strict=False, min_length=1), AfterVa
 def laid_over(schema: type[Laid], layers: Iterable[Layer]) -> Laid:
     """Return the settings of all layers over the defaults; later ones win, and tables are merged.
 
-    Args:
-        schema: A pydantic dataclass.
-        layers: From the first to the last.
-
     Raises:
         ConfigurationError: A name is unknown, or a value impossible.
     """
@@ -115,16 +111,10 @@ def _merged(under: Any, over: Any) -> Any:
 
 
 def check_setting(schema: type, name: str, value: Any, option: str = "") -> None:
-    """Check one setting by itself.
-
-    Args:
-        schema: A pydantic dataclass.
-        name: Of a setting; others pass.
-        value: Of the setting.
-        option: The option of the command line that it came by; empty where it did not.
+    """Check one setting by itself; names that are no settings pass.
 
     Raises:
-        ConfigurationError: Names the option, or the setting, and what to give.
+        ConfigurationError: Names the option that it came by, or the setting, and what to give.
     """
     hint = _hints(schema).get(name)
     wanted = problem(hint, value) if hint is not None else ""

@@ -42,15 +42,17 @@ QUICK: Mapping[str, Any] = {
 """The settings of a first table, which shows that all works and little more."""
 
 
-PRESET: dict[str, Any] = {
-    "model": OWN,
-    "batch_size": 32,
-    "epochs": 10,
-    "learning_rates": [0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3],
-    "tuning": "one standard error",
-    "tuning_seeds": 2,
-    "tuning_epochs": 5,
-    "seeds": 3,
+PRESETS: dict[str, dict[str, Any]] = {
+    OWN: {
+        "model": OWN,
+        "batch_size": 32,
+        "epochs": 10,
+        "learning_rates": [0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3],
+        "tuning": "one standard error",
+        "tuning_seeds": 2,
+        "tuning_epochs": 5,
+        "seeds": 3,
+    }
 }
 
 TRAIN, VALIDATION = 0.7, 0.15  # of the examples; the others are the test set
@@ -188,13 +190,8 @@ def _check_repeatable(file: str, digest: str, inputs: Tensor, targets: Tensor) -
             )
 
 
-def build(*, file: str = "", digest: str = "", data_dir: Path | None = None) -> Task:
+def own(*, file: str = "", digest: str = "", data_dir: Path | None = None) -> Task:
     """Return the examples of a file as a task.
-
-    Args:
-        file: Path of the Python file.
-        digest: Of its content, see `options_of_file`.
-        data_dir: Not used: the file knows where its data are.
 
     Raises:
         ConfigurationError: No file is given, or it has no such data, model or loss.

@@ -37,7 +37,7 @@ class RunConfig:
 
     Attributes:
         method: A name in `methods.METHODS`.
-        start: A name in `starts.STARTS`.
+        start: A name in `methods.STARTS`.
         learning_rate: Step size of the method.
         seed: Decides initial weights, rescaling factors and batches.
         momentum: For the methods that have one in this sense; Adam keeps its own two decay rates,

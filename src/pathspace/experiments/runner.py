@@ -1,30 +1,37 @@
 """Does the jobs of a command: in this process, in several of this machine (joblib's loky), or as tasks of Ray.
 
 A job is a function of its configuration: who does it changes how long it takes, not what comes out.
-Every job keeps its own checkpoint, so that one that died with its process, or was stopped, goes on
-from there.
+A run has a folder with its checkpoint while it lasts, and its result afterwards. So one that died
+with its process, or was stopped, goes on from there.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import platform
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import TypeAdapter
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
-from pathspace.experiments.monitor import SECONDS_BETWEEN_NOTES, Monitor, Written, pass_on
+from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.storage import make_folder, read_checked, write_checked
+from pathspace.experiments.tasks import build_task
+from pathspace.experiments.terminal import SECONDS_BETWEEN_NOTES, Monitor, Written, pass_on
 from pathspace.tools.processes import Processes
+
+if TYPE_CHECKING:
+    from pathspace.experiments.tasks.task import Task
 
 ENGINES = ("local", "ray")
 SMALLEST_STORE = 100 * 2**20  # bytes of Ray's shared memory: results are small
@@ -146,11 +153,6 @@ class Runner:
     def all_results(self, jobs: Iterable[Job], monitor: Monitor, title: str) -> list[Any]:
         """Return the results of all jobs in their order, doing those that have none yet.
 
-        Args:
-            jobs: What to do, each with a key of its own.
-            monitor: Told about every job.
-            title: What the monitor calls this stage.
-
         Raises:
             ConfigurationError: A job could not be done as asked.
             KeyboardInterrupt: The user stopped; the checkpoints of the jobs in progress are there.
@@ -168,10 +170,6 @@ class Runner:
         """Do all jobs and yield how each ended, as it comes in.
 
         The next job is taken when there is room for it, after all that has ended was yielded.
-
-        Args:
-            jobs: What to do.
-            monitor: Told how far jobs are.
         """
         places = self.places()
         if self.engine == "local" and places == 1:
@@ -232,13 +230,7 @@ def runs_at_a_time(threads: int = 1) -> int:
 
 
 def connect(address: str, processes: int | None, threads: int = 1) -> None:
-    """Join a Ray cluster, or start Ray here.
-
-    Args:
-        address: Of a cluster, as `ray.init` takes it; empty: Ray is started here.
-        processes: Works at a time, where Ray is started here; None: as many as there are
-            processors.
-        threads: Of a job.
+    """Join the Ray cluster at an address, or start Ray here, for so many processes or as many as there are processors.
 
     Raises:
         ConfigurationError: There is no such cluster, or Ray does not start.
@@ -347,3 +339,120 @@ def _ended(job: Work, future: Future[Any]) -> JobOutcome:
         )
     cause = getattr(error, "cause", None)  # of Ray's error around ours
     return JobOutcome(job, error=cause if isinstance(cause, Exception) else error)
+
+
+RESULT = "result.json"
+RUNS = "runs"
+
+
+@dataclass(frozen=True)
+class PlacedRun(Job):
+    """A run and where it reads and writes; see `runner.Job`.
+
+    Attributes:
+        config: The run.
+        folder: Of its checkpoint and its result; what is there is taken, or continued.
+        data_dir: Where tasks look for data sets.
+        checkpoint_every: Steps between checkpoints.
+        device: Where it computes, see `engine.run`; a finished run of another device is taken as it is.
+    """
+
+    config: RunConfig
+    folder: Path
+    data_dir: Path | None = None
+    checkpoint_every: int = 200
+    device: str = "cpu"
+    kind = RunResult
+
+    @property
+    def file(self) -> Path:
+        """See `runner.Job`."""
+        return self.folder / RESULT
+
+    @property
+    def key(self) -> str:
+        """See `runner.Job`."""
+        return self.config.key
+
+    @property
+    def label(self) -> str:
+        """See `runner.Job`."""
+        return self.config.label
+
+    def __call__(self, monitor: Monitor) -> RunResult:
+        """Do the run, from its checkpoint if there is one."""
+        from pathspace.experiments.engine import run
+
+        config = self.config
+        task = load_task(config.task, config.task_options, self.data_dir)
+        return run(
+            config,
+            task,
+            folder=make_folder(self.folder),
+            checkpoint_every=self.checkpoint_every,
+            resume=True,
+            listener=monitor,
+            device=self.device,
+        )
+
+    def keep(self, result: RunResult) -> str:
+        """Replace the checkpoint by the result, and say how the run ended."""
+        words = super().keep(result)
+        self._remove_checkpoint()
+        return words
+
+    def stored(self) -> RunResult | None:
+        """See `runner.Job`."""
+        result = super().stored()
+        if result is None or result.config.key != self.key:
+            return None
+        self._remove_checkpoint()  # it was killed between the two
+        return result
+
+    def _remove_checkpoint(self) -> None:
+        from pathspace.experiments import checkpoint
+
+        checkpoint.remove(self.folder)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Folder, monitor, runner and device of a command's runs.
+
+    Attributes:
+        output: Its folder: runs are kept in the folder `runs` there, and what is there is taken, or
+            continued.
+        monitor: Told about every run.
+        data_dir: Where tasks look for data sets.
+        runner: Who does the runs; by default this process, one after the other.
+        device: Where they compute; see `PlacedRun`.
+    """
+
+    output: Path
+    monitor: Monitor = field(default_factory=Monitor)
+    data_dir: Path | None = None
+    runner: Runner = field(default_factory=Runner)
+    device: str = "cpu"
+
+    def job(self, config: RunConfig, checkpoint_every: int) -> PlacedRun:
+        """Return a run as a job that keeps a checkpoint every so many steps."""
+        folder = self.output / RUNS / config.key
+        return PlacedRun(config, folder, self.data_dir, checkpoint_every, self.device)
+
+    def results(
+        self, configs: Iterable[RunConfig], title: str, checkpoint_every: int = 200
+    ) -> list[RunResult]:
+        """Return the results of runs, all different, in their order; see `Runner.all_results`."""
+        jobs = [self.job(config, checkpoint_every) for config in configs]
+        return self.runner.all_results(jobs, self.monitor, title) if jobs else []
+
+
+def load_task(name: str, options: Mapping[str, Any], data_dir: Path | None) -> Task:
+    """Return the task that `tasks.build_task` builds; the last one is kept, for all runs of a comparison share it."""
+    written = json.dumps(dict(options), sort_keys=True)
+    return _task(name, written, data_dir, os.environ.get("PATHSPACE_DATA"))
+
+
+@functools.lru_cache(maxsize=1)
+def _task(name: str, options: str, data_dir: Path | None, _environment: str | None) -> Task:
+    return build_task(name, json.loads(options), data_dir=data_dir)

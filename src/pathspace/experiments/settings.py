@@ -26,10 +26,16 @@ from pathspace.experiments.layers import (
     laid_over,
     wrong,
 )
-from pathspace.experiments.methods import MAIN_METHODS, METHODS, NO_BASIS, method
+from pathspace.experiments.methods import (
+    MAIN_METHODS,
+    METHODS,
+    NO_BASIS,
+    SKELETON_ONES,
+    check_start,
+    method,
+)
 from pathspace.experiments.models import RESCALABLE, check_model, options_of
 from pathspace.experiments.run import SCHEDULES, RunConfig
-from pathspace.experiments.starts import SKELETON_ONES, check_start
 from pathspace.experiments.tasks import check_task, preset
 
 # Final runs use the seeds 0, 1, 2, ...; learning rates are chosen on others, so that no reported
@@ -64,13 +70,13 @@ class Settings:
 
     Attributes:
         task: A name in `tasks.TASKS`.
-        task_options: What the task's `build` takes.
+        task_options: What the task takes.
         model: A name in `models.MODELS`.
         model_options: What the model takes.
         method_options: By name of a method, options of the model for this method alone, laid over
             `model_options`.
         methods: Names in `methods.METHODS`, in the order of the table.
-        starts: Names in `starts.STARTS`; differences are measured against the first one.
+        starts: Names in `methods.STARTS`; differences are measured against the first one.
         shared_rates: Whether another start, where it prefers a rate of its own, runs at the first
             start's rate too.
         seeds: Runs per row of the table.
@@ -86,7 +92,7 @@ class Settings:
         tuning_epochs: Passes over the training split while rate and decay are chosen; 0 is as many
             as `epochs`, as are those of a preset or recipe that exceed the `epochs` of a command.
         epochs: Passes over the training split.
-        schedule: A name in `schedule.SCHEDULES`.
+        schedule: A name in `run.SCHEDULES`.
         warmup: The part of a run, in [0, 1), over which the learning rate rises linearly.
         batch_size: Sequences per step.
         momentum: See `run.RunConfig`.
@@ -296,14 +302,7 @@ class Settings:
     ) -> RunConfig:
         """Return the configuration of one run of this comparison.
 
-        Args:
-            method: A name in `methods.METHODS`.
-            start: A name in `starts.STARTS`.
-            learning_rate: Step size.
-            seed: Of the run.
-            evaluate_test: Whether it looks at the test split, after every epoch.
-            weight_decay: None takes the first one of the grid.
-            epochs: 0 takes those of the settings.
+        Without a weight decay it has the first one of the grid, and without epochs those of the settings.
         """
         model, model_options = self.model_of(method)
         own = {

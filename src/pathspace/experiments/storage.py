@@ -20,11 +20,7 @@ T = TypeVar("T")
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file as `files.write_atomically` does.
-
-    Args:
-        path: The final file; an older one is replaced in one step.
-        write: Called once with the open binary file.
+    """Write a file as `files.write_atomically` does, by a function that is called once with the open file.
 
     Raises:
         StorageError: The folder cannot be written to, or has no room. `path` is then what it was
@@ -126,12 +122,8 @@ def writable_folder(path: Path, where: str) -> Path:
     A command that is refused after this leaves no empty folder behind; one that goes on calls
     `make_folder`.
 
-    Args:
-        path: The folder.
-        where: The option it came from, for the error.
-
     Raises:
-        ConfigurationError: The folder cannot be created or written to.
+        ConfigurationError: The folder cannot be created or written to; `where` is its option.
     """
     try:
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
@@ -159,6 +151,11 @@ def picture_file(picture: Path | None) -> Path | None:
         raise ConfigurationError(f"--picture {str(picture)!r}: give a name that ends in .png.")
     writable_folder(picture.parent, "--picture")
     return picture.absolute()
+
+
+def write_picture(file: Path, content: bytes) -> None:
+    """Write the file that `picture_file` returned."""
+    write_bytes(make_folder(file.parent) / file.name, content)
 
 
 @contextmanager

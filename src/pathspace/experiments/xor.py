@@ -22,19 +22,19 @@ from pydantic.dataclasses import dataclass
 
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.layers import CONFIG, Count, Natural, Several, known
-from pathspace.experiments.monitor import ProgressCallback, unheard
-from pathspace.experiments.published import Published
-from pathspace.experiments.report.document import (
+from pathspace.experiments.recipes import Published
+from pathspace.experiments.report import (
     NOTHING,
     Figure,
     Lines,
     Section,
     Table,
+    grouped_rows,
     published_section,
 )
 from pathspace.experiments.report.table import count
 from pathspace.experiments.storage import make_folder, write_json
-from pathspace.experiments.tables import grouped_rows
+from pathspace.experiments.terminal import ProgressCallback, unheard
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -154,7 +154,7 @@ def cells(protocol: Protocol) -> list[Cell]:
 
 
 def fill(protocol: Protocol, do: Callable[..., list[Result]], folder: Path) -> list[Result]:
-    """Return the results of all networks, which are kept until then; see `tables`."""
+    """Return the results of all networks, which are kept until then; see `execution`."""
     kept = make_folder(folder / "networks")
     results = do(Result, cells(protocol), partial(compute, protocol=protocol, folder=kept))
     for file in kept.iterdir():
@@ -165,14 +165,7 @@ def fill(protocol: Protocol, do: Callable[..., list[Result]], folder: Path) -> l
 def compute(
     cell: Cell, protocol: Protocol, folder: Path, report: ProgressCallback = unheard
 ) -> Result:
-    """Train, or go on; the same numbers each time, on one machine and version.
-
-    Args:
-        cell: Which network.
-        protocol: How.
-        folder: Where networks are kept until all are done.
-        report: Told after each pass how far the training is.
-    """
+    """Train a network, or go on with what is in the folder; the same numbers each time, on one machine and version."""
     from pathspace.sequences.tasks import xor
 
     text, watched, test = texts(cell, protocol)
@@ -314,7 +307,7 @@ def draw(protocol: Protocol, results: Sequence[Result]) -> Drawing:
 def sections_of(
     protocol: Protocol, results: Sequence[Result], published: Published | None
 ) -> tuple[list[Section], dict[str, Any]]:
-    """Return the sections of the report and its numbers; see `tables`."""
+    """Return the sections of the report and its numbers; see `execution`."""
     looks = [
         (result.cell.steps, result.cell.seed, *astuple(look))
         for result in results

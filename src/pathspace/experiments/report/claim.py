@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pathspace.experiments.compare import Comparison, Row
+from pathspace.experiments.compare import Choice, Comparison, Row
 from pathspace.experiments.methods import METHODS
-from pathspace.experiments.report.document import NOTHING, Table, TableRow
+from pathspace.experiments.report import NOTHING, Table, TableRow
 from pathspace.experiments.report.statistics import Interval, t_interval
 from pathspace.experiments.report.table import (
     count,
@@ -26,7 +26,6 @@ from pathspace.experiments.report.table import (
     rescaled_by,
 )
 from pathspace.experiments.run import RunResult
-from pathspace.experiments.selection import Choice
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,17 +9,9 @@ from functools import partial
 from typing import Any, Literal
 
 from pathspace.experiments.compare import Comparison, Row
-from pathspace.experiments.methods import METHODS
-from pathspace.experiments.published import AS_PRINTED, Published
-from pathspace.experiments.report import claim
-from pathspace.experiments.report.claim import (
-    claim_sentences,
-    claim_table,
-    draw_claim,
-    paired_difference,
-)
-from pathspace.experiments.report.curves import draw_curves
-from pathspace.experiments.report.document import (
+from pathspace.experiments.methods import METHODS, are_one_function
+from pathspace.experiments.recipes import AS_PRINTED, Published
+from pathspace.experiments.report import (
     NOTHING,
     Figure,
     Lines,
@@ -27,8 +19,16 @@ from pathspace.experiments.report.document import (
     Section,
     Table,
     TableRow,
+    claim,
     published_section,
 )
+from pathspace.experiments.report.claim import (
+    claim_sentences,
+    claim_table,
+    draw_claim,
+    paired_difference,
+)
+from pathspace.experiments.report.curves import draw_curves
 from pathspace.experiments.report.statistics import (
     BEST,
     DIVERGED,
@@ -39,7 +39,6 @@ from pathspace.experiments.report.statistics import (
 )
 from pathspace.experiments.report.table import build_table, digits_of, error_interval, error_label
 from pathspace.experiments.run import RunResult
-from pathspace.experiments.starts import are_one_function
 from pathspace.experiments.storage import finite
 
 CLAIM = "claim.png"
@@ -62,15 +61,7 @@ def comparison_report(
     published: Published | None = None,
     more: Sequence[Section] = (),
 ) -> Report:
-    """Return the report of a comparison.
-
-    Args:
-        comparison: The results.
-        title: The headline of the page.
-        configuration: The content of `config.json`.
-        published: The numbers of a paper, if there are any.
-        more: What else was found, as by a study.
-    """
+    """Return the report of a comparison, beside a paper's numbers, with the sections of a study as `more`."""
     claims = claims_something(comparison)
     sections = [
         Section(
@@ -99,13 +90,7 @@ def comparison_report(
 def parts_report(
     parts: Mapping[str, Comparison], *, title: str, configuration: Mapping[str, Any]
 ) -> Report:
-    """Return the report that brings several comparisons together, with one figure.
-
-    Args:
-        parts: The comparisons by name, all with baselines; each has a report of its own.
-        title: The headline of the page.
-        configuration: The content of `config.json`.
-    """
+    """Return the report that brings comparisons with baselines together, with one figure; each has its own report."""
     sections = []
     for name, part in parts.items():
         first = Figure(CLAIM, partial(draw_claim, list(parts.values()))) if not sections else None

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pathspace.experiments.compare import Comparison, Row
+from pathspace.experiments.compare import Choice, Comparison, Row
 from pathspace.experiments.methods import METHODS
-from pathspace.experiments.report.figures import COLOURS, set_log_axis, set_rate_axis
+from pathspace.experiments.report import LINE_COLOURS, set_log_axis, set_rate_axis
 from pathspace.experiments.report.table import start_label
 from pathspace.experiments.run import RunResult
-from pathspace.experiments.selection import Choice
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,7 +65,7 @@ def _draw_methods(figure: Figure, comparison: Comparison) -> None:
     for number, row in enumerate(comparison.rows):
         invariant = METHODS[row.method].invariant
         style = {
-            "color": COLOURS[number % len(COLOURS)],
+            "color": LINE_COLOURS[number % len(LINE_COLOURS)],
             "linewidth": 2.0 if invariant else 1.4,
             "linestyle": "-" if invariant else (0, (4, 1.5)),
         }
@@ -235,12 +234,7 @@ def draw_errors(
 ) -> None:
     """Draw the mean error over epochs, its band over seeds, and beside validation the mean test error as a dot.
 
-    Args:
-        axis: The axes to draw in.
-        row: Its runs; errors that a diverged run did not reach are those of the others.
-        per_epoch: Steps of an epoch.
-        kind: A name in `KINDS`.
-        style: Of the line.
+    Errors that a diverged run did not reach are those of the others.
     """
     by_step: dict[int, list[float]] = {}
     for run in row.runs:

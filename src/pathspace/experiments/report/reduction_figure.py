@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pathspace.experiments.report.figures import saved
+from pathspace.experiments.report import saved
 from pathspace.network import Network
 from pathspace.network.program import told
 from pathspace.paths.space.condensation import condensation
@@ -28,16 +28,7 @@ Place = tuple[float, float]
 
 
 def draw_reduction(network: Network, skeleton: Skeleton, title: str) -> bytes:
-    """Draw a reduction graph with its skeleton.
-
-    Args:
-        network: A traced network.
-        skeleton: A skeleton of it.
-        title: What stands above the picture.
-
-    Returns:
-        The picture as PNG.
-    """
+    """Draw a reduction graph with its skeleton, below a title; returns the picture as PNG."""
     return saved(lambda: reduction_figure(network, skeleton, title))[0]
 
 

@@ -6,9 +6,9 @@ import math
 from collections import Counter
 
 from pathspace.experiments.compare import Comparison, Row
-from pathspace.experiments.methods import METHODS
-from pathspace.experiments.published import Published
-from pathspace.experiments.report.document import NOTHING, Table, TableRow
+from pathspace.experiments.methods import METHODS, SKELETON_ONES, are_one_function
+from pathspace.experiments.recipes import Published
+from pathspace.experiments.report import NOTHING, Table, TableRow
 from pathspace.experiments.report.statistics import (
     BEST,
     DIVERGED,
@@ -19,7 +19,6 @@ from pathspace.experiments.report.statistics import (
     t_interval,
 )
 from pathspace.experiments.settings import Settings
-from pathspace.experiments.starts import SKELETON_ONES, are_one_function
 
 # Per cents of some thousand sequences have two decimals; squared errors may be of any size.
 DIGITS = {"error, %": ".2f", "bits per character": ".3f", "perplexity": ".1f"}
@@ -31,12 +30,7 @@ def digits_of(metric: str) -> str:
 
 
 def build_table(comparison: Comparison, published: Published | None = None) -> Table:
-    """Put a comparison into words.
-
-    Args:
-        comparison: The results.
-        published: Numbers to set beside them.
-    """
+    """Put a comparison into words, with published numbers beside them."""
     settings = comparison.settings
     rate = "rate" if settings.weight_decays == (0.0,) else "rate, decay"
     columns = ["optimizer", "start", rate, f"test {comparison.metric}", "seconds"]

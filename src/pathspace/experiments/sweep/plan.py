@@ -116,14 +116,7 @@ def plan_from(
     settings: Settings, searched: Sequence[str] = (), sampler: str = "grid", trials: int | None = None,
     prune: str = "none",
 ) -> Plan:  # fmt: skip
-    """Read what a sweep is asked for.
-
-    Args:
-        settings: Their grids of rates and decays are searched unless `searched` names them.
-        searched: `NAME=LOW:HIGH[:log][:POINTS]` or `NAME=VALUE,VALUE,...`.
-        sampler: See `Plan`.
-        trials: See `Plan`; None: all of a grid, `TRIALS` otherwise.
-        prune: See `Plan`.
+    """Read what a sweep is asked for: grids of rates and decays of the settings, unless `searched` names them.
 
     Raises:
         ConfigurationError: Says what is wrong, and what to give.
@@ -252,13 +245,7 @@ def _check_corners(settings: Settings, plan: Plan) -> None:
 def config_of(
     settings: Settings, study: tuple[str, str], point: Mapping[str, Any], seed: int
 ) -> RunConfig:
-    """Return the run at a point: one that looks at the validation split alone.
-
-    Args:
-        settings: Of everything that is not searched.
-        study: A name in `methods.METHODS` and one in `starts.STARTS`.
-        point: Values of what is searched.
-        seed: The number of the seed, from 0 on.
+    """Return the run at a point, of a method and start: one that looks at the validation split alone.
 
     Raises:
         ConfigurationError: The settings of the point are impossible.

@@ -9,7 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pathspace.experiments.methods import METHODS
-from pathspace.experiments.report.document import (
+from pathspace.experiments.report import (
+    LINE_COLOURS,
     NOTHING,
     Figure,
     Lines,
@@ -17,12 +18,11 @@ from pathspace.experiments.report.document import (
     Section,
     Table,
     TableRow,
+    grouped_rows,
 )
-from pathspace.experiments.report.figures import COLOURS
 from pathspace.experiments.report.table import count, digits_of
 from pathspace.experiments.sweep.plan import DECAY, RATE, Plan
 from pathspace.experiments.sweep.trials import Point, Run, Sweep
-from pathspace.experiments.tables import grouped_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -231,7 +231,7 @@ def _panel(axis: Axes, found: Sweep, points: Sequence[Point], name: str, what: s
     """Draw error or loss over what varies: a dot for each run, and what failed or was pruned at the upper edge."""
     starts = found.settings.starts
     for number, method in enumerate(found.settings.methods):
-        colour = COLOURS[number % len(COLOURS)]
+        colour = LINE_COLOURS[number % len(LINE_COLOURS)]
         for place, start in enumerate(starts):
             own = [point for point in points if (point.method, point.start) == (method, start)]
             label = METHODS[method].label + (f", {start}" if len(starts) > 1 else "")

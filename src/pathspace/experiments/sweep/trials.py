@@ -28,13 +28,12 @@ from pathspace.experiments import checkpoint
 from pathspace.experiments.compare import check_task_of
 from pathspace.experiments.configuration import JOURNAL
 from pathspace.experiments.errors import ConfigurationError, StorageError
-from pathspace.experiments.jobs import PlacedRun, Runs
-from pathspace.experiments.monitor import Monitor, Part
 from pathspace.experiments.run import RunConfig, RunResult, Validation
-from pathspace.experiments.runner import JobOutcome, WorkerDiedError
+from pathspace.experiments.runner import JobOutcome, PlacedRun, Runs, WorkerDiedError
 from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings
 from pathspace.experiments.storage import clear_failure, finite
 from pathspace.experiments.sweep.plan import RATE, Plan, config_of
+from pathspace.experiments.terminal import Monitor, Part
 
 LEAST = 5
 """Points that came through before one is pruned."""
@@ -71,7 +70,7 @@ class Point:
 
     Attributes:
         method: A name in `methods.METHODS`.
-        start: A name in `starts.STARTS`.
+        start: A name in `methods.STARTS`.
         point: Values of what was searched.
         runs: How they ended.
     """
@@ -136,12 +135,7 @@ class Sweep:
 
 
 def sweep(settings: Settings, plan: Plan, runs: Runs) -> Sweep:
-    """Do all trials that are not done yet.
-
-    Args:
-        settings: Of everything that is not searched; `seeds` runs are done at each point.
-        plan: What is searched.
-        runs: How runs are done; the journal is kept beside them.
+    """Do all trials that are not done yet, with as many runs at each point as the settings have seeds.
 
     Raises:
         ConfigurationError: The task cannot be had, or results cannot be read or written.
@@ -222,7 +216,7 @@ class _Pruning(Part):
         self._told = set(trials[trial.number].intermediate_values)
 
     def validated(self, config: RunConfig, validation: Validation) -> None:
-        """See `monitor.Monitor`."""
+        """See `terminal.Monitor`."""
         super().validated(config, validation)
         if validation.step == 0 or not math.isfinite(validation.error):
             return

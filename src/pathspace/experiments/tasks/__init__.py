@@ -1,8 +1,8 @@
 """The registry of tasks.
 
-A task is a module with a function `build(*, data_dir, **options) -> Task` and a dictionary
-`PRESET`: the settings that `pathspace compare --task NAME` starts from. A new task is such a file
-and one line in `TASKS`.
+A task is a function `NAME(*, data_dir, **options) -> Task` of a module. The module's dictionary
+`PRESETS` has under this name the settings that `pathspace compare --task NAME` starts from. A new
+task is such a function, its preset, and one line in `TASKS`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ OWN = "own"  # of a file of the user's, which `pathspace compare FILE.py` names
 # Modules are named, not imported, so that the command line can list the tasks without loading
 # PyTorch.
 TASKS = {
-    "digits": "pathspace.experiments.tasks.digits",
-    "mnist": "pathspace.experiments.tasks.mnist",
-    "adding": "pathspace.experiments.tasks.adding",
-    "characters": "pathspace.experiments.tasks.characters",
-    "words": "pathspace.experiments.tasks.words",
+    "digits": "pathspace.experiments.tasks.small",
+    "mnist": "pathspace.experiments.tasks.images",
+    "adding": "pathspace.experiments.tasks.small",
+    "characters": "pathspace.experiments.tasks.texts",
+    "words": "pathspace.experiments.tasks.texts",
     "images": "pathspace.experiments.tasks.images",
     OWN: "pathspace.experiments.own",
 }
@@ -38,41 +38,32 @@ OF_SYMBOLS = ("characters", "words")
 def build_task(
     name: str, options: Mapping[str, Any] | None = None, *, data_dir: Path | None = None
 ) -> Task:
-    """Load or generate the data of a task.
-
-    Args:
-        name: A name in `TASKS`.
-        options: What the task's `build` takes, for example `{"steps": 784}` for `mnist`.
-        data_dir: The folder with the data sets; see each task for what it looks for.
+    """Load or generate the data of a task; its options are those of its function.
 
     Raises:
         ConfigurationError: The name or an option is unknown, a value is impossible, or the data is
             not there.
     """
     check_task(name, options or {})
-    return _module(name).build(data_dir=data_dir, **(options or {}))
+    return getattr(_module(name), name)(data_dir=data_dir, **(options or {}))
 
 
 def check_task(name: str, options: Mapping[str, Any]) -> None:
     """Raise a `ConfigurationError` unless there is such a task and it has these options."""
     owner = f"the task {name!r}"
-    check_options(_module(name).build, options, owner, f"task_options of {owner}")
+    check_options(getattr(_module(name), name), options, owner, f"task_options of {owner}")
 
 
 def preset(name: str) -> dict[str, Any]:
     """Return the settings that the task called `name` starts from."""
-    return dict(_module(name).PRESET)
+    return dict(_module(name).PRESETS[name])
 
 
 def check_options(function: Any, options: Mapping[str, Any], owner: str, where: str) -> None:
     """Raise a `ConfigurationError` for the first option that `function` does not take, or whose value is impossible.
 
-    Args:
-        function: A function or class; its keyword-only parameters but `data_dir` are the options,
-            and their types say what values may be.
-        options: What somebody wants to pass.
-        owner: Whose options these are, for the error.
-        where: Where the options stand, for the error.
+    The keyword-only parameters of a function or class but `data_dir` are its options, and their types
+    say what values may be. For the error, `owner` is whose they are, and `where` where they stand.
     """
     known = keyword_options(function)
     called = function.__init__ if isinstance(function, type) else function

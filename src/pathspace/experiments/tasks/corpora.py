@@ -3,7 +3,8 @@
 A file is looked for in `DIR/NAME` and in `DIR`, where NAME is the folder of its data set and DIR is
 `--data-dir` or else the environment variable `PATHSPACE_DATA`; it may be packed, with `.gz` or
 `.zip` after its name. Its SHA-256 must be the known one, so that a number in a report always means
-the same text.
+the same text. A byte of a deflated file can stand for 1,032 bytes, so that a file of one megabyte
+can fill a gigabyte: packed files are read up to the size that a data set can have.
 
 Sources: Penn Treebank: M. Marcus, B. Santorini and M. Marcinkiewicz (1993), as prepared by T.
     Mikolov (2010). WikiText-2: S. Merity, C. Xiong, J. Bradbury and R. Socher (2016). text8,
@@ -14,9 +15,13 @@ Sources: Penn Treebank: M. Marcus, B. Santorini and M. Marcinkiewicz (1993), as 
 from __future__ import annotations
 
 import functools
+import gzip
 import hashlib
+import io
 import os
+import struct
 import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -24,8 +29,59 @@ from pathlib import Path
 from typing import Any
 
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.tasks.packed import UNREADABLE, check_zip, first_line, gunzip
 from pathspace.extras import install
+
+MOST = 1 << 28  # bytes; the largest data set that the tasks know, CIFAR-10 or -100, has 154 million
+_BLOCK = 1 << 17
+
+# What the standard library raises at files that are cut off, damaged or packed in ways it does not
+# know.
+UNREADABLE = (
+    OSError,
+    EOFError,
+    struct.error,
+    zlib.error,
+    zipfile.BadZipFile,
+    NotImplementedError,
+    RuntimeError,
+)
+
+
+class OversizeError(OSError):
+    """A file is larger, unpacked, than any data set it could be."""
+
+
+def gunzip(content: bytes, most: int = MOST) -> bytes:
+    """Return what a gzip file holds.
+
+    Raises:
+        OversizeError: It is more than `most` bytes.
+        EOFError, OSError, zlib.error: It is no gzip file, cut off or damaged.
+    """
+    unpacked = bytearray()
+    with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+        while block := file.read(_BLOCK):
+            unpacked += block
+            if len(unpacked) > most:
+                raise OversizeError(f"it is larger than {most} bytes unpacked")
+    return bytes(unpacked)
+
+
+def check_zip(path: Path, most: int = MOST) -> None:
+    """Raise an `OversizeError` if the files in a zip archive claim more bytes than `most`; they cannot have more.
+
+    Raises:
+        OSError, zipfile.BadZipFile: It cannot be read or is no such archive.
+    """
+    with zipfile.ZipFile(path) as archive:
+        if sum(entry.file_size for entry in archive.infolist()) > most:
+            raise OversizeError(f"it is larger than {most} bytes unpacked")
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of what an error says, or its name where it says nothing."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
 
 PARTS = ("train", "validation", "test")
 
@@ -138,10 +194,6 @@ WORDS = {
 
 def read_corpus(corpus: Corpus, data_dir: Path | None) -> tuple[str, str, str]:
     """Read the training, the validation and the test part of a text.
-
-    Args:
-        corpus: One of those above.
-        data_dir: Where to look; None stands for the folder in `PATHSPACE_DATA`, if that is set.
 
     Raises:
         ConfigurationError: A file is missing, broken or another text: it says which one and what to

@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from pathspace.cli.errors import INTERRUPTED
+from pathspace.cli.options import INTERRUPTED
 from pathspace.sequences.checkpoints import beside, clear, is_begun
 from pathspace.sequences.cli.console import console, errors, per_symbol
 from pathspace.sequences.cli.files import (

@@ -1,4 +1,4 @@
-"""A model in path space: classes, paths, degrees of freedom, and the conditioning of G-SGD.
+"""The commands `pathspace paths` and `check-scale`: a model in path space, and its distance from balance.
 
 Letters: e = (u -> v) a weight, A_u and B_v the products of weights along the skeleton into u and
 out of v.
@@ -6,11 +6,12 @@ out of v.
 
 from __future__ import annotations
 
+import io
 import sys
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,12 +21,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from torch import Tensor, nn
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torch.utils import _pytree as pytree
 
 from pathspace import paths
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.model_source import in_words_of_commands, load_model, trace_model
-from pathspace.experiments.storage import finite, make_folder, picture_file, write_bytes
+from pathspace.experiments.storage import finite, picture_file, write_picture
 from pathspace.experiments.terminal import output_console, print_json, print_line
 from pathspace.network import Network, UntraceableError
 from pathspace.network.call import arguments_in
@@ -33,6 +35,7 @@ from pathspace.network.program import told
 from pathspace.paths.listing.listing import count_in_words
 from pathspace.paths.space.condensation import cover
 from pathspace.paths.space.skeleton import Rule, Skeleton
+from pathspace.rescaling.imbalance import Imbalance, imbalance
 from pathspace.tools.progress import steps_shown
 
 NONE = "–"  # noqa: RUF001 (an en dash marks an empty cell)
@@ -73,9 +76,9 @@ class PathSummary:
     weights: int
     outside: int
     classes: int
-    paths: int | None
+    paths: int | None = field(default=None, kw_only=True)
     basis_paths: int | None
-    rank: int | None
+    rank: int | None = field(default=None, kw_only=True)
     degrees_of_freedom: int
     unused: int
     examples: int
@@ -103,7 +106,7 @@ def summarize(
     seed: int = 0,
     begin: Callable[[str], None] = _unshown,
 ) -> tuple[PathSummary, Network, Skeleton]:
-    """Trace a model and count.
+    """Trace a model and count; returns the numbers, the traced network and its skeleton.
 
     Args:
         model: The model.
@@ -112,9 +115,6 @@ def summarize(
         limit: How many paths may be listed for the rank.
         seed: For the rule `"random"`.
         begin: Is called with the name of each step as it begins.
-
-    Returns:
-        The numbers, the traced network and its skeleton.
 
     Raises:
         ConfigurationError: The model cannot be traced, or does not take the examples.
@@ -145,9 +145,7 @@ def summarize(
         weights=graph.num_edges,
         outside=sum(model.get_parameter(name).numel() for name in network.outside),
         classes=graph.num_classes,
-        paths=written.paths,
         basis_paths=None if without_basis else len(paths.basis_paths(network, skeleton)),
-        rank=written.rank,
         degrees_of_freedom=paths.degrees_of_freedom(network),
         unused=int((~on_a_path).sum()),
         examples=count,
@@ -158,17 +156,13 @@ def summarize(
         incomplete=len(skeleton.incomplete) if not without_basis else 0,
         multipliers=multipliers,
         cuts=tuple(told(network.cuts)),
-        no_paths=written.no_paths,
-        no_rank=written.no_rank,
+        **written,
     )
     return summary, network, skeleton
 
 
 def _traced(model: nn.Module, examples: Any) -> tuple[Network, list[Tensor]]:
-    """Trace a model, and call it.
-
-    Returns:
-        The traced network and the model's outputs.
+    """Trace a model, and call it; returns the network and the model's outputs.
 
     Raises:
         ConfigurationError: The model cannot be traced, or does not take the examples.
@@ -190,30 +184,20 @@ def _traced(model: nn.Module, examples: Any) -> tuple[Network, list[Tensor]]:
         raise ConfigurationError(f"The model does not take such an example: {said}") from error
 
 
-@dataclass(frozen=True)
-class _WrittenOut:
-    """The number of paths and the rank of their Jacobian, or why they are unknown."""
-
-    paths: int | None = None
-    rank: int | None = None
-    no_paths: str | None = None
-    no_rank: str | None = None
-
-
-def _written_out(network: Network, edges: int, limit: int) -> _WrittenOut:
-    """Count the paths, and compute the rank of the path-Jacobian if there are at most `limit`."""
+def _written_out(network: Network, edges: int, limit: int) -> dict[str, Any]:
+    """Return those fields of a summary that say how many paths there are, and the rank of their Jacobian."""
     try:
         unrolled = paths.unroll(network)
     except UntraceableError as error:
         reason = f"{error.operation!r}: {error.reason}"
-        return _WrittenOut(no_paths=reason, no_rank="paths are not written out")
+        return {"no_paths": reason, "no_rank": "paths are not written out"}
     number = unrolled.num_paths
     if number > limit:
-        return _WrittenOut(number, no_rank=f"more than {limit:,} paths (--limit)")
+        return {"paths": number, "no_rank": f"more than {limit:,} paths (--limit)"}
     if number * edges > LARGEST_JACOBIAN:
-        return _WrittenOut(number, no_rank="the path-Jacobian is too large")
+        return {"paths": number, "no_rank": "the path-Jacobian is too large"}
     listed = paths.enumerate_paths(network, limit, graph=unrolled)
-    return _WrittenOut(number, paths.path_rank(paths.path_jacobian(network, listed)))
+    return {"paths": number, "rank": paths.path_rank(paths.path_jacobian(network, listed))}
 
 
 def _count(network: Network, examples: Any) -> int:
@@ -317,49 +301,135 @@ def _number(value: int | None) -> str:
     return NONE if value is None else f"{value:,}"
 
 
+@dataclass(frozen=True)
+class ModelRequest:
+    """A model that a command looks at, and where its findings go.
+
+    Attributes:
+        source, shape, seed: See `model_source.load_model`.
+        picture: A PNG file to be drawn; None for none.
+        as_json: Whether the findings are printed as JSON.
+        quiet: Whether no step is shown.
+    """
+
+    source: str
+    shape: Sequence[int] | None
+    seed: int
+    picture: Path | None
+    as_json: bool
+    quiet: bool
+
+    @contextmanager
+    def steps(self) -> Iterator[Callable[[str], None]]:
+        """Give the function that shows a step of the command; what a model prints meanwhile is no JSON."""
+        with (
+            steps_shown(Console(stderr=True), quiet=self.quiet) as begin,
+            redirect_stdout(sys.stderr if self.as_json else sys.stdout),
+            warnings.catch_warnings(),
+        ):
+            begin("Loading the model")
+            yield begin
+
+    def load(self) -> tuple[nn.Module, Any]:
+        """Return the model and examples for it."""
+        return load_model(self.source, self.shape, self.seed)
+
+
 def _shown_as_a_line(message: Warning | str, *_: Any) -> None:
+    """Show a warning without its place in the library's code, which tells nobody anything."""
     print(f"Warning: {message}", file=sys.stderr)
 
 
-def run_paths(
-    source: str,
-    shape: Sequence[int] | None,
-    *,
-    rule: str,
-    limit: int,
-    seed: int,
-    picture: Path | None,
-    as_json: bool,
-    quiet: bool = False,
-) -> None:
+def run_paths(asked: ModelRequest, *, rule: str, limit: int) -> None:
     """Do what `pathspace paths` was asked for; see there."""
     if rule not in RULES:
         raise unknown_name("rule", rule, RULES, "--rule")
-    file = picture_file(picture)
-    with (
-        steps_shown(Console(stderr=True), quiet=quiet) as begin,
-        redirect_stdout(sys.stderr if as_json else sys.stdout),  # what the model prints is no JSON
-        warnings.catch_warnings(),
-    ):
-        warnings.showwarning = (
-            _shown_as_a_line  # a place in the library's code tells nobody anything
-        )
-        begin("Loading the model")
-        model, examples = load_model(source, shape, seed)
+    file = picture_file(asked.picture)
+    with asked.steps() as begin:
+        warnings.showwarning = _shown_as_a_line
+        model, examples = asked.load()
         summary, network, skeleton = summarize(
-            model, examples, rule=cast("Rule", rule), limit=limit, seed=seed, begin=begin
+            model, examples, rule=cast("Rule", rule), limit=limit, seed=asked.seed, begin=begin
         )
     if file is not None:
         from pathspace.experiments.report.reduction_figure import draw_reduction
 
-        write_bytes(make_folder(file.parent) / file.name, draw_reduction(network, skeleton, source))
-    if as_json:
-        content = {"model": source, "rule": rule, **asdict(summary)}
+        write_picture(file, draw_reduction(network, skeleton, asked.source))
+    if asked.as_json:
+        content = {"model": asked.source, "rule": rule, **asdict(summary)}
         if summary.multipliers is not None:
             content["multipliers"] = [finite(value) for value in summary.multipliers]
-        print_json({**content, "picture": picture and str(picture)})
+        print_json({**content, "picture": asked.picture and str(asked.picture)})
         return
     console = output_console()
-    print_summary(f"{source}: paths, with the skeleton of the rule {rule!r}", summary, console)
-    if picture is not None:
-        print_line(console, f"Picture: {picture}")
+    title = f"{asked.source}: paths, with the skeleton of the rule {rule!r}"
+    print_summary(title, summary, console)
+    if asked.picture is not None:
+        print_line(console, f"Picture: {asked.picture}")
+
+
+WRAPPERS = ("module.", "_orig_mod.")
+"""What data parallelism and `torch.compile` put before the names in a state dict."""
+
+
+def run_check_scale(asked: ModelRequest, *, weights: Path | None) -> None:
+    """Do what `pathspace check-scale` was asked for; see there."""
+    file = picture_file(asked.picture)
+    with asked.steps() as begin:
+        warnings.simplefilter("ignore")
+        model, examples = asked.load()
+        if weights is not None:
+            _load(model, weights)
+        try:
+            begin("Tracing the model")
+            network = trace_model(model, examples)
+            begin("Measuring the scales")
+            found = imbalance(network)
+        # some errors are the model's own, from a forward pass
+        except (ValueError, TypeError, IndexError, RuntimeError, FloatingPointError) as error:
+            said = in_words_of_commands(error, examples)
+            raise ConfigurationError(f"{asked.source!r}: {said}") from error
+    if file is not None:
+        write_picture(file, _png(found))
+    if asked.as_json:
+        content = asdict(found) | {"scales": found.scales.tolist()}
+        print_json({"model": asked.source, **content, "verdict": found.verdict})
+        return
+    print(found)
+    if file is not None:
+        print(f"Picture: {file}")
+
+
+def _load(model: nn.Module, file: Path) -> None:
+    """Load a file with a state dict into a model; no code in it is run."""
+    if not file.is_file():
+        raise ConfigurationError(f"--weights {str(file)!r}: there is no such file.")
+    option = f"--weights {str(file)!r}"
+    # without torch's own words, which advise to run the code in the file
+    unreadable = ConfigurationError(
+        f"{option}: this is no state dict that torch.save wrote. Save one with torch.save(model.state_dict(), FILE)."
+    )
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # of many kinds: bytes that are no pickle may mean anything
+        raise unreadable from error
+    if not isinstance(content, Mapping):
+        raise unreadable
+    state = content.get("model", content.get("state_dict", content))
+    if not isinstance(state, Mapping):
+        raise unreadable
+    state = dict(state)
+    for prefix in WRAPPERS:
+        consume_prefix_in_state_dict_if_present(state, prefix)
+    try:
+        model.load_state_dict(state)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigurationError(
+            f"{option}: these weights do not fit the model: {error}"
+        ) from error
+
+
+def _png(found: Imbalance) -> bytes:
+    buffer = io.BytesIO()
+    found.figure().savefig(buffer, format="png", dpi=120)
+    return buffer.getvalue()
