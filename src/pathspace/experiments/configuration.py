@@ -80,14 +80,9 @@ class Request:
 
 @pydantic.dataclasses.dataclass(frozen=True, config=CONFIG)
 class Configuration(Request):
-    """The request of a command that trains by one set of settings.
+    """The request of a command that trains by one set of settings, with the headline of its report.
 
     Attributes:
-        command: `"compare"`, `"train"`, `"reproduce"` or `"sweep"`.
-        title: The headline of the report.
-        settings: All settings, defaults included.
-        recipe: The name of the recipe, or empty.
-        size: The size of the recipe, or empty.
         seed: The one seed of `train`; None elsewhere.
         sweep: What a sweep searches, as plain values; empty elsewhere.
     """
@@ -141,13 +136,7 @@ class Configuration(Request):
 
 @dataclass(frozen=True)
 class Parts(Request):
-    """A recipe of several parts, each in a folder of its own.
-
-    Attributes:
-        recipe: The name of the recipe.
-        title: The headline of the report.
-        parts: What each part is asked for.
-    """
+    """A recipe of several parts, each asked for in a folder of its own."""
 
     recipe: str
     title: str

@@ -16,13 +16,19 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.runner import ENGINES, Runner, Runs
 from pathspace.experiments.storage import make_folder, writable_folder
-from pathspace.experiments.terminal import Monitor
+from pathspace.experiments.terminal import Monitor, Shown
 from pathspace.extras import install
 from pathspace.tools.files import clear_leftovers, locked
+
+CONFIGURATION = "config.json"
+PAGE = "report.html"  # written last: without it the same command goes on
+REPORT_FILES = ".report.json"  # the names of the files of the last report
+COMMANDS = ("compare", "train", "reproduce", "sweep")
 
 DEVICES = ("cpu", "cuda", "auto")
 JsonOption = Annotated[
@@ -95,6 +101,10 @@ class Context:
         gpus = int((device or self.run_device) != "cpu")
         return Runner(self.engine, self.workers, self.address, threads, gpus)
 
+    def shown(self) -> Shown:
+        """Return what shows how far the command is."""
+        return Shown(Console(stderr=True), quiet=self.quiet)
+
     def runs(self, output: Path, monitor: Monitor, threads: int) -> Runs:
         """Return how a command does its runs, with so many threads each."""
         data_dir = self.data_dir and self.for_jobs(self.data_dir)
@@ -165,12 +175,6 @@ def chosen_device(name: str) -> str:
             "PyTorch that was built for the GPU and its driver."
         )
     return name
-
-
-CONFIGURATION = "config.json"
-PAGE = "report.html"  # written last: without it the same command goes on
-REPORT_FILES = ".report.json"  # the names of the files of the last report
-COMMANDS = ("compare", "train", "reproduce", "sweep")
 
 
 class BusyError(ConfigurationError):

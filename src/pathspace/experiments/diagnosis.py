@@ -38,6 +38,9 @@ from pathspace.paths.space.skeleton import Rule, Skeleton
 from pathspace.rescaling.imbalance import Imbalance, imbalance
 from pathspace.tools.progress import steps_shown
 
+WRAPPERS = ("module.", "_orig_mod.")
+"""What data parallelism and `torch.compile` put before the names in a state dict."""
+
 NONE = "–"  # noqa: RUF001 (an en dash marks an empty cell)
 LARGEST_JACOBIAN = 20_000_000  # numbers in a matrix whose rank is computed
 
@@ -366,10 +369,6 @@ def run_paths(asked: ModelRequest, *, rule: str, limit: int) -> None:
     print_summary(title, summary, console)
     if asked.picture is not None:
         print_line(console, f"Picture: {asked.picture}")
-
-
-WRAPPERS = ("module.", "_orig_mod.")
-"""What data parallelism and `torch.compile` put before the names in a state dict."""
 
 
 def run_check_scale(asked: ModelRequest, *, weights: Path | None) -> None:

@@ -34,11 +34,13 @@ from pathspace.experiments.runner import Job, versions
 from pathspace.experiments.settings import OF_A_TABLE, refuse_unused, settings_from
 from pathspace.experiments.storage import make_folder
 from pathspace.experiments.studies import run_study
-from pathspace.experiments.terminal import Monitor, Shown, output_console, print_json, print_line
+from pathspace.experiments.terminal import Monitor, output_console, print_json, print_line
 from pathspace.extras import install
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+CELLS = "cells"
 
 
 COMPARE_TITLE = "The same network from two starts of the same function"
@@ -72,7 +74,7 @@ def execute(
 
 def _runs(configuration: Configuration, output: Path, context: Context) -> Comparison:
     settings = configuration.settings
-    with Shown(Console(stderr=True), quiet=context.quiet) as monitor:
+    with context.shown() as monitor:
         runs = context.runs(output, monitor, settings.threads)
         return compare(settings, runs, configuration.seed)
 
@@ -83,7 +85,7 @@ def _study(recipe: Recipe, comparison: Comparison, size: str, context: Context) 
         Console(stderr=True).print("The study computes on the processor.", highlight=False)
     name = recipe.study["name"]
     options = recipe.study_options(size)
-    with Shown(Console(stderr=True), quiet=context.quiet) as monitor:
+    with context.shown() as monitor:
         monitor.stage(f"Studying the {name}", 1)
         return run_study(name, options, comparison, context.data_dir, monitor)
 
@@ -199,18 +201,9 @@ def _reproduce_parts(
     return comparisons
 
 
-CELLS = "cells"
-
-
 @dataclass(frozen=True)
 class TableRequest(Request):
-    """The request of a command that fills a table.
-
-    Attributes:
-        recipe: The name of the recipe.
-        size: The size of the recipe, or empty.
-        protocol: How the table is made.
-    """
+    """The request of a command that fills a table of a recipe by a protocol."""
 
     recipe: str
     size: str
@@ -269,7 +262,7 @@ def reproduce_table(recipe: Recipe, size: str, options: Layer, context: Context)
 
         def do(kind: type, cells: Sequence[Any], compute: Callable[..., Any]) -> list[Any]:
             jobs = [StoredCell(kind, cell, compute, folder) for cell in cells]
-            with Shown(Console(stderr=True), quiet=context.quiet) as monitor, runner:
+            with context.shown() as monitor, runner:
                 return runner.all_results(jobs, monitor, "Computing")
 
         results = engine.fill(settled.protocol, do, output)
@@ -288,11 +281,9 @@ class StoredCell(Job):
     """A cell as a job; see `runner.Job`.
 
     Attributes:
-        kind: The dataclass of its result, which has a property `words`.
-        cell: What is to be computed; its `key` names its file.
-        compute: Computes it, telling its `report` how far it is; other processes must be
-            able to import it.
-        folder: Where the files of cells lie.
+        compute: Computes the cell, telling its `report` how far it is; other processes must be able to
+            import it.
+        folder: Where the files of cells lie, each named by the cell's `key`.
     """
 
     kind: type

@@ -28,8 +28,8 @@ class Candidate:
     Attributes:
         build: (model, traced network) -> the optimizer.
         invariant: Whether it claims that rescaling changes nothing.
-        kind: The name of its class, for an optimizer of the library.
-        options: What it is given.
+        kind: The name of its class.
+        options: What it is given, in words.
     """
 
     build: Callable[[nn.Module, Any], optim.Optimizer]
@@ -40,14 +40,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Result of checking one optimizer on one network.
-
-    Attributes:
-        optimizer: A name in `CANDIDATES`.
-        network: A name in `model_source.NETWORKS`.
-        claimed: Whether the optimizer claims to be invariant.
-        report: What `pathspace.rescaling.check_invariance` returned.
-    """
+    """Result of checking one optimizer, which may claim invariance, on one network."""
 
     optimizer: str
     network: str

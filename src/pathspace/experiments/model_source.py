@@ -126,30 +126,14 @@ def _residual() -> Case:
     return _with_statistics(model), torch.randn(4, 2, 8, 8)
 
 
-def _recurrent() -> Case:
-    return LastStep(3, 10, 4, layers=1, bidirectional=False), torch.randn(8, 7, 3)
-
-
-def _stacked() -> Case:
-    return LastStep(3, 8, 4, layers=2, bidirectional=True), torch.randn(8, 5, 3)
-
-
-def _loop() -> Case:
-    return HandWrittenLoop(3, 10, 4), torch.randn(8, 7, 3)
-
-
-def _tied() -> Case:
-    return TiedEmbedding(12, 8), torch.randint(12, (4, 6))
-
-
 NETWORKS: dict[str, Callable[[], Case]] = {
     "mlp": _mlp,
     "cnn": _convolutional,
     "resnet": _residual,
-    "rnn": _recurrent,
-    "stacked-rnn": _stacked,
-    "loop": _loop,
-    "tied-embedding": _tied,
+    "rnn": lambda: (LastStep(3, 10, 4, layers=1, bidirectional=False), torch.randn(8, 7, 3)),
+    "stacked-rnn": lambda: (LastStep(3, 8, 4, layers=2, bidirectional=True), torch.randn(8, 5, 3)),
+    "loop": lambda: (HandWrittenLoop(3, 10, 4), torch.randn(8, 7, 3)),
+    "tied-embedding": lambda: (TiedEmbedding(12, 8), torch.randint(12, (4, 6))),
 }
 
 ABOUT = {

@@ -104,8 +104,7 @@ class Transformer(nn.Module):
         hidden: W, numbers that stand for a symbol; a multiple of twice the heads.
         layers: Blocks, one on top of the other.
         heads: H, of every attention.
-        gate: The FeedForward: `"swiglu"` with 8 W / 3 hidden units, or `"squared-relu"` with 4 W; as many
-            weights.
+        gate: `"swiglu"` with 8 W / 3 hidden units, or `"squared-relu"` with 4 W; as many weights.
         output: Every step is read.
 
     Raises:

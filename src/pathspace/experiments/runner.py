@@ -33,6 +33,9 @@ from pathspace.tools.processes import Processes
 if TYPE_CHECKING:
     from pathspace.experiments.tasks.task import Task
 
+RESULT = "result.json"
+RUNS = "runs"
+
 ENGINES = ("local", "ray")
 SMALLEST_STORE = 100 * 2**20  # bytes of Ray's shared memory: results are small
 
@@ -341,20 +344,11 @@ def _ended(job: Work, future: Future[Any]) -> JobOutcome:
     return JobOutcome(job, error=cause if isinstance(cause, Exception) else error)
 
 
-RESULT = "result.json"
-RUNS = "runs"
-
-
 @dataclass(frozen=True)
 class PlacedRun(Job):
-    """A run and where it reads and writes; see `runner.Job`.
+    """A run, and the folder of its checkpoint and its result; see `runner.Job`.
 
-    Attributes:
-        config: The run.
-        folder: Of its checkpoint and its result; what is there is taken, or continued.
-        data_dir: Where tasks look for data sets.
-        checkpoint_every: Steps between checkpoints.
-        device: Where it computes, see `engine.run`; a finished run of another device is taken as it is.
+    What is there is taken, or continued; a finished run of another device is taken as it is.
     """
 
     config: RunConfig
@@ -417,15 +411,10 @@ class PlacedRun(Job):
 
 @dataclass(frozen=True)
 class Runs:
-    """Folder, monitor, runner and device of a command's runs.
+    """Folder, monitor, data, runner and device of a command's runs.
 
-    Attributes:
-        output: Its folder: runs are kept in the folder `runs` there, and what is there is taken, or
-            continued.
-        monitor: Told about every run.
-        data_dir: Where tasks look for data sets.
-        runner: Who does the runs; by default this process, one after the other.
-        device: Where they compute; see `PlacedRun`.
+    Runs are kept in the folder `runs` of the output, and what is there is taken, or continued. By
+    default this process does them, one after the other.
     """
 
     output: Path

@@ -39,6 +39,8 @@ from pathspace.experiments.report import (
     Table,
     TableRow,
     grouped_rows,
+    lines_of,
+    panels,
     set_log_axis,
 )
 from pathspace.experiments.report.table import error_label
@@ -61,11 +63,8 @@ class Cost:
     """The cost of one method.
 
     Attributes:
-        method: A name in `methods.METHODS`.
         seconds: Of an epoch: the median turn, over its steps, times the steps of an epoch.
-        ratio: The median of the ratios to the first method.
-        lower: Their lower quartile.
-        upper: Their upper quartile.
+        ratio: The median of the ratios to the first method; `lower` and `upper` are their quartiles.
     """
 
     method: str
@@ -102,10 +101,9 @@ def cost(
     settings = comparison.settings
     task = build_task(settings.task, settings.task_options, data_dir=data_dir)
     costs = measure_costs(settings, task, rounds, steps, monitor)
-    values = [asdict(cost) for cost in costs]
     numbers = {
-        "cost.csv": Lines(tuple(values[0]), [tuple(one.values()) for one in values]),
-        "cost.json": {"rounds": rounds, "steps": steps, "costs": values},
+        "cost.csv": lines_of(costs),
+        "cost.json": {"rounds": rounds, "steps": steps, "costs": [asdict(one) for one in costs]},
     }
     rows = [
         TableRow(
@@ -183,12 +181,9 @@ RECURRENT = "rnn.weight_hh_l0"
 
 @dataclass(frozen=True)
 class Ratio:
-    """The ratio of one network at one length.
+    """The ratio of one network of H hidden units at one length T, from a start.
 
     Attributes:
-        start: `"default"` or `"identity"`.
-        hidden: H.
-        length: T.
         before: The ratio at the start; the mean over the seeds. None where a term is not finite
             even in float64, as where a network grows from step to step.
         after: The ratio after training, first seed; None where training diverged, too.
@@ -242,10 +237,9 @@ def second_term(
     for number, (start, units) in enumerate(networks):
         part = Part(monitor, f"{start} start, H = {units}", number, len(networks))
         rows += measure_ratios(comparison, start, lengths, units, data_dir, part)
-    values = [asdict(row) for row in rows]
     numbers = {
-        "second-term.csv": Lines(tuple(values[0]), [tuple(one.values()) for one in values]),
-        "second-term.json": {"ratios": values},
+        "second-term.csv": lines_of(rows),
+        "second-term.json": {"ratios": [asdict(row) for row in rows]},
     }
     figure = Figure("second-term.png", partial(_draw_ratios, rows))
     sections = [
@@ -329,11 +323,8 @@ def _ratios_table(start: str, rows: Sequence[Ratio]) -> Table:
 
 
 def _draw_ratios(rows: Sequence[Ratio]) -> Drawing:
-    from matplotlib.figure import Figure
-
     starts = list(dict.fromkeys(row.start for row in rows))
-    figure = Figure(figsize=(4.2 * len(starts), 3.4), layout="constrained")
-    axes = figure.subplots(1, len(starts), sharey=True, squeeze=False)[0]
+    figure, axes = panels((4.2 * len(starts), 3.4), len(starts), sharey=True)
     for axis, start in zip(axes, starts, strict=True):
         for number, units in enumerate(sorted({row.hidden for row in rows})):
             chosen = [row for row in rows if (row.start, row.hidden) == (start, units)]
@@ -365,12 +356,9 @@ MEASURES: dict[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Entry:
-    """One cell of the table.
+    """One cell of the table: a measure, its use, and the method that has both.
 
     Attributes:
-        measure: A name in `MEASURES`.
-        use: A name in `USES`.
-        method: A name in `methods.METHODS`.
         errors: By start, the mean test error at the rate chosen from it; None where a run diverged.
         labels: The same in words, with the deviation.
         same_curve: Whether two training curves from different starts at one rate are the same to
@@ -474,11 +462,8 @@ def _measures_table(comparison: Comparison, found: Sequence[Entry]) -> Table:
 
 
 def _draw_measures(comparison: Comparison, found: Sequence[Entry]) -> Drawing:
-    from matplotlib.figure import Figure
-
     measures = sorted({entry.measure for entry in found}, key=[*MEASURES].index)
-    figure = Figure(figsize=(8.4, 3.4), layout="constrained")
-    axes = figure.subplots(1, len(USES), sharey=True, squeeze=False)[0]
+    figure, axes = panels((8.4, 3.4), len(USES), sharey=True)
     names = [measure.replace(", ", ",\n").replace(" /", "\n/") for measure in measures]
     for axis, use in zip(axes, USES, strict=True):
         cells = {entry.measure: entry for entry in found if entry.use == use}

@@ -20,6 +20,8 @@ from rich.text import Text
 from pathspace.experiments.run import RunConfig, Validation
 from pathspace.tools.progress import Progress
 
+PLAIN = str.maketrans({"±": "+/-", "\N{EN DASH}": "-", "✓": "ok", "✗": "broken"})
+
 ProgressCallback = Callable[[float, str], None]
 """Called with the part of some work that is done, in [0, 1], and a few words about it."""
 SECONDS_BETWEEN_NOTES = 1.0
@@ -157,9 +159,6 @@ def pass_on(folder: Path, monitor: Monitor) -> None:
         # one may be half written just now
         with suppress(OSError, ValueError):
             monitor.advanced(*json.loads(file.read_text(encoding="utf-8")))
-
-
-PLAIN = str.maketrans({"±": "+/-", "\N{EN DASH}": "-", "✓": "ok", "✗": "broken"})
 
 
 class PlainConsole(Console):

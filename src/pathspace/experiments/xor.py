@@ -30,6 +30,7 @@ from pathspace.experiments.report import (
     Section,
     Table,
     grouped_rows,
+    panels,
     published_section,
 )
 from pathspace.experiments.report.table import count
@@ -122,7 +123,6 @@ class Result:
     """The result of training a network.
 
     Attributes:
-        cell: Which one.
         looks: All of them; the last one says whether it has learned the text.
         test: Share of wrong lines of the test text, by the last parameters.
         seconds: Of training, processor time of one core or a little more.
@@ -285,10 +285,8 @@ def notes(protocol: Protocol) -> tuple[str, ...]:
 
 def draw(protocol: Protocol, results: Sequence[Result]) -> Drawing:
     """Draw wrong lines over passes, a panel for each kind of steps and a line for each seed."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(0.8 + 3.8 * len(protocol.steps), 3.4), layout="constrained")
-    axes = figure.subplots(1, len(protocol.steps), sharey=True, squeeze=False)[0]
+    columns = len(protocol.steps)
+    figure, axes = panels((0.8 + 3.8 * columns, 3.4), columns, sharey=True)
     for axis, steps in zip(axes, protocol.steps, strict=True):
         for result in results:
             if result.cell.steps == steps:

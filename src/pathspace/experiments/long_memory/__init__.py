@@ -33,6 +33,7 @@ from pathspace.experiments.report import (
     Section,
     Table,
     grouped_rows,
+    number_label,
     set_rate_axis,
 )
 from pathspace.experiments.report.statistics import LEVEL, holm, sign_test
@@ -41,6 +42,15 @@ from pathspace.experiments.storage import finite
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
+
+COLUMNS = (
+    "metric", "method", "tuning runs", "window", "p of the window", "rate", "learned it", "p of what learned it",
+    "median steps", "p of the steps", "diverged",
+)  # fmt: skip
+"""Of the file; a table has "p" for each p."""
+COLOURS = {"muon": "#0072b2", "muon-hidden": "#cc79a7", "soap": "#d55e00", "adamw": "#009e73"}
+CONTROLS = ("#000000", "#7f7f7f", "#cc79a7", "#e69f00", "#56b4e9")
+LINES = {"path": "-", "balanced once": (0, (4, 1.5)), "the weights": (0, (1, 1.5)), "control": "-"}
 
 
 def settings(protocol: Protocol) -> list[Setting]:
@@ -109,11 +119,9 @@ def fill(
 
 @dataclass(frozen=True)
 class Against:
-    """A method against the reference, over pairs of runs with the same seed.
+    """Pairs of runs with the same seed in which a method, or else the reference, is better.
 
     Attributes:
-        wins: Pairs in which the method is better.
-        losses: Pairs in which the reference is.
         p: Of the exact sign test (for successes McNemar's), adjusted by Holm for all methods of the
             setting.
     """
@@ -135,12 +143,10 @@ class Row:
     """The row of one method.
 
     Attributes:
-        rate: The chosen rate.
         tuning: By rate how many runs learned the problem, on seeds that are not reported.
         rates_learned: For each of these seeds at how many rates it learned the problem.
         window: At how many rates at least half of the tuning runs learned it.
         learned: How many of the runs at the chosen rate learned it.
-        runs: How many there are.
         median_steps: Their median steps; None where it is that of a run that never learned.
         against_reference: By what is compared, "learned", "steps" and "window"; empty for the
             reference.
@@ -214,13 +220,6 @@ def _against(values: Mapping[str, Sequence[float]], reference: str) -> dict[str,
     return {method: Against(*each, p) for method, each, p in tests}
 
 
-COLUMNS = (
-    "metric", "method", "tuning runs", "window", "p of the window", "rate", "learned it", "p of what learned it",
-    "median steps", "p of the steps", "diverged",
-)  # fmt: skip
-"""Of the file; a table has "p" for each p."""
-
-
 def build_tables(protocol: Protocol, rows: Mapping[Setting, Mapping[str, Row]]) -> list[Table]:
     """Put the comparison into words, a table for each setting; the last one has the notes."""
     tables = []
@@ -249,7 +248,7 @@ def _cells(protocol: Protocol, name: str, row: Row) -> tuple[str, ...]:
         f"{row.rate:g}{'*' * edge}",
         f"{row.learned} of {row.runs}",
         p.get("learned", NOTHING),
-        NOTHING if row.median_steps is None else f"{row.median_steps:,.0f}",
+        number_label(row.median_steps, ",.0f"),
         p.get("steps", NOTHING),
         str(sum(run["error"] is None for run in row.reported)),
     )
@@ -321,11 +320,6 @@ def sections_of(
         for setting, of_setting in rows.items()
     ]
     return sections, {"settings": found, "reference": protocol.reference}
-
-
-COLOURS = {"muon": "#0072b2", "muon-hidden": "#cc79a7", "soap": "#d55e00", "adamw": "#009e73"}
-CONTROLS = ("#000000", "#7f7f7f", "#cc79a7", "#e69f00", "#56b4e9")
-LINES = {"path": "-", "balanced once": (0, (4, 1.5)), "the weights": (0, (1, 1.5)), "control": "-"}
 
 
 def draw(protocol: Protocol, rows: Mapping[Setting, Mapping[str, Row]]) -> Drawing:

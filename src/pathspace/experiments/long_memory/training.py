@@ -103,13 +103,7 @@ class Method:
 
 
 class ChangedKappa(ps.metrics.Metric):
-    """The metric of a control: kappa of the path norm, and what is done to it.
-
-    Args:
-        method: See `Method`.
-        order: The order of the units in kappa, if it is permuted.
-        options: See `ps.metrics.Metric`.
-    """
+    """The metric of a control: kappa of the path norm, what a method does to it, and the order of permuted units."""
 
     def __init__(self, method: Method, order: Tensor, **options: Any) -> None:
         super().__init__(method.power, **options)
@@ -269,7 +263,6 @@ class Result:
     """The result of a run.
 
     Attributes:
-        cell: Which run.
         steps: Steps until it had learned the problem; None if it never had.
         error: Of the test sequences, in the end; None if it diverged.
         seconds: Processor time that it took.
@@ -290,12 +283,7 @@ class Result:
 
 
 class Trainer:
-    """A network in training, from the identity, with PyTorch's own input and output weights.
-
-    Args:
-        cell: Which run.
-        protocol: How runs are done.
-    """
+    """A network in training, from the identity, with PyTorch's own input and output weights."""
 
     def __init__(self, cell: Cell, protocol: Protocol) -> None:
         setting = cell.setting

@@ -32,14 +32,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, field, replace
 from decimal import Decimal
 from importlib.resources import files
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from pathspace.experiments.errors import unknown_name
 from pathspace.experiments.layers import FILE, Count, Layer
-from pathspace.experiments.settings import Settings
+
+if TYPE_CHECKING:
+    from pathspace.experiments.settings import Settings
 
 DEFAULT = "default"  # what the one size of a recipe without sizes is called
 
@@ -233,14 +235,7 @@ class PublishedResult:
 
 @dataclass(frozen=True, config=FILE)
 class PaperProtocol:
-    """A paper's training examples, epochs and seeds; None where its text does not give them.
-
-    Attributes:
-        train_size: Its training examples.
-        epochs: Passes over them.
-        seeds: Runs behind a number.
-        task_options: It holds where the task has these options.
-    """
+    """A paper's training examples, epochs and seeds where a task has some options; None where its text gives none."""
 
     train_size: Count | None = None
     epochs: Count | None = None

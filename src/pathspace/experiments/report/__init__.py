@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from pathspace.experiments.storage import as_csv, as_json, write_bytes
 from pathspace.experiments.terminal import output_console, print_json, print_line
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawing
 
@@ -65,6 +66,15 @@ def saved(draw: Callable[[], Drawing]) -> tuple[bytes, str]:
         figure.savefig(svg, format="svg", metadata={"Date": None})
     text = svg.getvalue()
     return png.getvalue(), text[text.index("<svg") :]
+
+
+def panels(size: tuple[float, float], columns: int, **options: Any) -> tuple[Drawing, Any]:
+    """Return a figure of a size in inches, and the axes of its one row."""
+    from matplotlib.figure import Figure
+
+    # A figure of its own, not pyplot's: no window, and no state that outlives the call.
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots(1, columns, squeeze=False, **options)[0]
 
 
 def set_rate_axis(axis: Axes, rates: Collection[float], most: int = 6) -> None:
@@ -187,8 +197,7 @@ class Report:
         configuration: The exact configuration, printed at the end of the page.
         results: The numbers for `results.json` and `--json`; None for a report that only brings
             others together.
-        notes: The findings in sentences: they stand on top of the page, and below the tables of a
-            terminal.
+        notes: The findings in sentences, on top of the page and below the tables of a terminal.
     """
 
     title: str
@@ -211,6 +220,20 @@ def grouped_rows(rows: Iterable[Iterable[str]], *, once: bool = False) -> tuple[
         shown = group if begins or not once else ""
         found.append(TableRow((shown, *cells), begins_method=begins))
     return tuple(found)
+
+
+def number_label(value: float | None, digits: str, spread: float | None = None) -> str:
+    """Print a number, ± its spread where that is known; None as an empty cell."""
+    if value is None:
+        return NOTHING
+    words = f"{value:{digits}}"
+    return words if spread is None else f"{words} ± {spread:{digits.removeprefix('+')}}"
+
+
+def lines_of(rows: Sequence[DataclassInstance]) -> Lines:
+    """Return dataclasses of one kind as lines with the names of their fields."""
+    names = [item.name for item in fields(rows[0])]
+    return Lines(names, [[getattr(row, name) for name in names] for row in rows])
 
 
 def published_section(published: Published) -> Section:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from pathspace.experiments.compare import Choice, Comparison, Row
 from pathspace.experiments.methods import METHODS
-from pathspace.experiments.report import NOTHING, Table, TableRow
-from pathspace.experiments.report.statistics import Interval, t_interval
+from pathspace.experiments.report import Table, TableRow, panels
+from pathspace.experiments.report.statistics import Interval, interval_label, t_interval
 from pathspace.experiments.report.table import (
     count,
     devices_note,
@@ -41,11 +41,9 @@ WIDE = 20  # errors further apart than this factor are drawn on a logarithmic ax
 
 @dataclass(frozen=True)
 class Standing:
-    """Errors of one method from one start.
+    """Errors of one method from one start, at the rate and decay that were chosen from it.
 
     Attributes:
-        row: Its runs, at the rate and decay that were chosen from this start.
-        choice: How these were chosen.
         error: Mean test error; None where a run failed or none looked at the test split.
         against: The best baseline of this start; None for that one itself, and where every baseline
             failed.
@@ -192,26 +190,22 @@ def _row(comparison: Comparison, standing: Standing) -> TableRow:
         row.start,
         f"{row.learning_rate:g}{'*' if choice.at_edge else ''}",
         f"{row.weight_decay:g}",
-        standing.failure or _words(standing.error, digits),
+        standing.failure or interval_label(standing.error, digits),
         "best"
         if standing.against is None and row.method in baselines and not standing.failure
-        else _words(standing.difference, digits, sign="+"),
+        else interval_label(standing.difference, f"+{digits}"),
         *([f"{choice.failed}/{choice.tried}"] if choice.tried else []),
-        _words(standing.milliseconds, ".2f"),
+        interval_label(standing.milliseconds, ".2f"),
     ]
     if comparison.settings.target_error:
         reached = f"{standing.reached} of {len(row.runs)}"
         cells += [
-            reached if standing.steps is None else _words(standing.steps, ".0f"),
-            _words(standing.seconds, ".1f"),
+            reached if standing.steps is None else interval_label(standing.steps, ".0f"),
+            interval_label(standing.seconds, ".1f"),
         ]
     mark = {"better": "good", "worse": "bad", "failed": "bad"}.get(standing.verdict)
     begins = row.start == comparison.settings.starts[0]
     return TableRow(tuple(cells), {4: mark, 5: mark} if mark else {}, begins)
-
-
-def _words(interval: Interval | None, digits: str, sign: str = "") -> str:
-    return NOTHING if interval is None else interval.words(digits, sign)
 
 
 def _notes(comparison: Comparison, found: Sequence[Standing]) -> list[str]:
@@ -322,11 +316,8 @@ def _ends(interval: Interval | None) -> list[float | None] | None:
 
 def draw_claim(parts: Sequence[Comparison]) -> Figure:
     """Draw test errors with their intervals, one panel for each comparison."""
-    from matplotlib.figure import Figure
-
     most = max(len(part.settings.methods) for part in parts)
-    figure = Figure(figsize=(2.2 + 4.2 * len(parts), 1.3 + 0.33 * most), layout="constrained")
-    axes = figure.subplots(1, len(parts), squeeze=False)[0]
+    figure, axes = panels((2.2 + 4.2 * len(parts), 1.3 + 0.33 * most), len(parts))
     for axis, part in zip(axes, parts, strict=True):
         _panel(axis, part)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)

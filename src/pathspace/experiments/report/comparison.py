@@ -35,6 +35,7 @@ from pathspace.experiments.report.statistics import (
     LEVEL_WITH,
     WORSE,
     Interval,
+    interval_label,
     rank,
 )
 from pathspace.experiments.report.table import build_table, digits_of, error_interval, error_label
@@ -277,11 +278,9 @@ def as_json(
 
 @dataclass(frozen=True)
 class Pair:
-    """Two methods that a paper compares, from the first start.
+    """Our runs of two methods that a paper compares, from the first start.
 
     Attributes:
-        first: Ours of the first method.
-        second: Ours of the second.
         difference: Test error of the first minus that of the second, paired by seeds; None where a
             run failed.
         published: The same of the paper's numbers, with its decimals; None where one is not given.
@@ -341,9 +340,7 @@ def pairs_table(comparison: Comparison, pairs: list[Pair]) -> Table:
         TableRow(
             (
                 f"{METHODS[pair.first.method].label} against {METHODS[pair.second.method].label}",
-                NOTHING
-                if pair.difference is None
-                else pair.difference.words(digits_of(comparison.metric), sign="+"),
+                interval_label(pair.difference, f"+{digits_of(comparison.metric)}"),
                 NOTHING if pair.published is None else f"{pair.published:+}",
                 pair.verdict or NOTHING,
             ),

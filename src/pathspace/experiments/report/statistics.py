@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pathspace.experiments.report import NOTHING, number_label
 from pathspace.experiments.storage import finite
 
 LEVEL = 0.05
@@ -39,10 +40,12 @@ class Interval:
         """Return mean, low and high for JSON."""
         return [finite(value) for value in (self.mean, self.low, self.high)]
 
-    def words(self, digits: str, sign: str = "") -> str:
-        """Print the mean, and half of the interval where it is finite."""
-        mean = f"{self.mean:{sign}{digits}}"
-        return mean if math.isinf(self.half) else f"{mean} ± {self.half:{digits}}"
+
+def interval_label(interval: Interval | None, digits: str) -> str:
+    """Print the mean, and half of the interval where it is finite; None as an empty cell."""
+    if interval is None:
+        return NOTHING
+    return number_label(interval.mean, digits, None if math.isinf(interval.half) else interval.half)
 
 
 def t_interval(values: Sequence[float], level: float = 1 - LEVEL) -> Interval:

@@ -8,7 +8,7 @@ from collections import Counter
 from pathspace.experiments.compare import Comparison, Row
 from pathspace.experiments.methods import METHODS, SKELETON_ONES, are_one_function
 from pathspace.experiments.recipes import Published
-from pathspace.experiments.report import NOTHING, Table, TableRow
+from pathspace.experiments.report import NOTHING, Table, TableRow, number_label
 from pathspace.experiments.report.statistics import (
     BEST,
     DIVERGED,
@@ -103,11 +103,7 @@ def error_label(comparison: Comparison, row: Row) -> str:
             if row.diverged == len(row.runs)
             else f"diverged ({row.diverged} of {len(row.runs)})"
         )
-    mean, deviation = row.mean_test_error, row.test_error_deviation
-    if mean is None:
-        return NOTHING
-    digits = digits_of(comparison.metric)
-    return f"{mean:{digits}}" + ("" if deviation is None else f" ± {deviation:{digits}}")
+    return number_label(row.mean_test_error, digits_of(comparison.metric), row.test_error_deviation)
 
 
 def error_interval(row: Row) -> Interval | None:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Console
-
 from pathspace.experiments.configuration import Configuration, begun
 from pathspace.experiments.context import Context
 from pathspace.experiments.errors import ConfigurationError, unknown_name
@@ -22,7 +20,6 @@ from pathspace.experiments.sweep.plan import Plan, plan_from
 from pathspace.experiments.sweep.report import report
 from pathspace.experiments.sweep.trials import Sweep, sweep
 from pathspace.experiments.tasks import TASKS
-from pathspace.experiments.terminal import Shown
 
 
 def run_sweep(
@@ -44,7 +41,7 @@ def run_sweep(
     )
     given = bool(name or options[1] or search or sampler or trials or prune)
     with begun(asked, context, given=given) as (configuration, output):
-        with Shown(Console(stderr=True), quiet=context.quiet) as monitor:
+        with context.shown() as monitor:
             runs = context.runs(output, monitor, configuration.settings.threads)
             found = sweep(configuration.settings, Plan(**configuration.sweep), runs)
         told = report(found, title=configuration.title, configuration=configuration.as_dict())

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.report import (
     LINE_COLOURS,
-    NOTHING,
     Figure,
     Lines,
     Report,
@@ -19,6 +18,8 @@ from pathspace.experiments.report import (
     Table,
     TableRow,
     grouped_rows,
+    number_label,
+    panels,
 )
 from pathspace.experiments.report.table import count, digits_of
 from pathspace.experiments.sweep.plan import DECAY, RATE, Plan
@@ -102,13 +103,11 @@ def _shown(value: Any) -> str:
 def _cells(found: Sweep, point: Point) -> dict[str, str]:
     """Return the cells of a point by the titles of their columns."""
     digits = digits_of(found.metric)
-    error, deviation, loss = point.mean("error"), point.deviation, point.mean("loss")
-    spread = "" if deviation is None else f" ± {deviation:{digits}}"
     cells = _names(point)
     if _at_edge(found.plan, point):
         cells[TITLES[RATE]] += "*"
-    cells[f"validation {found.metric}"] = NOTHING if error is None else f"{error:{digits}}{spread}"
-    cells["validation loss"] = NOTHING if loss is None else f"{loss:.4g}"
+    cells[f"validation {found.metric}"] = number_label(point.mean("error"), digits, point.deviation)
+    cells["validation loss"] = number_label(point.mean("loss"), ".4g")
     cells["runs"] = str(len(point.runs))
     cells["failed"] = str(point.states["failed"])
     if found.plan.prune != "none":
@@ -206,12 +205,10 @@ def _run_json(point: Point, run: Run) -> dict[str, Any]:
 
 def draw(found: Sweep) -> Drawing:
     """Draw error and loss over the rate (or what else varies): every run a dot, lines through the best means."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10.5, 4.2), layout="constrained")
+    figure, axes = panels((10.5, 4.2), 2)
     points = points_of(found)
     name = _varied(found)
-    for axis, what in zip(figure.subplots(1, 2), ("error", "loss"), strict=True):
+    for axis, what in zip(axes, ("error", "loss"), strict=True):
         _panel(axis, found, points, name, what)
         _label_axes(axis, found, points, name, what)
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right upper")

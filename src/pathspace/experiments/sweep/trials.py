@@ -66,14 +66,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Point:
-    """A point of the search with its runs, one for each seed that was taken.
-
-    Attributes:
-        method: A name in `methods.METHODS`.
-        start: A name in `methods.STARTS`.
-        point: Values of what was searched.
-        runs: How they ended.
-    """
+    """A point of the search, values of what was searched, with its runs, one for each seed that was taken."""
 
     method: str
     start: str
@@ -112,15 +105,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Sweep:
-    """All that a sweep found.
-
-    Attributes:
-        settings: Of everything that was not searched.
-        plan: What was searched.
-        task_description: The task in one line.
-        metric: What the error is, with its unit.
-        points: By method and start, then in the order in which they were drawn.
-    """
+    """All that a sweep found; points by method and start, then in the order in which they were drawn."""
 
     settings: Settings
     plan: Plan
@@ -154,8 +139,6 @@ class PointJob:
     """The runs of a point, one for each seed; see `runner.Work`.
 
     Attributes:
-        label: What messages call it.
-        runs: One for each seed.
         trial: Told the validation errors of the first run, and asked whether to prune; None where
             none is pruned.
     """

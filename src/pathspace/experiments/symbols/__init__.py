@@ -15,8 +15,17 @@ from statistics import fmean, mean, stdev
 from typing import TYPE_CHECKING, Any
 
 from pathspace.experiments.recipes import Published
-from pathspace.experiments.report import NOTHING, Figure, Section, Table, TableRow, grouped_rows
-from pathspace.experiments.report.statistics import Interval, t_interval
+from pathspace.experiments.report import (
+    NOTHING,
+    Figure,
+    Section,
+    Table,
+    TableRow,
+    grouped_rows,
+    number_label,
+    panels,
+)
+from pathspace.experiments.report.statistics import Interval, interval_label, t_interval
 from pathspace.experiments.storage import finite
 from pathspace.experiments.symbols.cells import (
     BASELINES,
@@ -34,6 +43,15 @@ from pathspace.experiments.symbols.cells import fill as fill
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawing
+
+LEAST_SECONDS = 1e-3  # as curves are rounded
+COLOURS = {
+    "DH+FB": "#b3400e",
+    "QDH+RUTSD": "#8ab6e6",
+    "QDH+RBP": "#1f5f9e",
+    "merged": "#55752f",
+    **dict.fromkeys(BASELINES, "#9aa5b1"),
+}
 
 
 BROKEN = "†"
@@ -61,9 +79,7 @@ def build_table(protocol: Protocol, scores: Sequence[Score], published: Publishe
 def _regret(draws: Sequence[Score]) -> str:
     bits = [score.test for score in draws]
     broken = BROKEN * any(score.broke_off for score in draws)
-    if len(bits) == 1:
-        return f"{bits[0]:,.1f}{broken}"
-    return f"{mean(bits):,.1f} ± {stdev(bits):,.1f}{broken}"
+    return number_label(mean(bits), ",.1f", stdev(bits) if len(bits) > 1 else None) + broken
 
 
 def _sizes(draws: Sequence[Score]) -> str:
@@ -77,7 +93,7 @@ def _published_rows(protocol: Protocol, published: Published) -> list[tuple[str,
     rows = []
     for name in dict.fromkeys(result.method for result in published.results):
         values = _published(published, name)
-        numbers = (f"{values[text]:,.1f}" if text in values else NOTHING for text in protocol.texts)
+        numbers = (number_label(values.get(text), ",.1f") for text in protocol.texts)
         rows.append(("published", name or "the best", *numbers, "", ""))
     return rows
 
@@ -242,17 +258,11 @@ def sections_of(
     }
 
 
-LEAST_SECONDS = 1e-3  # as curves are rounded
-
-
 def draw(protocol: Protocol, scores: Sequence[Score], published: Published | None) -> Drawing:
     """Draw the regrets, one panel for each text."""
-    from matplotlib.figure import Figure
-
     chosen = best(scores)
     size = (1.6 + 3.2 * len(protocol.texts), 0.9 + 0.28 * len(protocol.rows))
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(1, len(protocol.texts), sharey=True, squeeze=False)[0]
+    figure, axes = panels(size, len(protocol.texts), sharey=True)
     best_ones = _published(published)
     for axis, text in zip(axes, protocol.texts, strict=True):
         regrets = {
@@ -270,15 +280,6 @@ def draw(protocol: Protocol, scores: Sequence[Score], published: Published | Non
     if published is not None:
         figure.supxlabel("dashed: the best number of the paper", fontsize=8)
     return figure
-
-
-COLOURS = {
-    "DH+FB": "#b3400e",
-    "QDH+RUTSD": "#8ab6e6",
-    "QDH+RBP": "#1f5f9e",
-    "merged": "#55752f",
-    **dict.fromkeys(BASELINES, "#9aa5b1"),
-}
 
 
 def _draw_bars(axis: Axes, regrets: Mapping[str, Sequence[float]]) -> list[float]:
@@ -347,12 +348,9 @@ def _draw_curve(axis: Axes, score: Score, colour: Any) -> Any:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two rows of the table on one text.
+    """Two rows of the table on one text, the first of which has fewer bits, the paper says.
 
     Attributes:
-        first: The row that has fewer bits, the paper says.
-        second: The other one.
-        text: On what.
         difference: Bits of the first minus bits of the second on the test text, paired by draws.
         fewer: Draws in which the first has fewer.
     """
@@ -404,7 +402,7 @@ def pairs_table(protocol: Protocol, pairs: Sequence[Pair]) -> Table:
         (
             f"{pair.first} against {pair.second}",
             pair.text,
-            pair.difference.words(",.1f", sign="+"),
+            interval_label(pair.difference, "+,.1f"),
             f"{pair.fewer} of {protocol.seeds}",
             pair.verdict,
         )

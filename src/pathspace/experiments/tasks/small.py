@@ -21,6 +21,9 @@ from torch import Tensor
 from pathspace.experiments.layers import Count
 from pathspace.experiments.tasks.task import Split, Task, classification, mixed, regression
 
+# How an image of 8 x 8 pixels is read: (steps T, numbers per step D).
+READINGS = {"rows": (8, 8), "pixels": (64, 1)}
+
 PRESETS: dict[str, dict[str, Any]] = {
     "adding": {
         # A few minutes on two cores. From PyTorch's initialisation, which forgets fast, 50 steps
@@ -89,8 +92,6 @@ def marked_sequences(count: int, length: int, generator: torch.Generator) -> tup
     return torch.stack((numbers, marks), dim=-1), marked
 
 
-# How an image of 8 x 8 pixels is read: (steps T, numbers per step D).
-READINGS = {"rows": (8, 8), "pixels": (64, 1)}
 TRAIN, VALIDATION = 1197, 300  # the other 300 are the test set
 
 
