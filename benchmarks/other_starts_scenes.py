@@ -16,7 +16,7 @@ from torch.optim import AdamW
 
 import pathspace as ps
 from pathspace.experiments.tasks.images import load_mnist
-from pathspace.experiments.tasks.small import marked_sequences
+from pathspace.experiments.tasks.task import marked_sequences
 from safety_zoo import folder
 
 Batch = tuple[Tensor, Tensor]

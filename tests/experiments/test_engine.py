@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 
 from cases import slow_besides
 from experiments.conftest import stopped
@@ -180,7 +181,7 @@ def test_a_run_that_diverges_ends_there(tiny_config: Config, tiny_task: Task) ->
     assert torch.tensor(result.losses).isfinite().all()
     assert result.test_error is None
     assert result.validation_score == (float("inf"), float("inf"))
-    assert RunResult.from_dict(result.as_dict()) == result
+    assert TypeAdapter(RunResult).validate_python(result.as_dict()) == result
 
 
 def test_divergence_that_only_validation_shows_counts(tiny_config: Config, tiny_task: Task) -> None:
@@ -357,7 +358,10 @@ def test_recurrent_layers_run_compiled_unless_told_otherwise(
     assert fast.kernel is not None
     assert fast.kernel.startswith(("compiled", "torch.nn.RNN: "))
     assert plain.kernel is None
-    assert RunResult.from_dict(json.loads(json.dumps(fast.as_dict()))).kernel == fast.kernel
+    assert (
+        TypeAdapter(RunResult).validate_python(json.loads(json.dumps(fast.as_dict()))).kernel
+        == fast.kernel
+    )
     assert fast.losses == pytest.approx(plain.losses, rel=1e-3)
     assert fast.config.key != plain.config.key
     assert "plain_rnn" not in {name for name, v in config.as_dict().items() if v is True}

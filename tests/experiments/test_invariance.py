@@ -48,7 +48,7 @@ def test_path_sgd_keeps_its_claim_and_sgd_makes_none(name: str) -> None:
 def test_a_broken_claim_is_shown_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     false_claim = Candidate(lambda model, _: optim.SGD(model.parameters(), lr=0.01), invariant=True)
     monkeypatch.setitem(invariance.CANDIDATES, "false", false_claim)
-    verdicts = check_all(["false"], ["mlp"], steps=2)
+    verdicts = list(check_all(["false"], ["mlp"], steps=2))
     assert verdicts[0].broken
     stream = io.StringIO()
     print_verdicts(verdicts, Console(file=stream, width=120))

@@ -16,6 +16,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from pydantic import TypeAdapter
 from rich.console import Console
 
 from pathspace.experiments.compare import Comparison, Row, compare
@@ -671,7 +672,10 @@ def test_errors_that_are_not_finite_are_empty_cells_as_they_are_after_a_resume(
 ) -> None:
     validations, epochs = (Validation(0, math.inf, math.nan),), (Epoch(4, math.inf, math.inf),)
     run = replace(comparison.rows[0].runs[0], validations=validations, epochs=epochs, diverged_at=4)
-    for name, each in ("new", run), ("resumed", RunResult.from_dict(run.as_dict())):
+    for name, each in (
+        ("new", run),
+        ("resumed", TypeAdapter(RunResult).validate_python(run.as_dict())),
+    ):
         row = replace(comparison.rows[0], runs=(each,) * 2)
         (tmp_path / name).mkdir()
         write(replace(comparison, rows=(row,)), tmp_path / name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,20 +138,11 @@ def list_candidates() -> str:
 
 
 def check_all(
-    optimizers: Sequence[str],
-    networks: Sequence[str],
-    *,
-    steps: int = 100,
-    seed: int = 0,
-    told: Callable[[Verdict], None] = lambda _verdict: None,
-) -> list[Verdict]:
-    """Check every optimizer on every network, in float32 with random powers of two between 2^-10 and 2^10.
-
-    Every verdict is `told` as it comes in.
-    """
+    optimizers: Sequence[str], networks: Sequence[str], *, steps: int = 100, seed: int = 0
+) -> Iterator[Verdict]:
+    """Check every optimizer on every network, in float32 with random powers of two between 2^-10 and 2^10."""
     from pathspace.rescaling import check_invariance
 
-    verdicts = []
     for network in networks:
         model, example = build_network(network, seed)
         for optimizer in optimizers:
@@ -159,9 +150,7 @@ def check_all(
             report = check_invariance(
                 model, example, example_loss, candidate.build, steps=steps, seed=seed
             )
-            verdicts.append(Verdict(optimizer, network, candidate.invariant, report))
-            told(verdicts[-1])
-    return verdicts
+            yield Verdict(optimizer, network, candidate.invariant, report)
 
 
 def print_verdicts(verdicts: Sequence[Verdict], console: Console) -> None:
@@ -242,15 +231,13 @@ def run_check_invariance(
     _check_names("optimizer", optimizers, CANDIDATES)
     _check_names("network", networks, NETWORKS)
     torch.set_num_threads(1)  # the networks are tiny: more threads only wait for each other
-    whole, done = len(optimizers) * len(networks), 0
+    whole = len(optimizers) * len(networks)
+    verdicts = []
     with shown("checked", Console(stderr=True), quiet=quiet) as show:
-
-        def told(verdict: Verdict) -> None:
-            nonlocal done
-            done += 1
+        for verdict in check_all(optimizers, networks, steps=steps, seed=seed):
+            verdicts.append(verdict)
+            done = len(verdicts)
             show(done / whole, f"{done}/{whole}, {verdict.optimizer} on {verdict.network}")
-
-        verdicts = check_all(optimizers, networks, steps=steps, seed=seed, told=told)
     if as_json:
         print_json(verdicts_as_json(verdicts))
     else:

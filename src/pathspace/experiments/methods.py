@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
@@ -109,6 +110,10 @@ def check_start(start: Any, where: str = "--start") -> None:
         raise unknown_name("start", start, STARTS, where)
 
 
+Build = Callable[["nn.Module", Any, "RunConfig"], "optim.Optimizer"]
+"""From a model, its traced network and the configuration of a run to the optimizer."""
+
+
 @dataclass(frozen=True)
 class Method:
     """A way of training.
@@ -116,7 +121,7 @@ class Method:
     Attributes:
         label: What tables and figures call it.
         about: What it is, in one line.
-        build: (model, traced network, configuration of the run) -> the optimizer.
+        build: See `Build`.
         balances_first: Whether the start is balanced once, function unchanged, before the first
             step.
         clips_itself: Whether the optimizer clips its own, invariant norm. Otherwise the engine
@@ -141,7 +146,7 @@ class Method:
 
     label: str
     about: str
-    build: Callable[[nn.Module, Any, RunConfig], optim.Optimizer]
+    build: Build
     balances_first: bool = False
     clips_itself: bool = False
     clips_steps: bool = False
@@ -166,32 +171,6 @@ def _sgd(model: nn.Module, _network: Any, run: RunConfig) -> optim.Optimizer:
     return SGD(model.parameters(), run.learning_rate, run.momentum, run.weight_decay)
 
 
-def _adam(model: nn.Module, _network: Any, run: RunConfig) -> optim.Optimizer:
-    from torch import optim
-
-    return optim.AdamW(model.parameters(), lr=run.learning_rate, weight_decay=run.weight_decay)
-
-
-def _soap(model: nn.Module, _network: Any, run: RunConfig) -> optim.Optimizer:
-    from pathspace.optim.rules.soap import SOAP
-
-    rate, decay = run.learning_rate, run.weight_decay
-    return SOAP(model.parameters(), rate, weight_decay=decay, precondition_frequency=40)
-
-
-def _muon(
-    groups: Callable[[nn.Module], Any],
-) -> Callable[[nn.Module, Any, RunConfig], optim.Optimizer]:
-    """Return the builder of Muon beside AdamW; `groups` makes a model's param groups."""
-
-    def build(model: nn.Module, _network: Any, run: RunConfig) -> optim.Optimizer:
-        from pathspace.optim.rules.muon import MuonAdamW
-
-        return MuonAdamW(groups(model), run.learning_rate, weight_decay=run.weight_decay)
-
-    return build
-
-
 def _together(model: nn.Module) -> Any:
     return model.parameters()
 
@@ -203,6 +182,22 @@ def _ends_apart(model: nn.Module) -> list[dict[str, Any]]:
     ends = {id(p): p for p in (matrices[0], matrices[-1])}
     others = [p for p in model.parameters() if id(p) not in ends]
     return [{"params": others}, {"params": [*ends.values()], "use_muon": False}]
+
+
+def _plain(
+    module: str, name: str, groups: Callable[[nn.Module], Any] = _together, **options: Any
+) -> Build:
+    """Return the builder of a rule on the weights, which takes rate and decay of the settings.
+
+    `groups` makes a model's param groups.
+    """
+
+    def build(model: nn.Module, _network: Any, run: RunConfig) -> optim.Optimizer:
+        rule = getattr(import_module(module), name)
+        params = groups(model)
+        return rule(params, lr=run.learning_rate, weight_decay=run.weight_decay, **options)
+
+    return build
 
 
 def _natural(model: nn.Module, network: Any, run: RunConfig) -> optim.Optimizer:
@@ -248,7 +243,7 @@ def _ours(
     least_damping: float = 0.0,
     groups: Callable[[nn.Module], Any] = _together,
     **options: Any,
-) -> Callable[[nn.Module, Any, RunConfig], optim.Optimizer]:
+) -> Build:
     """Return the builder of the optimizer `name` of `pathspace.optim`.
 
     Of the configuration it `takes` some besides rate and decay. Its option `clips` is what the
@@ -273,21 +268,18 @@ def _ours(
     return build
 
 
+def _blind(label: str, about: str, build: Build, learning_rate: float, **more: Any) -> Method:
+    """Return a method that is blind to scales, if not said otherwise, and clips its own norm."""
+    common = {"clips_itself": True, "invariant": True, "refuses": _NO_SCALES}
+    return Method(label, about, build, learning_rate=learning_rate, **{**common, **more})
+
+
 def _path(label: str, about: str, name: str, learning_rate: float, **options: Any) -> Method:
     # the natural gradient of one batch is long where that batch says little, and momentum would add
     # such steps up
     steepest = name in ("PathSGD", "DDPSGD")
     build = _ours(name, *_METRIC, *(("momentum", "clip_step") if steepest else ()), **options)
-    return Method(
-        label,
-        about,
-        build,
-        clips_itself=True,
-        clips_steps=steepest,
-        invariant=True,
-        refuses=_NO_SCALES,
-        learning_rate=learning_rate,
-    )
+    return _blind(label, about, build, learning_rate, clips_steps=steepest)
 
 
 def _on_the_weights(label: str, about: str, **options: Any) -> Method:
@@ -304,28 +296,19 @@ def _published(
     presumes: str = "",
     **options: Any,
 ) -> Method:
-    return Method(
-        label,
-        about,
-        _ours(name, **options),  # a paper's rule: of the settings it takes rate and decay alone
-        clips_itself=True,
-        takes_bounds=False,
-        presumes=presumes,
-        invariant=True,
-        learning_rate=learning_rate,
-        refuses=refuses,
-    )
+    build = _ours(name, **options)  # a paper's rule: of the settings it takes rate and decay alone
+    more = {"takes_bounds": False, "presumes": presumes, "refuses": refuses}
+    return _blind(label, about, build, learning_rate, **more)
 
 
-def _balanced(label: str, build: Any, learning_rate: float, otherwise: str) -> Method:
-    return Method(
-        f"balanced once, then {label}",
-        f"the start balanced, function unchanged; then {label} on the weights",
-        build,
+def _balanced(name: str, plain: Method) -> Method:
+    return replace(
+        plain,
+        label=f"balanced once, then {plain.label}",
+        about=f"the start balanced, function unchanged; then {plain.label} on the weights",
         balances_first=True,
         refuses=_NO_SCALES,
-        otherwise=otherwise,
-        learning_rate=learning_rate,
+        otherwise=name,
     )
 
 
@@ -338,18 +321,23 @@ def _with(of: Method, label: str, about: str, model: str, **model_options: Any) 
     return replace(of, label=label, about=about, model=model, model_options=model_options)
 
 
+_ADAM = _plain("torch.optim", "AdamW")
+_SOAP = _plain("pathspace.optim.rules.soap", "SOAP", precondition_frequency=40)
+_MUON, _MUON_HIDDEN = (
+    _plain("pathspace.optim.rules.muon", "MuonAdamW", groups) for groups in (_together, _ends_apart)
+)
 _PLAIN = {
     "sgd": Method("SGD", "stochastic gradient descent, with the momentum of the settings", _sgd),
-    "adam": Method("Adam", "torch's AdamW, which without decay is Adam", _adam,
+    "adam": Method("Adam", "torch's AdamW, which without decay is Adam", _ADAM,
         learning_rate=0.003),
-    "adamw": Method("AdamW", "the same, named for runs with weight decay", _adam,
+    "adamw": Method("AdamW", "the same, named for runs with weight decay", _ADAM,
         learning_rate=0.003),
-    "soap": Method("SOAP", "Adam in the eigenbasis of Shampoo's preconditioner", _soap,
+    "soap": Method("SOAP", "Adam in the eigenbasis of Shampoo's preconditioner", _SOAP,
         learning_rate=0.003),
-    "muon": Method("Muon", "orthogonalized momentum; AdamW where no matrix is", _muon(_together),
+    "muon": Method("Muon", "orthogonalized momentum; AdamW where no matrix is", _MUON,
         learning_rate=0.003),
     "muon-hidden": Method("Muon, hidden", "the same; AdamW for the first and the last matrix, too",
-        _muon(_ends_apart), learning_rate=0.003),
+        _MUON_HIDDEN, learning_rate=0.003),
 }  # fmt: skip
 _PATH = {
     "path-sgd": _path("Path-SGD", "steepest descent in the path metric, clipped in that metric",
@@ -371,14 +359,12 @@ _PATH = {
         0.003),
     "path-adam-half": _path("Path-Adam, power 1/2", "the same, with the square root of kappa",
         "PathAdam", 0.003, power=0.5),
-    "path-gradient-adam": Method("Adam on path gradients",
+    "path-gradient-adam": _blind("Adam on path gradients",
         "Adam fed with g / kappa, as the first paper did; not blind to scales",
-        _ours("PathGradientAdam", *_METRIC), clips_itself=True, refuses=_NO_SCALES,
-        learning_rate=0.003),
-    "path-gradient-adam-scaled": Method("Adam on path gradients, scaled",
+        _ours("PathGradientAdam", *_METRIC), 0.003, invariant=False),
+    "path-gradient-adam-scaled": _blind("Adam on path gradients, scaled",
         "the same, g / kappa made as long as g at every step",
-        _ours("PathGradientAdam", *_METRIC, scale="gradient"), clips_itself=True,
-        refuses=_NO_SCALES, learning_rate=0.003),
+        _ours("PathGradientAdam", *_METRIC, scale="gradient"), 0.003, invariant=False),
     "path-soap": _path("PathSOAP", "SOAP in the coordinates of the path metric", "PathSOAP",
         0.003),
     "path-muon": _path("PathMuon", "Muon in the coordinates of the path metric", "PathMuon",
@@ -389,11 +375,10 @@ _PATH = {
 }  # fmt: skip
 # they compute no kappa, which nothing damps or ages
 _BASIS = {
-    "g-sgd": Method("G-SGD", "SGD on the values of basis paths",
-        _ours("GSGD", "clip_norm", "momentum"), clips_itself=True, invariant=True,
-        refuses=NO_BASIS),
-    "g-adam": Method("G-Adam", "Adam on the values of basis paths", _ours("GAdam", "clip_norm"),
-        clips_itself=True, invariant=True, refuses=NO_BASIS, learning_rate=0.003),
+    "g-sgd": _blind("G-SGD", "SGD on the values of basis paths",
+        _ours("GSGD", "clip_norm", "momentum"), 0.1, refuses=NO_BASIS),
+    "g-adam": _blind("G-Adam", "Adam on the values of basis paths", _ours("GAdam", "clip_norm"),
+        0.003, refuses=NO_BASIS),
 }  # fmt: skip
 _RAW_KAPPA: dict[str, Any] = {"normalization": "none", "refresh_every": 1, "damping": 0.0}
 _RAW_PATHS: dict[str, Any] = {"skeleton": "cyclic", "units": "none", "clamp": None}
@@ -410,14 +395,7 @@ _PUBLISHED = {
     "g-adam-published": _published("G-Adam, as printed", "Adam on the values of the same paths",
         "GAdam", 0.001, NO_BASIS, presumes="skeleton-ones", **_RAW_PATHS),
 }  # fmt: skip
-_BALANCED = {
-    "balanced-sgd": _balanced("SGD", _sgd, 0.1, "sgd"),
-    "balanced-adam": _balanced("Adam", _adam, 0.003, "adam"),
-    "balanced-adamw": _balanced("AdamW", _adam, 0.003, "adamw"),
-    "balanced-soap": _balanced("SOAP", _soap, 0.003, "soap"),
-    "balanced-muon": _balanced("Muon", _muon(_together), 0.003, "muon"),
-    "balanced-muon-hidden": _balanced("Muon, hidden", _muon(_ends_apart), 0.003, "muon-hidden"),
-}  # fmt: skip
+_BALANCED = {f"balanced-{name}": _balanced(name, plain) for name, plain in _PLAIN.items()}
 _IDENTITY = {"model": "relu-rnn", "start": "identity"}
 _SHORT, _BOTH = _PATH["path-sgd-short"], _PATH["path-sgd-short-both"]
 _OTHER_MODELS = {
@@ -462,9 +440,9 @@ _DATA = {
     "quasi-diagonal": _path("quasi-diagonal natural gradient",
         "along M, with the column of the bias beside its diagonal; without momentum",
         "QuasiDiagonal", 0.03, least_damping=0.01),
-    "natural": Method("natural gradient",
-        "along M whole, by conjugate gradients; fifty times a step of SGD", _natural,
-        clips_itself=True, invariant=True, learning_rate=0.03, refuses=_NO_ANSWER),
+    "natural": _blind("natural gradient",
+        "along M whole, by conjugate gradients; fifty times a step of SGD", _natural, 0.03,
+        refuses=_NO_ANSWER),
 }  # fmt: skip
 
 GROUPS: dict[str, dict[str, Method]] = {

@@ -230,11 +230,6 @@ class RunResult:
         """Return plain values for JSON; a number that is not finite becomes None."""
         return TypeAdapter(RunResult).dump_python(self, mode="json")
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> RunResult:
-        """Undo `as_dict`."""
-        return TypeAdapter(cls).validate_python(values)
-
 
 def factor(schedule: str, warmup: float, step: int, steps: int) -> float:
     """Return what multiplies the learning rate at one step.

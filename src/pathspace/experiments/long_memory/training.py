@@ -42,7 +42,7 @@ from pathspace.experiments.models import ReluRNN
 from pathspace.experiments.run import factor
 from pathspace.experiments.settings import Seeds
 from pathspace.experiments.storage import finite
-from pathspace.experiments.tasks.small import marked_sequences
+from pathspace.experiments.tasks.task import marked_sequences
 from pathspace.experiments.terminal import ProgressCallback, unheard
 from pathspace.optim.rules.muon import MuonAdamW
 from pathspace.optim.rules.soap import SOAP

@@ -222,6 +222,15 @@ def grouped_rows(rows: Iterable[Iterable[str]], *, once: bool = False) -> tuple[
     return tuple(found)
 
 
+def titled_row(
+    cells: Mapping[str, str], marks: Mapping[str, str], *, begins_method: bool
+) -> TableRow:
+    """Return a row from its cells, and marks of some of them, by the titles of the columns."""
+    places = {title: place for place, title in enumerate(cells)}
+    of_cells = {places[title]: mark for title, mark in marks.items() if title in places}
+    return TableRow(tuple(cells.values()), of_cells, begins_method)
+
+
 def number_label(value: float | None, digits: str, spread: float | None = None) -> str:
     """Print a number, ± its spread where that is known; None as an empty cell."""
     if value is None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pathspace.experiments.compare import Choice, Comparison, Row
 from pathspace.experiments.methods import METHODS
-from pathspace.experiments.report import Table, TableRow, panels
+from pathspace.experiments.report import Table, panels, titled_row
 from pathspace.experiments.report.statistics import Interval, interval_label, t_interval
 from pathspace.experiments.report.table import (
     count,
@@ -147,27 +147,18 @@ def _interval(values: Sequence[float | None]) -> Interval | None:
 
 def claim_table(comparison: Comparison) -> Table:
     """Put the standings into words."""
-    target, found = comparison.settings.target_error, standings(comparison)
-    columns = [
-        "optimizer",
-        "start",
-        "rate",
-        "decay",
-        f"test {comparison.metric}",
-        "against best",
-        *(["failed"] if found[0].choice.tried else []),
-        "ms/step",
-    ]
-    if target:
-        columns += [f"steps to {target:g}", "seconds"]
-    rows = []
-    for method in comparison.settings.methods:
-        for standing in found:
-            if standing.row.method == method:
-                rows.append(_row(comparison, standing))
-    return Table(
-        comparison.task_description, tuple(columns), tuple(rows), tuple(_notes(comparison, found))
-    )
+    found = standings(comparison)
+    starts, methods = comparison.settings.starts, comparison.settings.methods
+    rows, cells = [], {}
+    for standing in sorted(found, key=lambda one: methods.index(one.row.method)):
+        cells = _cells(comparison, standing)
+        mark = {"better": "good", "worse": "bad", "failed": "bad"}.get(standing.verdict)
+        errors = (f"test {comparison.metric}", "against best")
+        marks = dict.fromkeys(errors, mark) if mark else {}
+        begins = standing.row.start == starts[0]
+        rows.append(titled_row(cells, marks, begins_method=begins))
+    said = tuple(_notes(comparison, found))
+    return Table(comparison.task_description, tuple(cells), tuple(rows), said)
 
 
 def claim_sentences(comparison: Comparison) -> list[str]:
@@ -181,31 +172,33 @@ def claim_sentences(comparison: Comparison) -> list[str]:
     ]
 
 
-def _row(comparison: Comparison, standing: Standing) -> TableRow:
+def _cells(comparison: Comparison, standing: Standing) -> dict[str, str]:
+    """Return the cells of a standing by the titles of their columns."""
     row, choice = standing.row, standing.choice
-    baselines = comparison.settings.baselines
+    target = comparison.settings.target_error
     digits = digits_of(comparison.metric)
-    cells = [
-        METHODS[row.method].label,
-        row.start,
-        f"{row.learning_rate:g}{'*' if choice.at_edge else ''}",
-        f"{row.weight_decay:g}",
-        standing.failure or interval_label(standing.error, digits),
-        "best"
-        if standing.against is None and row.method in baselines and not standing.failure
-        else interval_label(standing.difference, f"+{digits}"),
-        *([f"{choice.failed}/{choice.tried}"] if choice.tried else []),
-        interval_label(standing.milliseconds, ".2f"),
-    ]
-    if comparison.settings.target_error:
-        reached = f"{standing.reached} of {len(row.runs)}"
-        cells += [
-            reached if standing.steps is None else interval_label(standing.steps, ".0f"),
-            interval_label(standing.seconds, ".1f"),
-        ]
-    mark = {"better": "good", "worse": "bad", "failed": "bad"}.get(standing.verdict)
-    begins = row.start == comparison.settings.starts[0]
-    return TableRow(tuple(cells), {4: mark, 5: mark} if mark else {}, begins)
+    is_best = standing.against is None and row.method in comparison.settings.baselines
+    against = "best"
+    if not is_best or standing.failure:
+        against = interval_label(standing.difference, f"+{digits}")
+    cells = {
+        "optimizer": METHODS[row.method].label,
+        "start": row.start,
+        "rate": f"{row.learning_rate:g}{'*' if choice.at_edge else ''}",
+        "decay": f"{row.weight_decay:g}",
+        f"test {comparison.metric}": standing.failure or interval_label(standing.error, digits),
+        "against best": against,
+    }
+    if choice.tried:
+        cells["failed"] = f"{choice.failed}/{choice.tried}"
+    cells["ms/step"] = interval_label(standing.milliseconds, ".2f")
+    if target:
+        steps = f"{standing.reached} of {len(row.runs)}"
+        if standing.steps is not None:
+            steps = interval_label(standing.steps, ".0f")
+        cells[f"steps to {target:g}"] = steps
+        cells["seconds"] = interval_label(standing.seconds, ".1f")
+    return cells
 
 
 def _notes(comparison: Comparison, found: Sequence[Standing]) -> list[str]:

@@ -8,7 +8,7 @@ from collections import Counter
 from pathspace.experiments.compare import Comparison, Row
 from pathspace.experiments.methods import METHODS, SKELETON_ONES, are_one_function
 from pathspace.experiments.recipes import Published
-from pathspace.experiments.report import NOTHING, Table, TableRow, number_label
+from pathspace.experiments.report import NOTHING, Table, number_label, titled_row
 from pathspace.experiments.report.statistics import (
     BEST,
     DIVERGED,
@@ -31,54 +31,50 @@ def digits_of(metric: str) -> str:
 
 def build_table(comparison: Comparison, published: Published | None = None) -> Table:
     """Put a comparison into words, with published numbers beside them."""
-    settings = comparison.settings
-    rate = "rate" if settings.weight_decays == (0.0,) else "rate, decay"
-    columns = ["optimizer", "start", rate, f"test {comparison.metric}", "seconds"]
-    columns += ["same curve", "difference"]
-    shown = range(len(columns))
-    if len(settings.starts) == 1:  # nothing to tell apart
-        shown = (0, 2, 3, 4)
-    titles = [columns[place] for place in shown]
     beside = [_beside(comparison, row, published) for row in comparison.rows]
-    with_published = not set(beside) <= {NOTHING}
-    if published is not None and with_published:
-        titles.append(_published_title(comparison, published))
-    rows = []
-    for row, mark, number in zip(comparison.rows, _marks(comparison), beside, strict=True):
-        words = _words(comparison, row)
-        cells = [words[place] for place in shown] + [number] * with_published
-        own = {shown.index(place): word for place, word in mark.items() if place in shown}
-        rows.append(TableRow(tuple(cells), own, row.start == settings.starts[0]))
-    return Table(comparison.task_description, tuple(titles), tuple(rows), notes(comparison))
+    title = ""
+    if published is not None and not set(beside) <= {NOTHING}:
+        title = _published_title(comparison, published)
+    rows, cells = [], {}
+    for row, marks, words in zip(comparison.rows, _marks(comparison), beside, strict=True):
+        cells = _cells(comparison, row) | ({title: words} if title else {})
+        begins = row.start == comparison.settings.starts[0]
+        rows.append(titled_row(cells, marks, begins_method=begins))
+    return Table(comparison.task_description, tuple(cells), tuple(rows), notes(comparison))
 
 
-def _words(comparison: Comparison, row: Row) -> list[str]:
-    """Return the cells of a row with all columns."""
-    same = {None: NOTHING, 0.0: "yes"}.get(row.difference, "no")
-    return [
-        METHODS[row.method].label,
-        start_label(comparison, row),
-        rate_label(comparison, row),
-        error_label(comparison, row),
-        f"{row.mean_seconds:.2f}",
-        same,
-        difference_label(row.difference),
-    ]
+def _cells(comparison: Comparison, row: Row) -> dict[str, str]:
+    """Return the cells of a row by the titles of their columns."""
+    settings = comparison.settings
+    several = len(settings.starts) > 1  # else there is nothing to tell apart
+    cells = {"optimizer": METHODS[row.method].label}
+    if several:
+        cells["start"] = start_label(comparison, row)
+    rate = "rate" if settings.weight_decays == (0.0,) else "rate, decay"
+    cells[rate] = rate_label(comparison, row)
+    cells[f"test {comparison.metric}"] = error_label(comparison, row)
+    cells["seconds"] = f"{row.mean_seconds:.2f}"
+    if several:
+        cells["same curve"] = {None: NOTHING, 0.0: "yes"}.get(row.difference, "no")
+        cells["difference"] = difference_label(row.difference)
+    return cells
 
 
-def _marks(comparison: Comparison) -> list[dict[int, str]]:
-    """Mark the error (column 3) of rows of the same start that lie apart, and whether a curve is the same (5, 6)."""
-    marks: list[dict[int, str]] = [{} for _ in comparison.rows]
+def _marks(comparison: Comparison) -> list[dict[str, str]]:
+    """Mark the errors of rows of the same start that lie apart, and whether a curve is the same, by column."""
+    marks: list[dict[str, str]] = [{} for _ in comparison.rows]
     for row, mark in zip(comparison.rows, marks, strict=True):
         if row.difference is not None:
-            mark[5] = mark[6] = "same" if row.difference == 0.0 else "differs"
+            mark["same curve"] = "same" if row.difference == 0.0 else "differs"
+            mark["difference"] = mark["same curve"]
     for start in comparison.settings.starts:
-        here = [number for number, row in enumerate(comparison.rows) if row.start == start]
-        standings = rank([error_interval(comparison.rows[number]) for number in here])
-        apart = not {WORSE, DIVERGED}.isdisjoint(standings)
-        for number, standing in zip(here, standings, strict=True):
-            if apart:  # else nothing is shown to be good or bad
-                marks[number][3] = "good" if standing in (BEST, LEVEL_WITH) else "bad"
+        here = [place for place, row in enumerate(comparison.rows) if row.start == start]
+        standings = rank([error_interval(comparison.rows[place]) for place in here])
+        if {WORSE, DIVERGED}.isdisjoint(standings):
+            continue  # nothing is shown to be good or bad
+        for place, standing in zip(here, standings, strict=True):
+            good = standing in (BEST, LEVEL_WITH)
+            marks[place][f"test {comparison.metric}"] = "good" if good else "bad"
     return marks
 
 

@@ -23,9 +23,9 @@ OWN = "own"  # of a file of the user's, which `pathspace compare FILE.py` names
 # Modules are named, not imported, so that the command line can list the tasks without loading
 # PyTorch.
 TASKS = {
-    "digits": "pathspace.experiments.tasks.small",
+    "digits": "pathspace.experiments.tasks.task",
     "mnist": "pathspace.experiments.tasks.images",
-    "adding": "pathspace.experiments.tasks.small",
+    "adding": "pathspace.experiments.tasks.task",
     "characters": "pathspace.experiments.tasks.texts",
     "words": "pathspace.experiments.tasks.texts",
     "images": "pathspace.experiments.tasks.images",
