@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import pathspace as ps
+from command_line import TINY, call
 
 ROOT = Path(ps.__file__).parent
 OUTSIDE = tuple(f"pathspace.{part}" for part in ("tools", "sequences", "experiments", "cli"))
@@ -150,3 +152,26 @@ def test_a_step_passes_few_files(name, between, refresh):
         "DDPSGD": f"`DDPSGD` {between} and {refresh} (`tests",
     }
     assert between_and_with_one[name] in said
+
+
+def test_a_setting_of_a_recipe_passes_few_files(tmp_path, monkeypatch):
+    """Whoever reads what becomes of a setting of `pathspace reproduce adding` opens these files of the lab."""
+    monkeypatch.chdir(tmp_path)
+    entered = set()
+
+    def look(frame, event, _):
+        # functions, and not the bodies of modules and classes
+        if event == "call" and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+            entered.add(frame.f_code.co_filename)
+
+    few = ["--methods", "sgd,path-sgd-short", "--learning-rates", "0.01", "--seeds", "1"]
+    sys.setprofile(look)
+    try:
+        done = call("reproduce", "adding", *TINY, *few, "--epochs", "1", "--workers", "1")
+    finally:
+        sys.setprofile(None)
+    assert done.exit_code == 0, done.output
+    lab = [file for file in entered if file.startswith((f"{ROOT}/experiments", f"{ROOT}/cli"))]
+    assert len(lab) <= 25
+    said = " ".join((Path(__file__).parents[1] / "docs" / "architecture.md").read_text().split())
+    assert "a setting enters 25 files of the lab" in said
