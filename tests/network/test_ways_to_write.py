@@ -298,3 +298,47 @@ def test_inputs_normalized_by_their_batch_are_normalized_by_it_on_data():
         {name.removeprefix("1."): value for name, value in found.items()}, expected
     )
     assert not model[0].running_mean.any()  # a look at the network is no step of training
+
+
+class OneHot(nn.Module):
+    """A network of words, whose one-hot vectors a function makes."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.first, self.second, self.make = nn.Linear(5, 4), nn.Linear(4, 2), make
+
+    def forward(self, words):
+        return self.second(torch.relu(self.first(self.make(words))))
+
+
+def written(words, write):
+    """Write into zeros, and go on with these, not with what the function returns."""
+    zeros = torch.zeros(len(words), 5, dtype=torch.float64)
+    write(zeros, words.view(-1, 1), torch.ones(len(words), 1, dtype=torch.float64))
+    return zeros
+
+
+ONE_HOT = {
+    "returned": lambda words: torch.zeros(len(words), 5, dtype=torch.float64).scatter_(
+        1, words.view(-1, 1), 1.0
+    ),
+    "scatter_": lambda words: written(words, lambda z, w, _: z.scatter_(1, w, 1.0)),
+    "scatter_ of ones": lambda words: written(words, lambda z, w, ones: z.scatter_(1, w, ones)),
+    "scatter_add_": lambda words: written(words, lambda z, w, ones: z.scatter_add_(1, w, ones)),
+    "masked_fill_": lambda words: written(
+        words, lambda z, w, _: z.masked_fill_(w == torch.arange(5), 1.0)
+    ),
+    "add_": lambda words: written(words, lambda z, w, _: z.add_(w == torch.arange(5))),
+}
+
+
+@pytest.mark.parametrize("way", ONE_HOT)
+def test_inputs_may_be_written_into_a_constant(way):
+    words = torch.tensor([1, 3, 0])
+    found = []
+    for make in (ONE_HOT[way], lambda words: functional.one_hot(words, 5).double()):
+        torch.manual_seed(0)
+        network = ps.trace(OneHot(make).double(), words)
+        assert network.num_classes == 4
+        found.append([ps.paths.kappa(network), ps.paths.data_dependent_kappa(network, words)])
+    torch.testing.assert_close(*found, rtol=1e-12, atol=0)

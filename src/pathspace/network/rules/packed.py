@@ -149,23 +149,26 @@ def in_order(recorder: Recorder, x: Tensor, dim: int, index: Tensor) -> Tensor |
     return recorder.bind(torch.empty(value.shape, dtype=x.dtype, device="meta"), apart(value))
 
 
-def inverse_order(
+def scatter_in_place(
     recorder: Recorder, x: Tensor, dim: int, index: Tensor, *rest: Any, **named: Any
 ) -> Tensor:
-    """Trace ``scatter_`` as ``torch.nn.utils.rnn`` uses it: to invert a permutation of the examples."""
-    del dim, rest, named
+    """Trace ``scatter_`` of inputs, such as one-hot vectors, and as ``torch.nn.utils.rnn`` inverts a permutation."""
     of_index = recorder.lookup(index)
-    if of_index is None or not of_index.order or recorder.lookup(x) is not None or x.dim() != 1:
+    is_order = of_index is not None and of_index.order
+    if is_order and of_index is not None and recorder.lookup(x) is None and x.dim() == 1:
+        slot = recorder.new_slot()
+        inverse = Value(slot, of_index.labels, "input", batch=of_index.batch, order=True)
+        return recorder.bind(x, inverse)
+    args = (x, dim, index, *rest)
+    if any(value.kind not in ("input", "buffer") for value in recorder.values_in(args, named)):
         recorder.refuse(
             "it writes to places that tracing does not follow", "Use scatter_add or index_add"
         )
-    return recorder.bind(
-        x, Value(recorder.new_slot(), of_index.labels, "input", batch=of_index.batch, order=True)
-    )
+    return recorder.preprocess(recorder.func, args, named)
 
 
 RULES: dict[str, Callable[..., Any]] = {
     "_pack_padded_sequence": pack,
     "_pad_packed_sequence": pad,
-    "scatter_": inverse_order,
+    "scatter_": scatter_in_place,
 }

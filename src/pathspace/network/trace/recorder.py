@@ -480,6 +480,8 @@ class Recorder:
         before = self.lookup(target)
         try:
             result = self.as_inputs(func, args, kwargs, batch)
+            if isinstance(target, Tensor) and isinstance(result, Tensor) and result is not target:
+                return self.write(target, result)  # into a constant, which has values of its own
             if before is not None and isinstance(target, Tensor):
                 self._note_write(target, before)
             return result
