@@ -243,7 +243,8 @@ def _choose(wanted: Context, default: Path, goes_on: Callable[[Path], bool]) -> 
 
 def _series(default: Path) -> Iterator[Path]:
     """Go through the numbered folders until one holds nothing."""
-    number, folder = 1, default
+    number = 1
+    folder = default
     while folder.exists() and (not folder.is_dir() or not _is_empty(folder) or is_busy(folder)):
         yield folder
         number += 1

@@ -124,7 +124,8 @@ def summarize(
     """
     begin("Tracing the model")
     network, outputs = _traced(model, examples)
-    derivatives, count = sum(t.numel() for t in outputs), _count(network, examples)
+    derivatives = sum(t.numel() for t in outputs)
+    count = _count(network, examples)
     if not count or not all(t.isfinite().all() for t in outputs):
         raise ConfigurationError(
             "The model's outputs are not finite, or there are none: check its weights, and give one example at least."

@@ -233,7 +233,8 @@ class TableRequest(Request):
 
     def has_more_seeds(self, stored: Request) -> bool:
         """See `Request`: no cell depends on how many seeds there are."""
-        fewer, more = stored.as_dict(), self.as_dict()
+        fewer = stored.as_dict()
+        more = self.as_dict()
         seeds = [content["protocol"].pop("seeds") for content in (fewer, more)]
         if isinstance(seeds[1], list):
             return fewer == more and set(seeds[0]) < set(seeds[1])

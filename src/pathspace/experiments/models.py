@@ -59,7 +59,8 @@ def _turns(steps: int, pairs: int, like: Tensor) -> tuple[Tensor, Tensor]:
 
 def _turned(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
     """Turn the pairs of dimensions (d, d + D / 2) of x, (B, H, T, D)."""
-    (cosines, sines), (a, b) = turns, x.chunk(2, dim=-1)
+    cosines, sines = turns
+    a, b = x.chunk(2, dim=-1)
     return torch.cat([a * cosines - b * sines, a * sines + b * cosines], dim=-1)
 
 

@@ -139,7 +139,8 @@ def measure_costs(
                 taken.append({name: turn() for name, turn in turns.items()})
     finally:
         torch.set_num_threads(threads)
-    first, epoch = settings.methods[0], steps_per_epoch(settings.batch_size, task)
+    first = settings.methods[0]
+    epoch = steps_per_epoch(settings.batch_size, task)
     costs = []
     for name in settings.methods:
         ratios = [row[name] / row[first] for row in taken]
@@ -156,7 +157,8 @@ def _turn(settings: Settings, task: Task, name: str, steps: int) -> Callable[[],
     torch.manual_seed(0)
     config = settings.run_config(name, settings.starts[0], SMALL_RATE, 0, evaluate_test=False)
     state = initial_state(config, task, METHODS[name])
-    model, optimizer = state.model, state.optimizer
+    model = state.model
+    optimizer = state.optimizer
     clip_norm = None if METHODS[name].clips_itself else config.clip_norm
     inputs, targets = (t[: settings.batch_size] for t in (task.train.inputs, task.train.targets))
 
@@ -258,7 +260,8 @@ def measure_ratios(
     monitor: Monitor,
 ) -> list[Ratio]:
     """Return the ratios of a start at one H and every T."""
-    settings, method = comparison.settings, SHORT_STEPS[start]
+    settings = comparison.settings
+    method = SHORT_STEPS[start]
     task = build_task(settings.task, settings.task_options, data_dir=data_dir)
     first = settings.starts[0]
     chosen = comparison.choices[method, first].learning_rate

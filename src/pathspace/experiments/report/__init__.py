@@ -54,7 +54,8 @@ def saved(draw: Callable[[], Drawing]) -> tuple[bytes, str]:
     """
     import matplotlib as mpl
 
-    png, svg = io.BytesIO(), io.StringIO()
+    png = io.BytesIO()
+    svg = io.StringIO()
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(STYLE)
@@ -249,7 +250,8 @@ def published_section(published: Published) -> Section:
     """Return the numbers of a paper as a section of a report."""
     there = any(result.value is not None for result in published.results)
     rows = [TableRow((result.label, result.words)) for result in published.rows] if there else []
-    title, note = "Published numbers", f"{published.source} {published.setting}"
+    title = "Published numbers"
+    note = f"{published.source} {published.setting}"
     return Section(title, Table(title, ("method", "value"), tuple(rows), (note,)))
 
 

@@ -148,8 +148,10 @@ def _interval(values: Sequence[float | None]) -> Interval | None:
 def claim_table(comparison: Comparison) -> Table:
     """Put the standings into words."""
     found = standings(comparison)
-    starts, methods = comparison.settings.starts, comparison.settings.methods
-    rows, cells = [], {}
+    starts = comparison.settings.starts
+    methods = comparison.settings.methods
+    rows = []
+    cells = {}
     for standing in sorted(found, key=lambda one: methods.index(one.row.method)):
         cells = _cells(comparison, standing)
         mark = {"better": "good", "worse": "bad", "failed": "bad"}.get(standing.verdict)
@@ -174,7 +176,8 @@ def claim_sentences(comparison: Comparison) -> list[str]:
 
 def _cells(comparison: Comparison, standing: Standing) -> dict[str, str]:
     """Return the cells of a standing by the titles of their columns."""
-    row, choice = standing.row, standing.choice
+    row = standing.row
+    choice = standing.choice
     target = comparison.settings.target_error
     digits = digits_of(comparison.metric)
     is_best = standing.against is None and row.method in comparison.settings.baselines

@@ -35,7 +35,8 @@ def build_table(comparison: Comparison, published: Published | None = None) -> T
     title = ""
     if published is not None and not set(beside) <= {NOTHING}:
         title = _published_title(comparison, published)
-    rows, cells = [], {}
+    rows = []
+    cells = {}
     for row, marks, words in zip(comparison.rows, _marks(comparison), beside, strict=True):
         cells = _cells(comparison, row) | ({title: words} if title else {})
         begins = row.start == comparison.settings.starts[0]

@@ -215,7 +215,8 @@ def _parse(content: bytes, path: Path) -> Tensor:
     # dimension.
     if len(content) < 4 or content[:2] != b"\0\0":
         raise broken("it does not begin with two zero bytes")
-    kind, dimensions = content[2], content[3]
+    kind = content[2]
+    dimensions = content[3]
     if kind != UNSIGNED_BYTE:
         raise broken(
             f"numbers of type 0x{kind:02x} instead of 0x{UNSIGNED_BYTE:02x}, unsigned bytes"
