@@ -540,16 +540,20 @@ class Metric:
         if new:
             self._watch_batches()
         if kappa is None:
-            for name in names:
-                self.state[name] |= {"zeros": False, "exponent": self._exponent(name)}
-            ones = {name: self._ones(name) for name in names}
-            for name, factor in self._as_factors(ones).items():
-                self.state[name]["factor"] = factor
+            self._take_balanced(names)
             return
         self._warn_of_unreached(kappa)
         self._set_normalizers(kappa, new)
         for name, factor in self._finished_values(names, kappa).items():
             self.state[name]["factor"] = self._where_held(name, factor)
+
+    def _take_balanced(self, names: Sequence[str]) -> None:
+        """Let some parameters have the metric of the balanced network, in which D' is one."""
+        for name in names:
+            self.state[name] |= {"zeros": False, "exponent": self._exponent(name)}
+        ones = {name: self._ones(name) for name in names}
+        for name, factor in self._as_factors(ones).items():
+            self.state[name]["factor"] = factor
 
     def _where_held(self, name: str, factor: Tensor) -> Tensor:
         """Return a factor in the memory that a captured step reads, if one was captured."""
