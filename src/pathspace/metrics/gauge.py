@@ -145,33 +145,41 @@ def into_frame(kappa: Values, gauges: Mapping[str, Gauge]) -> Values:
             overwritten.
         gauges: by name.
     """
-    # what leaves a layer is the kappa of its bias and a factor of that of its weight: so these are
-    # not overwritten
-    vectors: list[Tensor] = []
-    of_vectors: list[Tensor] = []
+    vectors: Values = {}
     matrices: dict[str, Tensor] = {}
     for name, value in kappa.items():
-        gauge = gauges[name]
-        if isinstance(value, Outer) and gauge.is_product:
-            vectors += [value.rows, value.columns]
-            of_vectors += gauge.vectors(2, value.dtype)
-        elif isinstance(value, Tensor) and value.dim() < 2:
-            rows, _ = gauge.vectors(2, value.dtype)
-            vectors.append(value)
-            of_vectors.append(rows if value.dim() else rows.view(()))
+        is_factored = isinstance(value, Outer) and gauges[name].is_product
+        if is_factored or (isinstance(value, Tensor) and value.dim() < 2):
+            vectors[name] = value
         else:
             matrices[name] = value if isinstance(value, Tensor) else value.dense()
     matrices = own_memory(matrices)
     multiply_(list(matrices.values()), [gauges[name] for name in matrices], 2)
-    results = iter(_mul(vectors, of_vectors) if vectors else ())
+    framed = _vectors_in_frame(vectors, gauges) | matrices
+    return {name: framed[name] for name in kappa}
+
+
+def _vectors_in_frame(kappa: Values, gauges: Mapping[str, Gauge]) -> Values:
+    """Return F^2 kappa of vectors and of outer products, in one call for all of them.
+
+    They are not overwritten: what leaves a layer is the kappa of its bias and a factor of that of
+    its weight.
+    """
+    values: list[Tensor] = []
+    factors: list[Tensor] = []
+    for name, value in kappa.items():
+        rows, columns = gauges[name].vectors(2, value.dtype)
+        if isinstance(value, Outer):
+            values += [value.rows, value.columns]
+            factors += [rows, columns]
+        else:
+            values.append(value)
+            factors.append(rows if value.dim() else rows.view(()))
+    results = iter(_mul(values, factors) if values else ())
     framed: Values = {}
     for name, value in kappa.items():
-        if name in matrices:
-            framed[name] = matrices[name]
-        elif isinstance(value, Outer):
-            framed[name] = Outer(next(results), next(results))
-        else:
-            framed[name] = next(results)
+        first = next(results)
+        framed[name] = Outer(first, next(results)) if isinstance(value, Outer) else first
     return framed
 
 
