@@ -554,3 +554,32 @@ def test_scores_of_an_attention_without_softmax_keep_their_scale():
     basis = scalings(model, [x], seeds=2)
     assert found.shape[1] == basis.shape[1]
     torch.testing.assert_close(basis @ (basis.t() @ found), found, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("normalize", [nn.LayerNorm, nn.RMSNorm])
+def test_a_gain_of_one_plus_a_parameter_adds_paths_to_a_normalization(normalize):
+    class Gained(nn.Module):
+        def __init__(self, gain):
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+            self.n = normalize(4, elementwise_affine=False)
+            self.w = nn.Parameter(torch.randn(4))
+            self.gain = gain
+
+        def forward(self, x):
+            return self.b(self.gain(self.n(self.a(x).relu()), self.w))
+
+    torch.manual_seed(0)
+    model = Gained(lambda h, w: h * (1 + w)).double()
+    twin = Gained(lambda h, w: h + h * w).double()
+    twin.load_state_dict(model.state_dict())
+    x = torch.randn(5, 3, **DOUBLE)
+    networks = [ps.trace(m, x) for m in (model, twin)]
+    assert not networks[0].program.cuts
+    for measure in (
+        ps.paths.kappa,
+        ps.paths.path_norm,
+        lambda net: ps.paths.data_dependent_norm(net, x),
+    ):
+        found, expected = map(measure, networks)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)

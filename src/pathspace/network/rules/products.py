@@ -2,8 +2,9 @@
 
 The scale of a product of activations is the product of their scales, s_y = s_a s_b, and so is its
 path mass, gamma_y^2 = gamma_a^2 gamma_b^2: a path of the product is a path of each factor, and its
-value the product of theirs. Powers are products of a value with itself. Where neither factor has a
-scale, as in a loss written out, nothing would be won: the network is cut.
+value the product of theirs. Powers are products of a value with itself. Where both factors depend
+on data and neither has a scale, as in a loss written out, nothing would be won: the network is cut.
+A gain that is computed from parameters, such as 1 + w, is a factor like any other.
 
 kappa = dG/dp^2 stays equivariant. With y = a b, whose mass transforms by s_a^2 s_b^2, the
 derivative of G in gamma_y^2 transforms by 1 / (s_a s_b)^2, and that in gamma_a^2, which is
@@ -93,7 +94,9 @@ def _by_value(recorder: Recorder, operands: tuple[Any, Any], a: Value, b: Value)
     if "input" in kinds:
         factor, activation = _ordered(a, b, first="input")
         return _by_input(recorder, operands, activation, factor)
-    if recorder.strict or not (_has_scale(recorder, a) or _has_scale(recorder, b)):
+    computed_gain = a.batch is None or b.batch is None
+    scales = computed_gain or _has_scale(recorder, a) or _has_scale(recorder, b)
+    if recorder.strict or not scales:
         recorder.no_rule(GATED)
     labels = recorder.scales.product(a.labels, b.labels, recorder.where())
     return finish(recorder, torch.mul, operands, (a, b), labels, form="product")
