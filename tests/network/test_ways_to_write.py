@@ -53,6 +53,11 @@ def pooled(m, x, queries):
     return m.c((queries @ h(m, x).transpose(1, 2)).softmax(-1) @ h(m, x))
 
 
+def into_first(target, part):
+    target[..., : part.shape[-1]].copy_(part)
+    return target
+
+
 def keeping(m, x, container):
     m.kept = container(h(m, x))
     return m.c(m.kept[0])
@@ -153,6 +158,22 @@ WAYS = {
             torch.divide(m.a(x).multiply_(3).absolute_().negative_(), 2).subtract_(m.z(x))
         ),
         lambda m, x: m.c(-(m.a(x) * 3).abs() / 2 - m.z(x)),
+    ),
+    "copy_ into zeros": (
+        lambda m, x: m.c(x.new_zeros(len(x), x.shape[1], 8).copy_(h(m, x))),
+        lambda m, x: m.c(h(m, x)),
+    ),
+    "copy_ into a slice": (
+        lambda m, x: m.c(into_first(h(m, x).clone(), m.z(x)[..., 5:])),
+        lambda m, x: m.c(torch.cat([m.z(x)[..., 5:], h(m, x)[..., 3:]], -1)),
+    ),
+    "copy_ of a parameter": (
+        lambda m, x: m.c((h(m, x) + x.new_zeros(8).copy_(m.q[0])).relu()),
+        lambda m, x: m.c((h(m, x) + m.q[0]).relu()),
+    ),
+    "copy_ of one unit to all": (
+        lambda m, x: m.c(h(m, x) + torch.empty_like(h(m, x)).copy_(m.z(x)[..., :1])),
+        lambda m, x: m.c(h(m, x) + m.z(x)[..., :1]),
     ),
     "kept in a list": (lambda m, x: keeping(m, x, lambda y: [y]), lambda m, x: m.c(h(m, x))),
     "kept in a dict": (lambda m, x: keeping(m, x, lambda y: {0: y}), lambda m, x: m.c(h(m, x))),

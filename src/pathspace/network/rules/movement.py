@@ -367,13 +367,21 @@ def write(recorder: Recorder, x: Tensor, index: Any, item: Any) -> None:
     recorder.bind(x, created)
 
 
+def copy(recorder: Recorder, x: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
+    """Trace ``x.copy_(src)``: all elements of x are replaced."""
+    del non_blocking
+    write(recorder, x, ..., src)
+    return x
+
+
 def _write_masked(recorder: Recorder, x: Tensor, mask: Any, item: Any) -> None:
     """Trace ``x[mask] = number`` with a mask that is an input or a comparison."""
     single = not isinstance(item, Tensor) or (item.dim() == 0 and recorder.lookup(item) is None)
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or not single:
         recorder.no_rule(
             "its indices depend on the data, so the network has no single graph",
-            "Write torch.where(mask, a, b), or leave that module outside",
+            "Write torch.where(mask, a, b) for a mask, F.one_hot or scatter for ones at places, or leave that module "
+            "outside",
         )
     wide = mask
     for _ in range(x.dim() - mask.dim()):
@@ -456,4 +464,5 @@ RULES: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(["view_as", "expand_as", "reshape_as"], like_other),
     "pad": pad,
     "__setitem__": write,
+    "copy_": copy,
 }

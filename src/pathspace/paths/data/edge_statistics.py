@@ -53,7 +53,7 @@ CHUNK = 2**19  # elements at a time, of J and of what it is made from: they stay
 _BILINEAR = frozenset(
     ["linear", "matmul", "mm", "mv", "__matmul__", "__rmatmul__", "addmm", "addmv", "embedding"]
     + [*NORMALIZATIONS]
-    + [*("add", "add_", "__add__", "__radd__", "__iadd__", "__setitem__")]
+    + [*("add", "add_", "__add__", "__radd__", "__iadd__", "__setitem__", "copy_")]
     + [*("mul", "mul_", "__mul__", "__rmul__", "__imul__")]
     + [f"conv{t}{d}d" for t in ("", "_transpose") for d in (1, 2, 3)]
 )
