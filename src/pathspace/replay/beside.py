@@ -129,7 +129,6 @@ class Beside(Interpreter):
         self._of_name: dict[str, Tensor] = {}  # parameters and buffers
         self._runs = 0  # how many functions ran
         self._run_at: dict[int, int] = {}  # which of them made a tensor, by its id
-        self._detached: set[int] = set()
         self._passed_over = False  # whether functions that run now stand for another one
         self._asked: Called | None = None
         recorder.choices = _Answers(self)
@@ -264,7 +263,6 @@ class Beside(Interpreter):
 
     def _run_plainly(self, call: Called, result: Any, created: list[Tensor]) -> None:
         """Run a function as it is, and remember it if it uses parameters."""
-        self._check_detached(call, created[0])
         args, kwargs = self.owns((call.args, call.kwargs))
         slot = self.slot(created[0])
         if slot in self.recorder.divided:
@@ -328,21 +326,9 @@ class Beside(Interpreter):
         return pytree.tree_map_only(Tensor, apart, made)
 
     def _run_detached(self, call: Called, result: Any, created: list[Tensor]) -> None:
-        """Run a function whose detached result is an output all the same."""
+        """Let a detached activation be the activation: paths are those of the function, not of its gradients."""
         del result
         self.bind_one(created[0], self.own(call.args[0]))
-        if self._is_hidden(call.given[id(call.args[0])]):
-            self._detached.add(id(created[0]))
-
-    def _check_detached(self, call: Called, created: Tensor) -> None:
-        if self._detached.isdisjoint(call.given) or not self._is_hidden(
-            self.recorder.known(created)
-        ):
-            return
-        raise UnmatchedForwardError(
-            f"'{call.name}' uses an activation that was detached: the path through it carries values but no gradients, "
-            "so what it adds on data is not known; detach only what the model returns"
-        )
 
     def _run_cut(self, call: Called, result: Any, created: list[Tensor]) -> None:
         """Run a cut: its inputs are outputs of the network, its outputs are inputs."""

@@ -966,28 +966,37 @@ def test_modules_left_outside_are_not_followed():
     assert_close(found["3.weight"], model[2](hidden.relu()).square().mean(0).expand(2, 4).detach())
 
 
-def test_a_detached_activation_is_refused_but_a_returned_one_is_not():
+@pytest.mark.parametrize("alpha", [0.5, 1.0])
+@pytest.mark.parametrize("where", ["returned", "inside", "in a difference", "by data"])
+def test_paths_are_those_of_a_function_whatever_it_detaches(where, alpha):
     class Detached(nn.Module):
-        def __init__(self, *, inside):
+        def __init__(self, detached):
             super().__init__()
-            self.first, self.second, self.inside = nn.Linear(3, 4), nn.Linear(4, 2), inside
+            self.first, self.second, self.detached = nn.Linear(3, 4), nn.Linear(4, 2), detached
 
         def forward(self, x):
             x = self.first(x).relu()
-            return self.second(x.detach() if self.inside else x), x.detach()
+            behind = x
+            if self.detached:
+                behind = x.data if where == "by data" else x.detach()
+            if where == "returned":
+                return self.second(x), behind
+            if where == "in a difference":
+                return self.second(x - behind.amax(-1, keepdim=True)), x
+            return self.second(behind), x
 
-    x = torch.randn(5, 3)
-    with pytest.raises(
-        UnmatchedForwardError, match="'linear' uses an activation that was detached"
+    x = torch.randn(5, 3, dtype=torch.double)
+    plain = Detached(False).double()
+    model = Detached(True).double()
+    model.load_state_dict(plain.state_dict())
+    found = [ps.trace(m, x, output=lambda r: r[0]) for m in (model, plain)]
+    for measure in (
+        lambda net: ps.paths.data_dependent_kappa(net, x, alpha=alpha),
+        lambda net: ps.paths.data_dependent_norm(net, x, alpha=alpha),
+        lambda net: dict(ps.metrics.quasi_diagonal_metric(net, x, alpha=alpha).cross),
+        ps.paths.kappa,
     ):
-        ps.paths.data_dependent_kappa(
-            ps.trace(Detached(inside=True), x, output=lambda r: r[0]), x, alpha=0.5
-        )
-    model = Detached(inside=False)
-    plain = nn.Sequential(model.first, nn.ReLU(), model.second)
-    found = ps.paths.data_dependent_kappa(ps.trace(model, x, output=lambda r: r[0]), x, alpha=0.5)
-    expected = ps.paths.data_dependent_kappa(ps.trace(plain, x), x, alpha=0.5)
-    assert_close(list(found.values()), list(expected.values()))
+        assert_close(measure(found[0]), measure(found[1]), rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0])
