@@ -58,6 +58,47 @@ def into_first(target, part):
     return target
 
 
+def zeros_like(x):
+    return x.new_zeros(len(x), x.shape[1], 8)
+
+
+def by_unit(target, source):
+    for unit in range(source.shape[-1]):
+        target[..., unit].add_(source[..., unit])
+    return target
+
+
+def by_halves(target, source):
+    half = source.shape[-1] // 2
+    target[..., half:].copy_(source[..., half:])
+    target[..., :half].copy_(source[..., :half])
+    return target
+
+
+def by_another_name(target, source, name, other):
+    shown = other(target)
+    name(target).copy_(source)
+    return shown
+
+
+def cached(m, x):
+    """Recur over time, with all states in one tensor that is read before it is written to."""
+    states = zeros_like(x).transpose(0, 1)
+    for t in range(x.shape[1]):
+        before = states[t - 1]
+        states[t] = (h(m, x[:, t]) + before @ m.w).relu()
+    return m.c(states)
+
+
+def recurrent(m, x):
+    state = x.new_zeros(len(x), 8)
+    states = []
+    for t in range(x.shape[1]):
+        state = (h(m, x[:, t]) + state @ m.w).relu()
+        states.append(state)
+    return m.c(torch.stack(states))
+
+
 def keeping(m, x, container):
     m.kept = container(h(m, x))
     return m.c(m.kept[0])
@@ -175,6 +216,31 @@ WAYS = {
         lambda m, x: m.c(h(m, x) + torch.empty_like(h(m, x)).copy_(m.z(x)[..., :1])),
         lambda m, x: m.c(h(m, x) + m.z(x)[..., :1]),
     ),
+    "zeros written unit by unit": (
+        lambda m, x: m.c(by_unit(zeros_like(x), h(m, x))),
+        lambda m, x: m.c(h(m, x)),
+    ),
+    "zeros written by halves": (
+        lambda m, x: m.c(by_halves(zeros_like(x), h(m, x))),
+        lambda m, x: m.c(h(m, x)),
+    ),
+    "zeros written through what detach returns": (
+        lambda m, x: m.c(by_another_name(zeros_like(x), h(m, x), torch.Tensor.detach, lambda t: t)),
+        lambda m, x: m.c(h(m, x)),
+    ),
+    "a view from before zeros were written": (
+        lambda m, x: m.c(
+            by_another_name(
+                zeros_like(x), h(m, x), lambda t: t, lambda t: t.data.flatten(1)
+            ).unflatten(1, (x.shape[1], 8))
+        ),
+        lambda m, x: m.c(h(m, x)),
+    ),
+    "inputs written into a view of zeros": (
+        lambda m, x: m.c(h(m, by_halves(torch.zeros_like(x), x))),
+        lambda m, x: m.c(h(m, x)),
+    ),
+    "states written into zeros": (cached, recurrent),
     "kept in a list": (lambda m, x: keeping(m, x, lambda y: [y]), lambda m, x: m.c(h(m, x))),
     "kept in a dict": (lambda m, x: keeping(m, x, lambda y: {0: y}), lambda m, x: m.c(h(m, x))),
     "gradients clipped by a hook": (

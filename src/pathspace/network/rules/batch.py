@@ -134,28 +134,6 @@ def _batch_of_one(
     return None if doubtful and not examples.guessing else batch
 
 
-def examples_written(
-    recorder: Recorder, base: Value, index: Any, source: Value
-) -> tuple[int | None, Tensor | None]:
-    """Return the batch dimension of a tensor after ``base[index] = source``, and the pattern of the examples in it."""
-    examples = recorder.examples
-    if base.batch is not None or source.batch is None or base.kind != "input":
-        return base.batch, base.examples
-    examples.doubtful = True
-    at_source = examples.places(source) if examples.count > 1 else None
-    if at_source is None:
-        return None, None
-    places = torch.full(base.shape, -1)
-    places[index] = at_source
-    for d in range(places.dim()):  # what was not written belongs to all
-        rows = places.movedim(d, 0).reshape(places.shape[d], -1)
-        highest = rows.amax(1)
-        lowest = rows.masked_fill(rows < 0, examples.count).amin(1)
-        if torch.equal(highest, lowest) and (result := along(highest)) is not None:
-            return d, examples.pattern(result[1])
-    return None, None
-
-
 def batch_after(
     recorder: Recorder,
     value: Value,

@@ -17,7 +17,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pathspace.network.rules.batch import examples_after, examples_written
+from pathspace.network.rules.batch import examples_after
 from pathspace.network.trace.parameter_uses import moved_index
 from pathspace.network.trace.reasons import ROUNDED
 from pathspace.network.trace.recorder import Recorder
@@ -361,7 +361,8 @@ def write(recorder: Recorder, x: Tensor, index: Any, item: Any) -> None:
         return result
 
     slot = recorder.new_slot()
-    batch, examples = examples_written(recorder, base, index, source)
+    elements = torch.arange(labels.numel()).reshape(labels.shape)[index]
+    batch, examples = recorder.examples.written(base, elements, source)
     created = Value(slot, labels, common_kind((base, source)), batch=batch, examples=examples)
     recorder.emit_many(put, [base, source], [created], name="item assignment", dtype=x.dtype)
     recorder.bind(x, created)

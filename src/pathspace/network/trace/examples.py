@@ -76,6 +76,33 @@ class Examples:
         wide[value.batch] = len(pattern)
         return pattern.reshape(wide).expand(value.shape)
 
+    def written(
+        self, base: Value, elements: Tensor, source: Value
+    ) -> tuple[int | None, Tensor | None]:
+        """Return the batch dimension of a tensor after a write, and the pattern of the examples in it.
+
+        Args:
+            base: the tensor, if it holds the same for all examples so far.
+            elements: the indices of what is written, in the flattened tensor.
+            source: what is written, which those indices fit.
+        """
+        if base.batch is not None or source.batch is None or base.kind != "input":
+            return base.batch, base.examples
+        self.doubtful = True
+        at_source = self.places(source) if self.count > 1 else None
+        if at_source is None:
+            return None, None
+        flat = torch.full((base.labels.numel(),), -1)
+        flat[elements] = at_source
+        places = flat.reshape(base.shape)
+        for d in range(places.dim()):  # what was not written belongs to all
+            rows = places.movedim(d, 0).reshape(places.shape[d], -1)
+            highest = rows.amax(1)
+            lowest = rows.masked_fill(rows < 0, self.count).amin(1)
+            if torch.equal(highest, lowest) and (result := along(highest)) is not None:
+                return d, self.pattern(result[1])
+        return None, None
+
 
 def along(places: Tensor) -> tuple[int, Tensor] | None:
     """Return the dimension along which examples lie, and their pattern; None if they are mixed.

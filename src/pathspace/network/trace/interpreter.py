@@ -31,6 +31,7 @@ from pathspace.network.rules import (
 )
 from pathspace.network.rules.scale_free import COMPARISONS, SIGNS, noise
 from pathspace.network.trace.choices import QUESTIONS
+from pathspace.network.trace.constants import SharedConstants, Views
 from pathspace.network.trace.drawn import (
     DRAWN,
     RANDOM,
@@ -88,7 +89,7 @@ class Interpreter(TorchFunctionMode):
         super().__init__()
         self.recorder = recorder
         self.paused = False
-        self._viewed: dict[int, Any] = {}  # constants that have views
+        self._shared = SharedConstants()
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the arguments of the call of the model that begins."""
@@ -428,21 +429,15 @@ class Interpreter(TorchFunctionMode):
         first = args[0] if args else None
         writes = first is not None and changes(name)
         made = tensors_in([first if writes else result], {})
-        self._note_views(made)
+        self._shared.note(Views(made, name, recorder.func, args, kwargs), writes=writes)
         if names:
             self._note_buffers(made, names, differ, first, writes=writes)
         return result
 
-    def _note_views(self, made: list[Tensor]) -> None:
-        """Remember the constants of which some tensors are views."""
-        for tensor in made:
-            if tensor._is_view():
-                self._viewed[id(tensor._base)] = tensor._base
-
     def _random(self, args: Any, kwargs: Any) -> Any:
         """Return the result of a function that draws: its numbers are inputs, as a mask is."""
         recorder = self.recorder
-        if recorder.name.endswith("_") and (args[0]._is_view() or id(args[0]) in self._viewed):
+        if recorder.name.endswith("_") and args[0] in self._shared:
             recorder.refuse("it writes random numbers through a view", "Draw a tensor of its own")
         return noise(recorder, args, kwargs)
 
@@ -478,7 +473,7 @@ class Interpreter(TorchFunctionMode):
             differ = [anywhere(t) for t in made]
         for tensor, differs in zip(made, differ, strict=True):
             base = tensor if tensor._base is None else tensor._base
-            if id(base) in self._viewed and tensor is first:
+            if tensor is first and tensor in self._shared:
                 _, before = recorder.written.get(id(base), (base, names))
                 recorder.written[id(base)] = base, names | before
             # what a call writes itself is as it was whenever the model is called
@@ -550,9 +545,12 @@ class Interpreter(TorchFunctionMode):
         if recorder.lookup(args[0]) is not None:
             recorder.check_write(args[0])
             return
-        if args[0]._is_view() or id(args[0]) in self._viewed or recorder.name not in recorder.rules:
+        known = recorder.name in recorder.rules
+        if known and args[0] in self._shared:
+            known = self._shared.give_values(recorder, args[0])
+        if not known:
             recorder.refuse(
-                "it writes into a constant through a view, or in a way tracing has no rule for",
+                "it writes into a constant in a way tracing has no rule for",
                 "Build the tensor with cat or stack, or assign whole slices of it: x[:, 1:] = y",
             )
 

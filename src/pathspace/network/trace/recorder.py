@@ -20,7 +20,7 @@ from pathspace.network.errors import MixedExamples, NoRule, UntraceableError, Wr
 from pathspace.network.program import Operation
 from pathspace.network.trace.choices import Choices
 from pathspace.network.trace.drawn import DRAWN
-from pathspace.network.trace.examples import Examples
+from pathspace.network.trace.examples import Examples, along
 from pathspace.network.trace.functions import (
     changes,
     says_meta,
@@ -324,21 +324,39 @@ class Recorder:
             labels = like.reshape(-1).clone()
             labels[elements] = self.scales.resolve(new.labels)
             like = labels.reshape(owner.shape)
-            kind = common_kind((owner, new))
-            created = Value(self.new_slot(), like, kind, batch=owner.batch, examples=owner.examples)
+            batch, examples = self.examples.written(owner, elements, new)
+            created = Value(
+                self.new_slot(), like, common_kind((owner, new)), batch=batch, examples=examples
+            )
             self.emit_many(
                 put(elements), [owner, new], [created], name="in-place write", dtype=tensor.dtype
             )
             owner = created
         memory.owner = owner
         memory.pending = []
+        batch, examples = self._examples_seen(value)
         seen = Value(
-            self.new_slot(), value.view(like), owner.kind, batch=value.batch,
-            memory=memory, view=value.view, version=memory.version, examples=value.examples,
+            self.new_slot(), value.view(like), owner.kind, batch=batch,
+            memory=memory, view=value.view, version=memory.version, examples=examples,
         )  # fmt: skip
         self.emit_many(value.view, [owner], [seen], name="view after a write", dtype=tensor.dtype)
         self.bind(tensor, seen)
         return seen
+
+    def _examples_seen(self, value: Value) -> tuple[int | None, Tensor | None]:
+        """Return the batch dimension of a view after a write, and the pattern of the examples in it."""
+        owner = value.memory.owner
+        assert owner is not None
+        assert value.view is not None
+        if value.batch is not None or owner.batch is None or not value.memory.constant:
+            return value.batch, value.examples
+        places = self.examples.places(owner)  # a constant that activations were written into
+        if places is None:
+            return None, None
+        result = along(value.view(places))
+        if result is None:
+            return self.mixes()
+        return result[0], self.examples.pattern(result[1])
 
     def emit(
         self,

@@ -35,9 +35,19 @@ class Memory:
         pending: (elements, their new value) for each write since.
         unsure: the last write through a view that may have been a copy.
         parameter: name of the parameter that lives there; empty for none.
+        constant: whether a constant of the model lay there first.
     """
 
-    __slots__ = ("_last_write", "members", "owner", "parameter", "pending", "unsure", "version")
+    __slots__ = (
+        "_last_write",
+        "constant",
+        "members",
+        "owner",
+        "parameter",
+        "pending",
+        "unsure",
+        "version",
+    )
 
     def __init__(self) -> None:
         self.members = 1
@@ -45,6 +55,7 @@ class Memory:
         self.unsure = 0
         self.owner: Value | None = None
         self.parameter = ""
+        self.constant = False
         self.pending: list[tuple[Tensor, Value]] = []
         self._last_write: Tensor | None = None  # of every element
 
