@@ -393,7 +393,7 @@ def test_a_power_that_would_leave_every_type_keeps_the_scale_one():
 @pytest.mark.parametrize("power", [0, -1, 0.5, 1.5, 40])
 def test_other_powers_are_cuts(power):
     network = ps.trace(Layers(lambda m, x: m.o(m.a(x).relu() ** power), **A, **OUT), X.float())
-    assert [cut.operation for cut in network.cuts] == ["__pow__"]
+    assert [cut.operation for cut in network.cuts] == ["pow"]
 
 
 def test_division_by_an_activation_is_a_cut():
@@ -432,7 +432,7 @@ def test_a_loss_written_out_is_a_cut():
     plain = Layers(lambda m, x: m.o(m.a(x).relu()), **A, **OUT).double()
     plain.load_state_dict(model.state_dict())
     ours, theirs = (ps.trace(m, X) for m in (model, plain))
-    assert [cut.operation for cut in ours.cuts] == ["__pow__"]
+    assert [cut.operation for cut in ours.cuts] == ["pow"]
     for key, value in ps.paths.kappa(theirs).items():
         assert torch.equal(ps.paths.kappa(ours)[key], value)
 

@@ -173,6 +173,6 @@ RULES: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(
         ["dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d", "feature_dropout"], dropout
     ),
-    **dict.fromkeys(["add", "add_", "__add__", "__radd__", "__iadd__"], add),
-    **dict.fromkeys(["sub", "sub_", "rsub", "__sub__", "__rsub__", "__isub__"], add),
+    **dict.fromkeys(["add", "add_"], add),
+    **dict.fromkeys(["sub", "sub_", "rsub"], add),
 }

@@ -60,7 +60,7 @@ def difference(
 
 
 RULES: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(["neg", "neg_", "__neg__"], negative),
+    **dict.fromkeys(["neg", "neg_"], negative),
     "diff": difference,
     **dict.fromkeys(["tril", "triu"], triangle),
 }

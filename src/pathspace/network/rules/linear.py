@@ -155,6 +155,6 @@ def matmul(recorder: Recorder, x: Tensor, y: Tensor) -> Tensor:
 
 RULES: dict[str, Callable[..., Any]] = {
     "linear": linear,
-    **dict.fromkeys(["matmul", "mm", "mv", "bmm", "__matmul__"], matmul),
+    **dict.fromkeys(["matmul", "mm", "mv", "bmm"], matmul),
     "__rmatmul__": lambda recorder, x, y: matmul(recorder, y, x),
 }

@@ -29,12 +29,12 @@ from pathspace.network.trace.functions import changes
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.values import Mean, Numerator, Statistic, Value
 
-_PRODUCTS = frozenset(["mul", "mul_", "__mul__", "__rmul__", "__imul__"])
-_QUOTIENTS = frozenset(["div", "div_", "__truediv__", "__itruediv__"])
-_SUMS = frozenset(["add", "add_", "__add__", "__radd__", "__iadd__"])
-_DIFFERENCES = frozenset(["sub", "__sub__"])
-_POWERS = frozenset(["pow", "__pow__", "square"])
-_INVERSES = frozenset(["sqrt", "rsqrt", "reciprocal", "__rtruediv__", "__rdiv__"])
+_PRODUCTS = frozenset(["mul", "mul_"])
+_QUOTIENTS = frozenset(["div", "div_"])
+_SUMS = frozenset(["add", "add_"])
+_DIFFERENCES = frozenset(["sub"])
+_POWERS = frozenset(["pow", "square"])
+_INVERSES = frozenset(["sqrt", "rsqrt", "reciprocal", "__rtruediv__"])
 _BOUNDS = frozenset(["clamp", "clamp_min"])
 _MEANS = frozenset(["mean", "sum"])
 _SPREADS = {"var": 2.0, "std": 1.0}
@@ -193,9 +193,9 @@ def _power(name: str, args: Sequence[Any], kwargs: Any) -> float | None:
     if name in _FIXED_POWERS:
         return _FIXED_POWERS[name]
     other = kwargs.get("exponent", args[1] if len(args) > 1 else None)
-    if name in ("pow", "__pow__"):
+    if name == "pow":
         return float(other) if isinstance(other, (int, float)) else None
-    if name in ("__rtruediv__", "__rdiv__") and other == 1:
+    if name == "__rtruediv__" and other == 1:
         return -1.0
     return None
 

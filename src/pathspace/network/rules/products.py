@@ -187,19 +187,6 @@ def learned_scale(recorder: Recorder, operands: Any, other: Value, weight: Value
 
 RULES: dict[str, Callable[..., Any]] = {
     "glu": glu,
-    **dict.fromkeys(["pow", "pow_", "__pow__", "__ipow__", "square", "square_"], power),
-    **dict.fromkeys(
-        [
-            "mul",
-            "mul_",
-            "__mul__",
-            "__rmul__",
-            "__imul__",
-            "div",
-            "div_",
-            "__truediv__",
-            "__itruediv__",
-        ],
-        multiply,
-    ),
+    **dict.fromkeys(["pow", "pow_", "square", "square_"], power),
+    **dict.fromkeys(["mul", "mul_", "div", "div_"], multiply),
 }

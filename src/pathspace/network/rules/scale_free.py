@@ -70,17 +70,6 @@ COMPARISONS = frozenset(
         "le",
         "eq",
         "ne",
-        "greater",
-        "less",
-        "greater_equal",
-        "less_equal",
-        "not_equal",
-        "__gt__",
-        "__lt__",
-        "__ge__",
-        "__le__",
-        "__eq__",
-        "__ne__",
     ]
 )
 SIGNS = frozenset(["sign", "sgn", "signbit", "heaviside", "isfinite", "isnan", "isinf"])

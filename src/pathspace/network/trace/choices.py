@@ -20,9 +20,7 @@ from pathspace.network.network import Network
 QUESTIONS = frozenset(["__bool__", "is_nonzero", "__contains__", "equal", "allclose"])
 """Functions that turn a tensor into one Python truth value."""
 
-PASSED_OVER = frozenset(
-    ["add", "__add__", "__radd__", "__iadd__", "add_", "masked_fill", "masked_fill_", "where"]
-)
+PASSED_OVER = frozenset(["add", "add_", "masked_fill", "masked_fill_", "where"])
 """Sums and masks, which are not compared."""
 _MOST_GRAPHS = 8
 

@@ -66,16 +66,12 @@ _KEEP = frozenset(
     ]
 )
 """Of a tensor of one value throughout, that value."""
-_NOT = frozenset(["logical_not", "__invert__", "bitwise_not"])
+_NOT = frozenset(["logical_not", "bitwise_not"])
 _COUNTS = frozenset(["sum", "count_nonzero"])
-_OR = frozenset(["logical_or", "bitwise_or", "__or__", "__ror__", "__ior__"])
-_AND = frozenset(["logical_and", "bitwise_and", "__and__", "__rand__", "__iand__"])
+_OR = frozenset(["logical_or", "bitwise_or", "bitwise_or_"])
+_AND = frozenset(["logical_and", "bitwise_and", "bitwise_and_"])
 _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
-    **{
-        f"{bar}{name}{bar}": getattr(operator, name)
-        for name in ("gt", "ge", "lt", "le", "eq", "ne")
-        for bar in ("", "__")
-    }
+    name: getattr(operator, name) for name in ("gt", "ge", "lt", "le", "eq", "ne")
 }
 BEGINS = frozenset([*_OF_FINITE, *_COMPARED])
 """Functions with which a guard against non-finite values may begin."""
@@ -95,8 +91,6 @@ _OTHER_NUMBERS = frozenset(
         "clamp_max",
         "clamp_min_",
         "clamp_max_",
-        "clip",
-        "clip_",
     ]
 )
 """Orders and bounds may be infinite."""
@@ -104,13 +98,8 @@ _BY_PLACES = frozenset(
     [
         "add",
         "add_",
-        "__add__",
-        "__radd__",
-        "__iadd__",
         "sub",
         "sub_",
-        "__sub__",
-        "__isub__",
         "masked_fill",
         "masked_fill_",
         "where",
@@ -153,9 +142,7 @@ _BY_PLACES = frozenset(
     ]
 )
 """See :func:`_goes_by_places`."""
-_SCALED = frozenset(
-    ["mul", "mul_", "__mul__", "__rmul__", "__imul__", "div", "div_", "__truediv__", "__itruediv__"]
-)
+_SCALED = frozenset(["mul", "mul_", "div", "div_"])
 """The same, where the other argument is a number."""
 _ADVICE = "Use torch.finfo(dtype).min in the place of -inf, or leave the check out of the forward pass while tracing"
 

@@ -17,13 +17,58 @@ _NAMES: dict[Any, str] = {}
 # second names that torch has for a function
 _ALIASES = {
     "absolute": "abs",
+    "clip": "clamp",
     "divide": "div",
+    "greater": "gt",
+    "greater_equal": "ge",
+    "less": "lt",
+    "less_equal": "le",
     "multiply": "mul",
     "negative": "neg",
+    "not_equal": "ne",
     "subtract": "sub",
     "spmm": "mm",
     "true_divide": "div",
-}  # second names that torch has for a function
+}
+# the functions behind Python's operators; those that take their operands in the other order, such
+# as 2 / x, keep their names
+_OPERATORS = {
+    "abs": "abs",
+    "add": "add",
+    "and": "bitwise_and",
+    "div": "div",
+    "eq": "eq",
+    "floordiv": "floor_divide",
+    "ge": "ge",
+    "gt": "gt",
+    "invert": "bitwise_not",
+    "le": "le",
+    "lt": "lt",
+    "matmul": "matmul",
+    "mod": "remainder",
+    "mul": "mul",
+    "ne": "ne",
+    "neg": "neg",
+    "or": "bitwise_or",
+    "pow": "pow",
+    "sub": "sub",
+    "truediv": "div",
+    "xor": "bitwise_xor",
+}
+_REFLECTED = {
+    "__radd__": "add",
+    "__rand__": "bitwise_and",
+    "__rdiv__": "__rtruediv__",
+    "__rmul__": "mul",
+    "__ror__": "bitwise_or",
+    "__rsub__": "rsub",
+    "__rxor__": "bitwise_xor",
+}
+_BY_OPERATOR = {
+    **{f"__{name}__": of for name, of in _OPERATORS.items()},
+    **{f"__i{name}__": f"{of}_" for name, of in _OPERATORS.items()},
+    **_REFLECTED,
+}
 _OTHER_ORDER = (
     "batch_norm",
     "embedding",
@@ -33,7 +78,7 @@ _OTHER_ORDER = (
 
 
 def short_name(func: Callable[..., Any]) -> str:
-    """Return the operation's name: ``relu`` for torch.relu, F.relu and Tensor.relu alike."""
+    """Return the operation's name: ``add`` for torch.add, Tensor.add and ``x + y`` alike, ``add_`` for ``x += y``."""
     name = _NAMES.get(func)
     if name is None:
         operator = getattr(func, "overloadpacket", func)
@@ -50,16 +95,15 @@ def short_name(func: Callable[..., Any]) -> str:
             last in _OTHER_ORDER and before[-1:] != ["functional"]
         )
         name = full if whole else ".".join(parts[-2:]) if last in ("__get__", "__set__") else last
+        name = _BY_OPERATOR.get(name, name)
         stem = name.removesuffix("_")
         _NAMES[func] = name = _ALIASES.get(stem, stem) + name[len(stem) :]
     return name
 
 
 ARITHMETIC = frozenset(
-    form
-    for name in ("add", "sub", "mul", "div")
-    for form in (name, f"{name}_", f"__{name}__", f"__r{name}__", f"__i{name}__")
-) | {"rsub", "__truediv__", "__rtruediv__", "__itruediv__"}
+    ["add", "add_", "sub", "sub_", "rsub", "mul", "mul_", "div", "div_", "__rtruediv__"]
+)
 """Sums and products, which take a constant for a number."""
 CHOICES = ("where", "masked_fill", "masked_fill_")
 """Functions that select one of two values; a constant may influence the choice alone."""
@@ -241,18 +285,14 @@ UNSEEN = {
 NORMALIZATIONS = frozenset(["batch_norm", "instance_norm", "group_norm"])
 """What returns a tensor of its first argument's shape, but wants more than one value to take statistics of."""
 
-_ASSIGNMENTS = frozenset(
-    ["__iadd__", "__imul__", "__ipow__", "__isub__", "__itruediv__", "__setitem__"]
-)
-
 
 def changes(name: str) -> bool:
     """Return whether a function writes into its first argument, judging by its name."""
-    return name in _ASSIGNMENTS or (name.endswith("_") and not name.endswith("__"))
+    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
 
 
 CLAMPS = frozenset(
-    f"{kind}{end}" for kind in ("clamp", "clamp_min", "clamp_max", "clip") for end in ("", "_")
+    f"{kind}{end}" for kind in ("clamp", "clamp_min", "clamp_max") for end in ("", "_")
 )
 """Bounds; one alone, at zero, is piecewise linear."""
 
@@ -281,7 +321,6 @@ ENDINGS = {
     "clamp",
     "clamp_min",
     "clamp_max",
-    "clip",
     "elu",
     "selu",
     "celu",
@@ -296,7 +335,6 @@ ENDINGS = {
     "rsqrt",
     "square",
     "pow",
-    "__pow__",
     "reciprocal",
     "prod",
     "logsumexp",
@@ -317,17 +355,12 @@ ENDINGS = {
     "einsum",
     "tensordot",
     "mul",
-    "__mul__",
-    "__rmul__",
     "matmul",
     "mm",
     "mv",
     "bmm",
-    "__matmul__",
     "div",
-    "__truediv__",
     "__rtruediv__",
-    "__rdiv__",
     "cross_entropy",
     "nll_loss",
     "mse_loss",

@@ -283,7 +283,7 @@ class Interpreter(TorchFunctionMode):
         """Return the result of a function of inputs."""
         recorder = self.recorder
         name = recorder.name
-        if name in ("mul", "__mul__", "__rmul__"):
+        if name == "mul":
             zeros = self._of_zeros(args)
             if zeros is not None:
                 return zeros  # a gate times the state that a recurrence begins with

@@ -72,8 +72,6 @@ def _of_arithmetic(name: str, x: Any, y: Any, differs: Callable[[Tensor], Tensor
 _ALIKE = {
     "abs",
     "neg",
-    "__neg__",
-    "negative",
     "sqrt",
     "square",
     "relu",
@@ -95,7 +93,6 @@ _SUMS = {
     "mean",
     "cumsum",
     "matmul",
-    "__matmul__",
     "mm",
     "bmm",
     "mv",

@@ -51,10 +51,10 @@ CHUNK = 2**19  # elements at a time, of J and of what it is made from: they stay
 
 # linear in the data and in the parameters, so that squares of edges are the operation on squares
 _BILINEAR = frozenset(
-    ["linear", "matmul", "mm", "mv", "__matmul__", "__rmatmul__", "addmm", "addmv", "embedding"]
+    ["linear", "matmul", "mm", "mv", "__rmatmul__", "addmm", "addmv", "embedding"]
     + [*NORMALIZATIONS]
-    + [*("add", "add_", "__add__", "__radd__", "__iadd__", "__setitem__", "copy_")]
-    + [*("mul", "mul_", "__mul__", "__rmul__", "__imul__")]
+    + [*("add", "add_", "__setitem__", "copy_")]
+    + ["mul", "mul_"]
     + [f"conv{t}{d}d" for t in ("", "_transpose") for d in (1, 2, 3)]
 )
 
