@@ -98,6 +98,19 @@ def test_a_dimension_that_is_named_and_is_none_of_a_batch_is_refused():
         ps.trace(model, torch.zeros(3, 4, **DOUBLE), batch_dim=0)
 
 
+def test_a_loop_over_examples_makes_them_one_and_the_network_says_so():
+    def row_by_row(m, h, x):
+        rows = torch.zeros_like(h)
+        for i in range(len(h)):
+            rows[i] = h[i]
+        return m.out(rows)
+
+    network = ps.trace(Model(row_by_row), torch.zeros(3, 4, **DOUBLE))
+    assert repr(network).endswith(", the input is one example)")
+    with pytest.raises(ps.UntraceableError, match=r"dimension 0 .* cannot be the batch"):
+        ps.trace(Model(row_by_row), torch.zeros(3, 4, **DOUBLE), batch_dim=0)
+
+
 def test_one_example_that_is_a_vector_has_no_batch():
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
     x = torch.randn(3, **DOUBLE)

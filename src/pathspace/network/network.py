@@ -222,8 +222,15 @@ class Network:
 
     def __repr__(self) -> str:
         size = sum(p.numel() for p in self.parameters.values())
-        outside = f", {len(self.outside)} parameters outside" if self.outside else ""
-        head = f"Network({size} weights in {len(self.parameters)} parameters, {self.num_classes} unit classes{outside})"
+        counts = [
+            f"{size} weights in {len(self.parameters)} parameters",
+            f"{self.num_classes} unit classes",
+        ]
+        if self.outside:
+            counts.append(f"{len(self.outside)} parameters outside")
+        if self.call.batch_dim is None:
+            counts.append("the input is one example")
+        head = f"Network({', '.join(counts)})"
         return "\n".join([head, *(f"  cut at {line}" for line in told(self.cuts))])
 
 
