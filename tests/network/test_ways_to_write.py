@@ -194,6 +194,10 @@ WAYS = {
             ]
         ),
     ),
+    "padding of all dimensions": (
+        lambda m, x: m.c(functional.pad(h(m, x), (0, 0, 0, 2, 0, 0))),
+        lambda m, x: m.c(functional.pad(h(m, x), (0, 0, 0, 2))),
+    ),
     "second names, in place": (
         lambda m, x: m.c(
             torch.divide(m.a(x).multiply_(3).absolute_().negative_(), 2).subtract_(m.z(x))

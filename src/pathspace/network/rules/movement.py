@@ -328,8 +328,10 @@ def pad(
         return F.pad(t, pad, mode, 0.0 if fill else None)
 
     labels = F.pad(padded.labels, pad, mode, WILD) if fill else _on_labels(move, padded.labels)
-    if padded.batch is not None and padded.batch >= padded.labels.dim() - len(pad) // 2:
-        recorder.wrong_batch()
+    if padded.batch is not None:
+        from_last = 2 * (padded.labels.dim() - 1 - padded.batch)
+        if any(pad[from_last : from_last + 2]):
+            recorder.wrong_batch()
     return recorder.emit(
         move, [padded], labels, dtype=input.dtype, batch=padded.batch, kind=padded.kind
     )
