@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from pathspace.network.trace.functions import PLAIN
+
 
 def check_memory(model: nn.Module, left: tuple[str, ...]) -> None:
     """Refuse parameters that share memory with one another.
@@ -76,9 +78,11 @@ def _held(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _in_attributes(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Return the tensors in the attributes of all modules, by names."""
+    own = vars(nn.Module()).keys()  # torch's, of parameters, buffers, modules and hooks
     for path, module in model.named_modules():
         for key, value in vars(module).items():
-            if key == "_flat_weights":  # what an RNN's parameters were
+            # what an RNN's parameters were
+            if key in own or key == "_flat_weights" or isinstance(value, PLAIN):
                 continue
             name = f"{path}.{key}".lstrip(".")
             for leaf in pytree.tree_leaves(value):

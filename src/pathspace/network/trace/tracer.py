@@ -371,16 +371,18 @@ class _Plan:
         sizes, too. If it takes these and has other classes then, units that are mixed share one.
         """
         network = self._of_given_sizes(batch_dim)
-        if self.mixing and self._depends_on_sizes(network, batch_dim):
+        if self.mixing and self._depends_on_sizes(network):
             return replace(self, tie_mixed=True)._of_given_sizes(batch_dim)
         return network
 
-    def _depends_on_sizes(self, network: Network, batch_dim: int | str | None) -> bool:
-        for example in of_other_sizes(self.example_input, network.call.batch_dim):
+    def _depends_on_sizes(self, network: Network) -> bool:
+        """Return whether one example of another size that the model takes has other unit classes."""
+        batch_dim = network.call.batch_dim
+        for example in of_other_sizes(self.example_input, batch_dim):
             other = None
             # most models take inputs of their own size only, and say so in their own ways
             with suppress(Exception):
-                other = replace(self, example_input=example)._of_given_sizes(batch_dim)
+                other = replace(self, example_input=example).of_one(batch_dim)
             if other is None:
                 continue
             try:
