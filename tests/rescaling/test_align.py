@@ -462,6 +462,39 @@ def test_rotary_positions_hold_heads_and_what_they_turn():
     assert [len(group) for group in groups_of(network)] == [4, 4]
 
 
+class QueriesAndKeys(nn.Module):
+    """Attention of two heads, queries and keys of which one layer makes and a matrix product meets."""
+
+    def __init__(self):
+        super().__init__()
+        self.qk, self.v, self.out = nn.Linear(6, 16), nn.Linear(6, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        q, k = self.qk(x).unflatten(-1, (2, 2, 4)).permute(2, 0, 3, 1, 4)
+        v = self.v(x).unflatten(-1, (2, 4)).transpose(1, 2)
+        weights = (q @ k.transpose(-2, -1)).softmax(-1)
+        return self.out((weights @ v).transpose(1, 2).flatten(2))
+
+
+def test_features_of_queries_keep_the_order_of_those_of_keys():
+    """The four features of each head move alone, in queries and keys at once, and so do the two heads."""
+    torch.manual_seed(0)
+    model = QueriesAndKeys().double()
+    x = torch.randn(2, 5, 6, dtype=torch.float64)
+    network = ps.trace(model, x)
+    groups = groups_of(network)
+    assert sorted(len(group) for group in groups) == [2, 4, 4, 4, 4]
+    before = model(x).detach()
+    for group in groups:  # one alone, which shows whether it needs another one
+        state = state_of(network)
+        values = {name: value.detach().clone() for name, value in state.items()}
+        for name, value in group.permuted(values, torch.arange(len(group)).flip(0)).items():
+            state[name].data.copy_(value)
+        assert_close(model(x), before, rtol=1e-12, atol=1e-12)
+        for name, value in values.items():
+            state[name].data.copy_(value)
+
+
 class Dropped(nn.Module):
     """A network whose dropout has forgotten that evaluation form is another one.
 

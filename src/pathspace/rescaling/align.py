@@ -402,7 +402,11 @@ def _unit_values(network: Network, groups: Sequence[Group], examples: Any) -> li
         raise ValueError(
             f"the model does not take the examples; give a batch as it is called with: {error}"
         ) from error
-    by_key = {g.key: g for whole, finer in candidates(reading) for g in (whole, *finer)}
+    by_key = {
+        group.key: group
+        for whole, divisions in candidates(reading)
+        for group in (whole, *itertools.chain.from_iterable(divisions))
+    }
     found: list[list[Tensor]] = []
     for group in groups:
         rows = []

@@ -263,10 +263,14 @@ def _drawn(arguments: Any, seed: int = 0) -> Any:
     return pytree.tree_map_only(Tensor, values, arguments)
 
 
-def candidates(reading: Reading) -> Iterator[tuple[Group, list[Group]]]:
-    """Yield a group for each axis of weights that nothing fixes, and its finer groups, if there are any.
+Candidate = tuple[Group, list[list[Group]]]
+"""All units of an axis, and the ways to divide them into groups that are put in order apart, the best first."""
 
-    Those with finer groups come last: the units that contain them are put in order before.
+
+def candidates(reading: Reading) -> Iterator[Candidate]:
+    """Yield a group for each axis of weights that nothing fixes, and its divisions, if there are any.
+
+    Those with divisions come last: the units that contain them are put in order before.
     """
     found: dict[int, tuple[Axis, list[tuple[str, int, Dim]]]] = {}
     for name, weight in reading.weights.items():
@@ -278,10 +282,11 @@ def candidates(reading: Reading) -> Iterator[tuple[Group, list[Group]]]:
         whole = _group(reading, axis, uses, None)
         if axis.root.fixed or axis.size < 2:
             continue
-        outer = _common_outer(axis, [dim for _, _, dim in uses])
-        numbers = range(outer.size) if outer is not None else ()
-        finer = [_group(reading, axis, uses, (outer, k)) for k in numbers if outer is not None]
-        result.append((whole, finer))
+        divisions = [
+            [_group(reading, axis, uses, (outer, k)) for k in range(outer.size)]
+            for outer in _common_outer(axis, [dim for _, _, dim in uses])
+        ]
+        result.append((whole, divisions))
     yield from sorted(result, key=lambda pair: len(pair[1]) > 0)
 
 
@@ -301,17 +306,17 @@ def _group(
     return Group(tuple(lines), axis, within)
 
 
-def _common_outer(axis: Axis, dims: Sequence[Dim]) -> Axis | None:
-    """Return the first axis that stands before another one wherever that stands; None if none does."""
+def _common_outer(axis: Axis, dims: Sequence[Dim]) -> list[Axis]:
+    """Return the axes that stand before another one wherever that stands, the nearest first."""
     common: dict[int, Axis] | None = None
     for dim in dims:
         for segment in resolved(dim):
             roots = [one.root for one in segment]
             if axis.root not in roots:
                 continue
-            before = {id(one): one for one in roots[: roots.index(axis.root)]}
+            before = {id(one): one for one in reversed(roots[: roots.index(axis.root)])}
             common = before if common is None else {k: v for k, v in common.items() if k in before}
-    return next(iter((common or {}).values()), None)
+    return list((common or {}).values())
 
 
 def _unlike_values(network: Network, model: nn.Module) -> Values:
@@ -357,16 +362,29 @@ class _Trial:
             )
             return [t.clone() for t in returned]
 
-    def finest_that_hold(self, found: Sequence[tuple[Group, list[Group]]]) -> list[Group]:
-        """Return finer groups where all of them may be shuffled, else the whole ones that may."""
-        finest = [group for whole, finer in found for group in finer or [whole]]
-        if self._holds(finest):
+    def finest_that_hold(self, found: Sequence[Candidate]) -> list[Group]:
+        """Return the groups of the first divisions where all of them may be shuffled, else the best that may."""
+        finest = [group for whole, ways in found for group in (ways[0] if ways else [whole])]
+        if self._hold_apart(finest):
             return finest
         if len(found) > 1:
             half = len(found) // 2
             return self.finest_that_hold(found[:half]) + self.finest_that_hold(found[half:])
-        ((whole, finer),) = found
-        return [whole] if finer and self._holds([whole]) else []
+        ((whole, ways),) = found
+        others = [*ways[1:], [whole]] if ways else []
+        return next((groups for groups in others if self._hold_apart(groups)), [])
+
+    def _hold_apart(self, groups: Sequence[Group]) -> bool:
+        """Return whether all groups may be shuffled, and groups of one axis without one another.
+
+        Any two of these are told apart by a digit of their binary numbers.
+        """
+        numbers = [0 if group.within is None else group.within[1] for group in groups]
+        digits = max(numbers, default=0).bit_length()
+        return self._holds(groups) and all(
+            self._holds([g for g, k in zip(groups, numbers, strict=True) if k >> digit & 1])
+            for digit in range(digits)
+        )
 
     def those_that_hold(self, groups: Sequence[Group]) -> list[Group]:
         """Return the groups whose units may be shuffled, all at once if that shows it; else half of them at a time."""
