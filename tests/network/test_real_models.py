@@ -226,16 +226,9 @@ def deberta(version):
         pos_att_type=["c2p", "p2c"])  # fmt: skip
 
 
-def mamba():
-    """Without a cache, whose states it would write in place."""
-    config = {
-        "vocab_size": 64,
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "state_size": 4,
-        "use_cache": False,
-    }
-    return build("Mamba", None, **config)
+def mamba(**cache):
+    config = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 4}
+    return build("Mamba", None, **config, **cache)
 
 
 def soft_actor():
@@ -280,12 +273,12 @@ MODELS = {
     "mobilenet": (mobilenet, 3 * 8 + 16 + 24 + 40 + 80, {"hardtanh"}),
     "resnet": (resnet, 8 + 2 * 2 + 3 * (16 + 2 * 4), set()),
     "detr": (
-        detr, 36 + 2 * (BLOCK + 24) + 2 * (2 * BLOCK + 24) + 32, {"scaled_dot_product_attention", "sigmoid"}
+        detr, 2 * (BLOCK + 24) + 2 * (2 * BLOCK + 24) + 32, {"scaled_dot_product_attention", "sigmoid"}
     ),
     "transformer": (transformer, 2 * (BLOCK + 24) + 16 + 2 * (2 * BLOCK + 24), {"scaled_dot_product_attention"}),
     "lora": (lora, 2 * (BLOCK + 2 * 16 + 2 * 3), {"scaled_dot_product_attention", "tanh"}),
     "graph": (graph, 8, set()),
-    "actor-critic": (actor_critic, 4 * 8, {"logsumexp", "softmax", "broadcast_tensors"}),
+    "actor-critic": (actor_critic, 4 * 8, {"logsumexp", "softmax"}),
     "gpt2, masked": (lambda: masked(gpt2), 2 * (BLOCK + 2 * 16), {"scaled_dot_product_attention", "tanh"}),
     "llama, masked": (lambda: masked(llama), 2 * (8 + 4 + 2 * 16 + 24) + 16, {"scaled_dot_product_attention", "silu"}),
     "opt, masked": (lambda: masked(opt), 2 * (BLOCK + 2 * 16 + 24), {"scaled_dot_product_attention"}),
@@ -295,10 +288,10 @@ MODELS = {
     ),
     "bert, masked": (lambda: masked(bert), 2 * BLOCK + 16, {"scaled_dot_product_attention", "gelu"}),
     # two heads share the keys and values of one, turned by pairs; the gains of its norms are 1 + w,
-    # which is no weight
+    # which do not scale
     "gemma": (
         lambda: build("Gemma", **SIZES, **GATE, num_key_value_heads=1, head_dim=8, pad_token_id=0, **SPECIAL),
-        2 * (8 + 4 + 24), {"scaled_dot_product_attention", "gelu", "mul"},
+        2 * (8 + 4 + 24), {"scaled_dot_product_attention", "gelu"},
     ),
     "mistral": (
         lambda: build("Mistral", **SIZES, **GATE, num_key_value_heads=1, sliding_window=4, **SPECIAL),
@@ -331,7 +324,7 @@ MODELS = {
     ),
     # of a table of distances, which enters projections alone, the columns; the gains of the norm of
     # its head
-    "deberta": (lambda: deberta(""), 2 * BLOCK + 2 * 16, {"softmax", "gelu", "sqrt"}),
+    "deberta": (lambda: deberta(""), 2 * BLOCK + 2 * 16, {"softmax", "gelu"}),
     "deberta-v2": (lambda: deberta("V2"), 2 * BLOCK + 2 * 16, {"softmax", "gelu"}),
     # widths 8 and 16, and the norm in front of the merging of four patches
     "swin": (swin, 2 * (16 + 2 * 8) + 32 + 2 * (BLOCK + 2 * 16) + 16, {"softmax", "gelu"}),
@@ -342,15 +335,18 @@ MODELS = {
         {"scaled_dot_product_attention", "gelu"},
     ),
     # the gain of the norm in front of the projection of images; that of texts is returned, too
-    "clip": (clip, 4 * (BLOCK + 2 * 16) + 16, {"scaled_dot_product_attention", "sigmoid", "matmul", "exp", "pow"}),
-    # channels in front of a convolution, gains, the rank of the step size, and B against C
-    "mamba": (mamba, 2 * (32 + 16 + 1 + 1), {"exp", "silu", "softplus"}),
+    "clip": (clip, 4 * (BLOCK + 2 * 16) + 16, {"scaled_dot_product_attention", "sigmoid", "matmul", "exp"}),
+    # channels in front of a convolution, gains, the rank of the step size, and B and C of each state
+    "mamba": (mamba, 2 * (32 + 16 + 1 + 5), {"exp", "silu", "softplus"}),
+    "mamba without a cache": (
+        lambda: mamba(use_cache=False), 2 * (32 + 16 + 1 + 5), {"exp", "silu", "softplus"}
+    ),
     "graph attention": (lambda: graph("GATConv"), 8, {"exp"}),
     "graph attention of two": (lambda: graph("GATv2Conv", heads=1), 8, {"exp"}),
     "graph means": (lambda: graph("SAGEConv"), 8, set()),
     "graph maxima": (lambda: graph("SAGEConv", aggr="max"), 8, set()),
     "graph isomorphism": (isomorphism, 5 + 8 + 5, set()),
-    "soft actor": (soft_actor, 2 * 8, {"broadcast_tensors", "clamp"}),
+    "soft actor": (soft_actor, 2 * 8, {"tanh", "clamp"}),
     "q-network": (q_network, 2 * 8, set()),
 }  # fmt: skip
 QUICK = ("gpt2", "transformer")
