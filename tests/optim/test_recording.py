@@ -274,9 +274,9 @@ def test_gradients_read_together_are_those_read_one_by_one(
         one_by_one.setattr(CoordinateView, "has_one_type", property(lambda _: False))
         expected = Training("perceptron", rule).steps(12)
     calls = []
-    together = coordinates._addcmul_
+    together = coordinates.foreach_addcmul_
     monkeypatch.setattr(
-        coordinates, "_addcmul_", lambda *lists: (calls.append(1), together(*lists))[1]
+        coordinates, "foreach_addcmul_", lambda *lists: (calls.append(1), together(*lists))[1]
     )
     monkeypatch.setattr(CoordinateView, "is_launched", property(lambda view: view.r is not None))
     trained = Training("perceptron", rule).steps(12)

@@ -25,7 +25,7 @@ from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
 from pathspace.optim.rules.clipping import changes
-from pathspace.optim.rules.muon import SHARD_OF
+from pathspace.optim.rules.division import SHARD_OF
 from pathspace.optim.rules.traits import traits_of
 from pathspace.squared.sharding import (
     from_local,
@@ -36,11 +36,7 @@ from pathspace.squared.sharding import (
     shard_rows,
     to_local,
 )
-
-# torch's own optimizers are made of these
-_copy_ = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
-_mul_ = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
-_addcmul_ = torch._foreach_addcmul_  # pyright: ignore[reportPrivateImportUsage]
+from pathspace.torch_private import foreach_addcmul_, foreach_copy_, foreach_mul_
 
 # elements: so many of each of a rule's tensors stay in the cache, and cost more than the calls
 _TOGETHER = 2**18
@@ -317,10 +313,10 @@ def read_gradients(
     if not launched:
         return
     h = [view.h for view in launched]
-    _copy_(h, gradients)
-    _mul_(h, inverse_roots)
+    foreach_copy_(h, gradients)
+    foreach_mul_(h, inverse_roots)
     if changes(factor):
-        _mul_(h, factor)
+        foreach_mul_(h, factor)
     for view in launched:
         view.hand_gradient()
 
@@ -364,8 +360,8 @@ def map_back(views: Sequence[CoordinateView], decay: Callable[[Tensor], float] |
     if not w:
         return
     if any(each != 1 for each in decays):
-        _mul_(w, decays)
-    _addcmul_(w, u, inverse_roots)
+        foreach_mul_(w, decays)
+    foreach_addcmul_(w, u, inverse_roots)
 
 
 def views_of(

@@ -6,11 +6,13 @@ Norms over the rows and over the columns of a matrix took longer than the rest o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, optim
+
+from pathspace.optim.rules.few_passes import FewPasses
 
 
 class _Entry(NamedTuple):
@@ -33,21 +35,16 @@ class _Entry(NamedTuple):
     step: Tensor
 
 
-class Adafactor(optim.Adafactor):
+class Adafactor(FewPasses, optim.Adafactor):
     """``torch.optim.Adafactor``, its options and its state."""
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Take one step; returns the closure's loss, if there is one."""
-        if not all(map(_is_plain, self.param_groups)):
-            return super().step(closure)
-        loss = None if closure is None else torch.enable_grad()(closure)()
-        for group in self.param_groups:
-            columns: list[list[Any]] = [[] for _ in _Entry._fields]
-            self._init_group(group, *columns)
-            for entry in map(_Entry, *columns):
-                _step(entry, group)
-        return loss
+    torch_only = ("foreach",)
+
+    def _take(self, group: dict[str, Any]) -> None:
+        columns: list[list[Any]] = [[] for _ in _Entry._fields]
+        self._init_group(group, *columns)
+        for entry in map(_Entry, *columns):
+            _step(entry, group)
 
 
 def _step(entry: _Entry, group: Mapping[str, Any]) -> None:
@@ -84,8 +81,3 @@ def _root_mean_square(tensor: Tensor) -> float:
     """Return the root of the mean square of the elements."""
     flat = tensor.reshape(-1)
     return math.sqrt(torch.dot(flat, flat).item() / len(flat))
-
-
-def _is_plain(group: Mapping[str, Any]) -> bool:
-    """Return whether torch would step the parameters one after the other, on the CPU."""
-    return not group["foreach"] and all(p.device.type == "cpu" for p in group["params"])

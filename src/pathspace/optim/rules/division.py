@@ -6,15 +6,20 @@ of each matrix (FSDP). In both, every matrix has one process that does its work,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, distributed
 from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
 
 from pathspace.metrics.replicas import rank_and_size
+
+SHARD_OF = "_shard_of"
+"""Attribute of a tensor: the parameter that is split over processes, of which it has some rows."""
 
 Compute = Callable[[Sequence[int]], Sequence[Sequence[Tensor]]]
 """Returns the results of some jobs, by their indices: one or several tensors for each."""
@@ -46,17 +51,56 @@ def group_of(rule: Optimizer) -> Any:
 
 
 @contextmanager
-def undivided(rule: Optimizer) -> Iterator[None]:
+def undivided(rule: Any) -> Iterator[None]:
     """Let a rule do all work in this process, as in a step that other processes may not take."""
     group = group_of(rule)
     if group is None:
         yield
         return
-    rule.process_group = None  # pyright: ignore[reportAttributeAccessIssue]
+    rule.process_group = None
     try:
         yield
     finally:
-        rule.process_group = group  # pyright: ignore[reportAttributeAccessIssue]
+        rule.process_group = group
+
+
+class DividedRule(Optimizer):
+    """Base of rules that divide their work over processes which have the same gradients.
+
+    Args:
+        params: parameters or param groups.
+        defaults: options that groups may have of their own.
+        process_group: the processes; see :class:`pathspace.optim.PathMuon`.
+    """
+
+    def __init__(self, params: ParamsT, defaults: dict[str, Any], process_group: Any) -> None:
+        expect_group(process_group)
+        super().__init__(params, defaults)
+        self.process_group = process_group
+        self._is_known_equal = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = {"process_group": self.process_group, "_is_known_equal": False}
+        return {**super().__getstate__(), **own}
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step; returns the closure's loss, if there is one."""
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        self._take()
+        return loss
+
+    @abstractmethod
+    def _take(self) -> None:
+        """Take a step of all groups."""
+
+    def _expect_equal_once(self, params: Iterable[Tensor]) -> None:
+        """Look at the first step that is divided whether all processes have the same gradients."""
+        if self._is_known_equal or not divides(self.process_group):
+            return
+        wholes = [p for p in params if not hasattr(p, SHARD_OF)]
+        expect_equal([p.grad for p in wholes if p.grad is not None], self.process_group)
+        self._is_known_equal = True
 
 
 def shared_out(costs: Sequence[int], size: int) -> list[int]:

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_adam_ = torch._fused_adam_  # pyright: ignore[reportPrivateImportUsage]
+from pathspace.torch_private import fused_adam_
+
 _TENSORS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 MOMENTS = ("step", *_TENSORS)
 """What Adam's rule keeps of a parameter."""
@@ -82,7 +83,7 @@ def _direction_in_one_pass(
 ) -> Tensor:
     """Return the direction by torch's kernel of Adam, as the step from zero with the rate -1."""
     direction = torch.zeros_like(g)
-    _adam_(
+    fused_adam_(
         [direction],
         [g],
         [state["exp_avg"]],

@@ -3,40 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.optim import AdamW, Optimizer
+from torch.optim import AdamW
 from torch.optim.optimizer import ParamsT
 
 from pathspace.optim.rules.division import (
+    SHARD_OF,
+    DividedRule,
     Exchange,
     compute_in_shares,
     divides,
-    expect_equal,
-    expect_group,
 )
 from pathspace.optim.rules.newton_schulz import orthogonalization_cost, orthogonalized_all
-
-# torch's own optimizers are made of these
-_add_ = torch._foreach_add_  # pyright: ignore[reportPrivateImportUsage]
-_mul_ = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
-_lerp = torch._foreach_lerp  # pyright: ignore[reportPrivateImportUsage]
-_lerp_ = torch._foreach_lerp_  # pyright: ignore[reportPrivateImportUsage]
+from pathspace.torch_private import foreach_add_, foreach_lerp, foreach_lerp_, foreach_mul_
 
 _ADAMW_OPTIONS = ("lr", "betas", "eps", "weight_decay", "maximize")
 
 AdjustLr = Literal["match_rms_adamw", "original"]
 ROW_BLOCKS = "_row_blocks"
 """Attribute of a parameter: sizes of the blocks of rows that are matrices of their own."""
-SHARD_OF = "_shard_of"
-"""Attribute of a tensor: the parameter that is split over processes, of which it has some rows."""
 
 
-class MuonAdamW(Optimizer):
+class MuonAdamW(DividedRule):
     """``torch.optim.Muon`` for parameters of two dimensions, ``torch.optim.AdamW`` for the others.
 
     Jordan, Jin, Boza, You, Cesista, Newhouse, Bernstein, "Muon: An optimizer for hidden layers in
@@ -77,7 +70,6 @@ class MuonAdamW(Optimizer):
         maximize: bool = False,
         process_group: Any = None,
     ) -> None:
-        expect_group(process_group)
         defaults = {
             "lr": lr,
             "momentum": momentum,
@@ -90,15 +82,10 @@ class MuonAdamW(Optimizer):
             "use_muon": use_muon,
             "maximize": maximize,
         }
-        super().__init__(params, defaults)
-        self.process_group = process_group
-        self._is_known_equal = False
+        super().__init__(params, defaults, process_group)
         self._adamw: AdamW | None = None
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Take one step; returns the closure's loss, if there is one."""
-        loss = None if closure is None else torch.enable_grad()(closure)()
+    def _take(self) -> None:
         split = [_split(group) for group in self.param_groups]
         self._expect_equal_once([p for matrices, _ in split for p in matrices])
         matrices: list[MuonMatrix] = []
@@ -108,15 +95,6 @@ class MuonAdamW(Optimizer):
             if of_muon:
                 matrices += self._with_momenta(of_muon, group)
         step_matrices(matrices, self.process_group)
-        return loss
-
-    def _expect_equal_once(self, params: Sequence[Tensor]) -> None:
-        """Look at the first step that is divided whether all processes have the same gradients."""
-        if self._is_known_equal or not divides(self.process_group):
-            return
-        wholes = [p for p in params if not hasattr(p, SHARD_OF)]
-        expect_equal([p.grad for p in wholes if p.grad is not None], self.process_group)
-        self._is_known_equal = True
 
     def _step_vectors(self, params: list[Tensor], group: Mapping[str, Any]) -> None:
         """Take a step of torch's AdamW, whose state is kept here."""
@@ -142,10 +120,10 @@ class MuonAdamW(Optimizer):
             momenta.append(state["momentum_buffer"])
             gradients.append(-p.grad if group["maximize"] else p.grad)
         # B = momentum B + (1 - momentum) G
-        _lerp_(momenta, gradients, 1 - group["momentum"])
+        foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         updates = _updates(gradients, momenta, group, is_split=hasattr(params[0], SHARD_OF))
         if group["weight_decay"]:
-            _mul_(list(params), 1 - float(group["lr"]) * group["weight_decay"])
+            foreach_mul_(list(params), 1 - float(group["lr"]) * group["weight_decay"])
         return [
             MuonMatrix(
                 p.detach(), update, group, getattr(p, ROW_BLOCKS, ()), getattr(p, SHARD_OF, None)
@@ -154,8 +132,7 @@ class MuonAdamW(Optimizer):
         ]
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"process_group": self.process_group, "_is_known_equal": False, "_adamw": None}
-        return {**super().__getstate__(), **own}
+        return {**super().__getstate__(), "_adamw": None}
 
 
 def _split(group: Mapping[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
@@ -182,7 +159,7 @@ def _updates(
     """
     momentum = group["momentum"]
     if not is_split:
-        return _lerp(gradients, momenta, momentum) if group["nesterov"] else momenta
+        return foreach_lerp(gradients, momenta, momentum) if group["nesterov"] else momenta
     if not group["nesterov"]:
         return [B.bfloat16() for B in momenta]
     return [G.lerp(B, momentum).bfloat16() for G, B in zip(gradients, momenta, strict=True)]
@@ -338,7 +315,7 @@ def _add_steps(
         alike.setdefault((sizes[i], w.dtype, w.device), []).append(i)
     for (size, dtype, _), places in alike.items():
         steps = [directions[i].to(dtype) for i in places]
-        _add_([weights[i] for i in places], steps, alpha=-size)
+        foreach_add_([weights[i] for i in places], steps, alpha=-size)
 
 
 def _step_size(lr: float, adjustment: str, shape: Sequence[int]) -> float:

@@ -13,17 +13,14 @@ That is Adam's mean of gradients with c in the place of beta1, and torch has a k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, optim
 
-# torch's own optimizers are made of these
-_adam_ = torch._fused_adam_  # pyright: ignore[reportPrivateImportUsage]
-_add_ = torch._foreach_add_  # pyright: ignore[reportPrivateImportUsage]
-_lerp_ = torch._foreach_lerp_  # pyright: ignore[reportPrivateImportUsage]
-_mul_ = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
+from pathspace.optim.rules.few_passes import FewPasses
+from pathspace.torch_private import foreach_add_, foreach_lerp_, foreach_mul_, fused_adam_
 
 
 class _Entry(NamedTuple):
@@ -37,26 +34,21 @@ class _Entry(NamedTuple):
     step: Tensor
 
 
-class NAdam(optim.NAdam):
+class NAdam(FewPasses, optim.NAdam):
     """``torch.optim.NAdam``, its options and its state."""
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Take one step; returns the closure's loss, if there is one."""
-        if not all(map(_is_plain, self.param_groups)):
-            return super().step(closure)
-        loss = None if closure is None else torch.enable_grad()(closure)()
-        for group in self.param_groups:
-            columns: list[list[Tensor]] = [[] for _ in _Entry._fields]
-            self._init_group(group, *columns)
-            # parameters may have joined later, or have been without a gradient
-            alike: dict[tuple[float, float], list[_Entry]] = {}
-            for entry in map(_Entry, *columns):
-                count = entry.step.item(), entry.mu_product.item()
-                alike.setdefault(count, []).append(entry)
-            for (steps, _), entries in alike.items():
-                _step(entries, steps + 1, group)
-        return loss
+    torch_only = ("weight_decay", "maximize", "foreach", "capturable", "differentiable")
+
+    def _take(self, group: dict[str, Any]) -> None:
+        columns: list[list[Tensor]] = [[] for _ in _Entry._fields]
+        self._init_group(group, *columns)
+        # parameters may have joined later, or have been without a gradient
+        alike: dict[tuple[float, float], list[_Entry]] = {}
+        for entry in map(_Entry, *columns):
+            count = entry.step.item(), entry.mu_product.item()
+            alike.setdefault(count, []).append(entry)
+        for (steps, _), entries in alike.items():
+            _step(entries, steps + 1, group)
 
 
 def _step(entries: Sequence[_Entry], t: float, group: Mapping[str, Any]) -> None:
@@ -64,15 +56,15 @@ def _step(entries: Sequence[_Entry], t: float, group: Mapping[str, Any]) -> None
     beta1, beta2 = group["betas"]
     mu = beta1 * (1 - 0.5 * 0.96 ** (t * group["momentum_decay"]))
     mu_next = beta1 * (1 - 0.5 * 0.96 ** ((t + 1) * group["momentum_decay"]))
-    _add_([entry.step for entry in entries], 1)
-    _mul_([entry.mu_product for entry in entries], mu)
+    foreach_add_([entry.step for entry in entries], 1)
+    foreach_mul_([entry.mu_product for entry in entries], mu)
     product = entries[0].mu_product.item()
     a = (1 - mu) / (1 - product)
     b = mu_next / (1 - product * mu_next)
     c = b * beta1 / (a + b)
     gradients = [entry.g for entry in entries]
     numerators = [entry.m.clone() for entry in entries]
-    _adam_(
+    fused_adam_(
         [entry.p for entry in entries],
         gradients,
         numerators,  # over a + b
@@ -88,11 +80,4 @@ def _step(entries: Sequence[_Entry], t: float, group: Mapping[str, Any]) -> None
         eps=group["eps"],
         maximize=False,
     )
-    _lerp_([entry.m for entry in entries], gradients, 1 - beta1)
-
-
-def _is_plain(group: Mapping[str, Any]) -> bool:
-    """Return whether the kernel does all that is asked for, on the CPU."""
-    others = ("weight_decay", "maximize", "foreach", "capturable", "differentiable")
-    on_cpu = all(p.device.type == "cpu" for p in group["params"])
-    return on_cpu and not any(group[name] for name in others)
+    foreach_lerp_([entry.m for entry in entries], gradients, 1 - beta1)

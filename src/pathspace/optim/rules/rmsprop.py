@@ -11,55 +11,54 @@ one with RMSprop.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, optim
 
-_adam_ = torch._fused_adam_  # pyright: ignore[reportPrivateImportUsage]
+from pathspace.optim.rules.few_passes import FewPasses
+from pathspace.torch_private import fused_adam_
+
 _LONG_AFTER = torch.tensor(math.inf, device="cpu")  # steps, after which Adam corrects no bias
 
 
-class RMSprop(optim.RMSprop):
+class RMSprop(FewPasses, optim.RMSprop):
     """``torch.optim.RMSprop``, its options and its state; signs of the gradients may be others after a step."""
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Take one step; returns the closure's loss, if there is one."""
-        if not all(map(_is_plain, self.param_groups)):
-            return super().step(closure)
-        loss = None if closure is None else torch.enable_grad()(closure)()
-        for group in self.param_groups:
-            params: list[Tensor] = []
-            gradients: list[Tensor] = []
-            squares: list[Tensor] = []
-            steps: list[Tensor] = []
-            self._init_group(group, params, gradients, squares, [], [], steps)
-            if not params:
-                continue
-            for count in steps:
-                count += 1
-            _adam_(
-                params,
-                gradients,
-                gradients,  # their mean with beta1 = 0
-                squares,
-                [],
-                [_LONG_AFTER] * len(params),
-                amsgrad=False,
-                lr=float(group["lr"]),
-                beta1=0.0,
-                beta2=group["alpha"],
-                weight_decay=0.0,
-                eps=group["eps"],
-                maximize=group["maximize"],
-            )
-        return loss
+    torch_only = (
+        "momentum",
+        "centered",
+        "weight_decay",
+        "foreach",
+        "capturable",
+        "differentiable",
+    )
 
+    def _is_plain(self, group: dict[str, Any]) -> bool:
+        return group["alpha"] < 1 and super()._is_plain(group)
 
-def _is_plain(group: dict[str, Any]) -> bool:
-    """Return whether the kernel does all that is asked for, on the CPU."""
-    others = ("momentum", "centered", "weight_decay", "foreach", "capturable", "differentiable")
-    on_cpu = all(p.device.type == "cpu" for p in group["params"])
-    return on_cpu and group["alpha"] < 1 and not any(group[name] for name in others)
+    def _take(self, group: dict[str, Any]) -> None:
+        params: list[Tensor] = []
+        gradients: list[Tensor] = []
+        squares: list[Tensor] = []
+        steps: list[Tensor] = []
+        self._init_group(group, params, gradients, squares, [], [], steps)
+        if not params:
+            return
+        for count in steps:
+            count += 1
+        fused_adam_(
+            params,
+            gradients,
+            gradients,  # their mean with beta1 = 0
+            squares,
+            [],
+            [_LONG_AFTER] * len(params),
+            amsgrad=False,
+            lr=float(group["lr"]),
+            beta1=0.0,
+            beta2=group["alpha"],
+            weight_decay=0.0,
+            eps=group["eps"],
+            maximize=group["maximize"],
+        )

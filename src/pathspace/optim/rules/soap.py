@@ -8,20 +8,14 @@ their eigenvectors in columns; M and V the moments, in the eigenbasis.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from pathspace.optim.rules.division import (
-    compute_in_shares,
-    divides,
-    expect_equal,
-    expect_group,
-)
+from pathspace.optim.rules.division import DividedRule, compute_in_shares, divides
 from pathspace.optim.rules.moments import adam_direction, cast_state
 
 _SIDES = ("rows", "columns")
@@ -30,7 +24,7 @@ _MATRICES = tuple(f"{kind}_{side}" for kind in ("gram", "basis") for side in _SI
 _NOTHING = 2.0**-80
 
 
-class SOAP(Optimizer):
+class SOAP(DividedRule):
     """Adam in the eigenbasis of the averages of G G^T and G^T G; AdamW for parameters that are no matrices.
 
     Args:
@@ -60,7 +54,6 @@ class SOAP(Optimizer):
         maximize: bool = False,
         process_group: Any = None,
     ) -> None:
-        expect_group(process_group)
         defaults = {
             "lr": lr,
             "betas": betas,
@@ -70,19 +63,10 @@ class SOAP(Optimizer):
             "max_precondition_size": max_precondition_size,
             "maximize": maximize,
         }
-        super().__init__(params, defaults)
-        self.process_group = process_group
-        self._is_known_equal = False
+        super().__init__(params, defaults, process_group)
 
-    def __getstate__(self) -> dict[str, Any]:
-        own = {"process_group": self.process_group, "_is_known_equal": False}
-        return {**super().__getstate__(), **own}
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Take one step; returns the closure's loss, if there is one."""
-        loss = None if closure is None else torch.enable_grad()(closure)()
-        self._expect_equal_once()
+    def _take(self) -> None:
+        self._expect_equal_once(p for group in self.param_groups for p in group["params"])
         due: list[dict[str, Any]] = []
         for group in self.param_groups:
             lr = float(group["lr"])
@@ -104,15 +88,6 @@ class SOAP(Optimizer):
                     p.mul_(1 - lr * group["weight_decay"])
                 p.add_(direction, alpha=-lr)
         refresh_bases(due, self.process_group)
-        return loss
-
-    def _expect_equal_once(self) -> None:
-        """Look at the first step that is divided whether all processes have the same gradients."""
-        if self._is_known_equal or not divides(self.process_group):
-            return
-        every = [p.grad for group in self.param_groups for p in group["params"]]
-        expect_equal([g for g in every if g is not None], self.process_group)
-        self._is_known_equal = True
 
 
 def soap_direction(
