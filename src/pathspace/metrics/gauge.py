@@ -33,10 +33,7 @@ from pathspace.paths.kernel.norm import widened
 from pathspace.paths.kernel.safe_type import Values, own_memory
 from pathspace.squared.sharding import from_local, local_factor, to_local
 from pathspace.squared.squares import Outer
-
-# torch's own optimizers are made of these
-_mul = torch._foreach_mul  # pyright: ignore[reportPrivateImportUsage]
-_mul_ = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
+from pathspace.torch_private import foreach_mul, foreach_mul_
 
 FAR = 16
 """Scales from 2^16 on, at which elements of kappa that are 2^-24 of the others come near the end of float32."""
@@ -132,9 +129,9 @@ def multiply_(values: Sequence[Tensor], gauges: Sequence[Gauge], exponent: int) 
             columns.append(flat)
             of_columns.append(power.columns)
     if rows:
-        _mul_(rows, of_rows)
+        foreach_mul_(rows, of_rows)
     if columns:
-        _mul_(columns, of_columns)
+        foreach_mul_(columns, of_columns)
 
 
 def into_frame(kappa: Values, gauges: Mapping[str, Gauge]) -> Values:
@@ -175,7 +172,7 @@ def _vectors_in_frame(kappa: Values, gauges: Mapping[str, Gauge]) -> Values:
         else:
             values.append(value)
             factors.append(rows if value.dim() else rows.view(()))
-    results = iter(_mul(values, factors) if values else ())
+    results = iter(foreach_mul(values, factors) if values else ())
     framed: Values = {}
     for name, value in kappa.items():
         first = next(results)

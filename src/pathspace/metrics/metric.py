@@ -46,11 +46,7 @@ from pathspace.rescaling.optimizer_states import times_
 from pathspace.squared.precision import full_precision
 from pathspace.squared.sharding import is_sharded, local_rows, local_shard, to_local, totals
 from pathspace.squared.squares import Outer, dense
-
-# torch's own optimizers are made of these
-_add_ = torch._foreach_add_  # pyright: ignore[reportPrivateImportUsage]
-_div_ = torch._foreach_div_  # pyright: ignore[reportPrivateImportUsage]
-_pow_ = torch._foreach_pow_  # pyright: ignore[reportPrivateImportUsage]
+from pathspace.torch_private import foreach_add_, foreach_div_, foreach_pow_
 
 Normalization = Literal["refreshed", "frozen", "network", "none"]
 NORMALIZATIONS: tuple[str, ...] = ("refreshed", "frozen", "network", "none")
@@ -781,9 +777,9 @@ class Metric:
         # numbers, or tensors of one where a CUDA graph reads them
         normalizers: list[Any] = [shift.normalizer for shift in shifts]
         added: list[Any] = [shift.added for shift in shifts]
-        _div_(kappa, normalizers)
-        _add_(kappa, added)
-        _pow_(kappa, [self._exponent(name) for name in values])
+        foreach_div_(kappa, normalizers)
+        foreach_add_(kappa, added)
+        foreach_pow_(kappa, [self._exponent(name) for name in values])
 
     def _factor_of_outer(self, name: str, kappa: Outer, shift: Shift) -> Tensor:
         """F^k D'^exponent of an outer product; for ``power=1`` k is 0, or -2 times the exponent.

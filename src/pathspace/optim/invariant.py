@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo
 from torch.optim import LBFGS, Optimizer
 
 from pathspace.metrics import Metric, Path
@@ -66,6 +65,7 @@ from pathspace.optim.rules.division import divides, group_of, undivided
 from pathspace.optim.rules.traits import RULES, traits_of
 from pathspace.squared.precision import full_precision
 from pathspace.squared.sharding import shard_rows, to_local, totals
+from pathspace.torch_private import disable_dynamo
 
 
 class Invariant(MetricOptimizer):
@@ -260,7 +260,7 @@ class Invariant(MetricOptimizer):
 
     # -- steps -------------------------------------------------------------------------------------
 
-    @_disable_dynamo
+    @disable_dynamo
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """See ``torch.optim.Optimizer.step``."""

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from pathspace.graph.capture import Step
 from pathspace.rescaling.axes import (
@@ -27,6 +26,7 @@ from pathspace.rescaling.axes import (
     size_of,
     unify,
 )
+from pathspace.torch_private import pytree
 
 _AS_IT_IS = frozenset(
     [

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from pathspace.network import Network, trace
 from pathspace.network.call import arguments_in
 from pathspace.network.errors import expect_module
 from pathspace.network.trace.shadow import copy_of
 from pathspace.rescaling.rescale import random_rescale_
+from pathspace.torch_private import pytree
 
 MASK = 1e4
 """Outputs of this size that stay as they are were filled in, to be passed over by a softmax or a maximum."""

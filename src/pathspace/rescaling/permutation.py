@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils import _pytree as pytree
 
 from pathspace.graph.capture import Capture, Step, plain, wrapped
 from pathspace.network import Network
@@ -32,6 +31,7 @@ from pathspace.network.trace.shadow import evaluation_form_of
 from pathspace.network.trace.tracer import of_other_sizes
 from pathspace.rescaling.axes import Axis, Dim, fix, places_of, resolved
 from pathspace.rescaling.axis_rules import AxisReader
+from pathspace.torch_private import pytree
 
 _ROUNDING = 1e-7
 """The largest difference of outputs, relative to the largest of them, that counts as rounding in float64."""

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
+
+from pathspace.torch_private import pytree
 
 _CASTS = frozenset(["float", "half", "bfloat16", "to", "type", "type_as"])
 _OF_NUMBERS = frozenset(

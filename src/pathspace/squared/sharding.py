@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from pathspace.torch_private import storage_id
+
 
 def is_sharded(tensor: Any) -> bool:
     """Return whether a tensor is sharded over processes."""
@@ -175,7 +177,7 @@ class Gathering:
         """Save a view of a gathered tensor as the sharded tensor and the view's geometry."""
         if is_sharded(saved):
             return saved
-        source = self._sources.get(saved.untyped_storage()._cdata)
+        source = self._sources.get(storage_id(saved))
         if source is None:
             return saved
         return source[1], saved.shape, saved.stride(), saved.storage_offset()

@@ -11,7 +11,6 @@ from typing import Any, Unpack, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
-from torch._compile import _disable_dynamo  # of torch.compiler.disable, without its imports
 
 from pathspace.metrics.checks import checked
 from pathspace.network import Network
@@ -36,6 +35,7 @@ from pathspace.squared.sharding import (
     to_local,
     totals,
 )
+from pathspace.torch_private import disable_dynamo
 
 Parameters = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 # parameters with a gradient: parameter, group, gradient
@@ -95,7 +95,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
         """Take a step of the parameters that have a gradient."""
 
     # parts of it, compiled one by one with a whole training step, would round otherwise
-    @_disable_dynamo
+    @disable_dynamo
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step.

@@ -20,12 +20,7 @@ from pathspace.optim.rules.clipping import changes, clip_factor
 from pathspace.optim.rules.moments import cast_state
 from pathspace.paths.kernel.norm import widened
 from pathspace.squared.sharding import totals
-
-# torch's own optimizers are made of these
-_mul = torch._foreach_mul  # pyright: ignore[reportPrivateImportUsage]
-_mul_ = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
-_add_ = torch._foreach_add_  # pyright: ignore[reportPrivateImportUsage]
-_addcmul_ = torch._foreach_addcmul_  # pyright: ignore[reportPrivateImportUsage]
+from pathspace.torch_private import foreach_add_, foreach_addcmul_, foreach_mul, foreach_mul_
 
 
 @dataclass(slots=True)
@@ -158,9 +153,9 @@ class _Directions:
     def add_to_(self, tensors: list[Tensor], alpha: float) -> None:
         """Tensors += alpha d."""
         if self.inverses is None:
-            _add_(tensors, self.gradients, alpha=alpha * self.scale)
+            foreach_add_(tensors, self.gradients, alpha=alpha * self.scale)
         else:
-            _addcmul_(tensors, self.gradients, self.inverses, alpha * self.scale)
+            foreach_addcmul_(tensors, self.gradients, self.inverses, alpha * self.scale)
 
 
 def descend_(steps: list[ParamStep], factor: float | Tensor) -> None:
@@ -179,7 +174,7 @@ def _directions(steps: list[ParamStep], factor: float | Tensor) -> _Directions:
     gradients = [step.g for step in steps]
     inverses = [step.factor for step in steps if step.factor is not None]
     if isinstance(factor, Tensor):
-        return _Directions(list(_mul(gradients, factor)), inverses)
+        return _Directions(list(foreach_mul(gradients, factor)), inverses)
     return _Directions(gradients, inverses, factor)
 
 
@@ -201,11 +196,11 @@ def _descend_together_(steps: list[ParamStep], directions: _Directions) -> None:
     momentum = group["momentum"]
     nesterov = group["nesterov"]
     if group["weight_decay"]:
-        _mul_(p, 1 - lr * group["weight_decay"])
+        foreach_mul_(p, 1 - lr * group["weight_decay"])
     if momentum:
         v = _velocities(steps, momentum)
         directions.add_to_(v, 1.0)
-        _add_(p, _back(v, far), alpha=-lr * momentum if nesterov else -lr)
+        foreach_add_(p, _back(v, far), alpha=-lr * momentum if nesterov else -lr)
     # nesterov: d + momentum v
     if nesterov or not momentum:
         directions.gradients = _back(directions.gradients, far)
@@ -219,7 +214,7 @@ def _velocities(steps: list[ParamStep], momentum: float) -> list[Tensor]:
             step.state["momentum_buffer"] = torch.zeros_like(step.p)
         cast_state(step.state, step.p.dtype, ("momentum_buffer",))
     v = [step.state["momentum_buffer"] for step in steps]
-    _mul_(v, momentum)
+    foreach_mul_(v, momentum)
     return v
 
 

@@ -21,7 +21,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from pathspace.network import Network
 from pathspace.network.call import arguments_in
@@ -31,6 +30,7 @@ from pathspace.paths.data.signs import random_signs
 from pathspace.paths.kernel.kappa import kappa
 from pathspace.paths.kernel.norm import widened
 from pathspace.paths.listing.unrolled import examples
+from pathspace.torch_private import pytree
 
 Estimator = Literal["exact", "signs", "auto"]
 

@@ -24,7 +24,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils import _pytree as pytree
 
 from pathspace.network import Network
 from pathspace.network.call import arguments_in
@@ -36,6 +35,7 @@ from pathspace.paths.listing.listing import LIMIT, Paths, enumerate_paths
 from pathspace.paths.listing.unrolled import examples
 from pathspace.paths.space.reduction import expect_own, reduction_graph, used_edges
 from pathspace.squared.precision import AtLeast
+from pathspace.torch_private import pytree
 
 Output = Literal["gaussian", "softmax"]
 

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils import _pytree as pytree
 
 from pathspace.graph.capture import Capture, KeepsWhole, plain, wrapped
 from pathspace.network import Network
@@ -30,6 +29,7 @@ from pathspace.paths.listing.captured import Handler, outside, write_down
 from pathspace.paths.space.reduction import ReductionGraph, reduction_graph
 from pathspace.squared.normalization import Normalization
 from pathspace.squared.precision import AtLeast
+from pathspace.torch_private import pytree
 
 
 @dataclass(frozen=True, eq=False)
