@@ -138,7 +138,8 @@ def _rows(x: Tensor, channels: int) -> Tensor:
     return x.detach().movedim(channels, -1).unsqueeze(0).flatten(0, -2)
 
 
-def _largest(rows: Tensor) -> Tensor:
+def largest(rows: Tensor) -> Tensor:
+    """Return the largest size of the values of each channel."""
     return rows.abs().amax(0)
 
 
@@ -146,4 +147,4 @@ def _mean(rows: Tensor) -> Tensor:
     return rows.abs().mean(0)
 
 
-_STATISTICS: dict[Statistic, Callable[[Tensor], Tensor]] = {"largest": _largest, "mean": _mean}
+_STATISTICS: dict[Statistic, Callable[[Tensor], Tensor]] = {"largest": largest, "mean": _mean}

@@ -31,7 +31,7 @@ from pathspace.network import Network
 from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.network import current_values
 from pathspace.paths.kernel.inner import expect_alike
-from pathspace.paths.kernel.kappa import kappa
+from pathspace.paths.kernel.kappa import kappa_in_float64
 from pathspace.paths.kernel.node_mass import node_mass
 from pathspace.rescaling.assignment import best_assignment
 from pathspace.rescaling.equal_norms import equal_norm_factors
@@ -353,9 +353,11 @@ def path_coordinates(network: Network) -> Values:
     A weight on no path has its value in the balanced member instead, so small beside the others
     that it decides only between units that no path goes through.
     """
-    wide = {name: p.detach().double() for name, p in network.parameters.items()}
-    found = kappa(network, parameters=wide)
-    on_paths = {name: (found[name].sqrt() * w).cpu() for name, w in wide.items()}
+    found = kappa_in_float64(network)
+    on_paths = {
+        name: (found[name].sqrt() * p.detach().double()).cpu()
+        for name, p in network.parameters.items()
+    }
     balanced = _at_balance(network)
     largest_on_paths = _largest(on_paths) or 1.0
     largest_balanced = _largest(balanced) or 1.0

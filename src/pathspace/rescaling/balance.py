@@ -258,7 +258,7 @@ def _factors(network: Network, criterion: Criterion, options: Options) -> Tensor
     if criterion == "rounding":
         return rounding_factors(network, factors, options.scheme())
     edges = rounded_edges(network, factors)
-    scales = Scales(network.num_classes, network.monomials.to(factors.device))
+    scales = Scales.of(network, factors.device)
     if criterion == "range":
         return factors * agreement(range_gap(edges, scales), torch.zeros_like(factors))
     # Of the member at hand, and of the balanced one: multiplied by a power of two, not a bit of

@@ -231,19 +231,9 @@ def _passed_on(layer: nn.Module, c: Tensor) -> Tensor:
 
 
 def _outputs(model: nn.Module, calibration: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        found += [
-            t.clone()
-            for t in tensors_in(called(model, calibration, seed=0))
-            if t.is_floating_point()
-        ]
-    finally:
-        for module in training:
-            module.training = True
-    return found
+    """Return copies of what a model returns in evaluation form."""
+    returned = tensors_in(_run(model, {}, calibration))
+    return [t.clone() for t in returned if t.is_floating_point()]
 
 
 def _same(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
@@ -258,15 +248,15 @@ def _layers(model: nn.Module) -> dict[str, nn.Module]:
     return {name: module for name, module in model.named_modules() if isinstance(module, Layer)}
 
 
-def _run(model: nn.Module, hooks: dict[nn.Module, Hook], calibration: Any) -> None:
-    """Call a model in evaluation form, with forward hooks at some layers."""
+def _run(model: nn.Module, hooks: dict[nn.Module, Hook], calibration: Any) -> Any:
+    """Call a model in evaluation form, with forward hooks at some layers; return what it returns."""
     handles: list[RemovableHandle] = [
         layer.register_forward_hook(hook) for layer, hook in hooks.items()
     ]
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
-        called(model, calibration, seed=0)
+        return called(model, calibration, seed=0)
     finally:
         for handle in handles:
             handle.remove()

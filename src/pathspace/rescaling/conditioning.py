@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
-from pathspace.paths.kernel.kappa import kappa
+from pathspace.paths.kernel.kappa import kappa_in_float64
 from pathspace.rescaling.criteria import Edges, Scales, agreement, edge_labels
 from pathspace.rescaling.equal_norms import log_sums
 
@@ -56,15 +56,16 @@ def conditioning_factors(network: Network, start: Tensor) -> Tensor:
     Raises:
         FloatingPointError: kappa is not finite.
     """
-    scales = Scales(network.num_classes, network.monomials.to(start.device))
+    scales = Scales.of(network, start.device)
     here = torch.zeros_like(start)
     return start * agreement(_gap(_kappas(network, start), scales, here), here)
 
 
 def _kappas(network: Network, start: Tensor) -> Kappas:
-    wide = {name: parameter.detach().double() for name, parameter in network.parameters.items()}
-    edges, held, count = [], 0.0, 0
-    for name, found in kappa(network, parameters=wide).items():
+    edges = []
+    held = 0.0
+    count = 0
+    for name, found in kappa_in_float64(network).items():
         target, source = edge_labels(network, name, start.device)
         k = found.to(start.device) / network.edge_factors(name, start).square()
         same = target == source
@@ -106,6 +107,5 @@ def _log_total(kappas: Kappas, scales: Scales, x: Tensor) -> Tensor:
     """Compute log sum_e k_e."""
     logs = [x.new_tensor(kappas.held).log()]
     for edge in kappas.edges:
-        moved = 2 * (edge.log + scales.log(x, edge.target) - scales.log(x, edge.source))
-        logs.append(moved.flatten().logsumexp(0))
+        logs.append((2 * edge.log_at(scales, x)).flatten().logsumexp(0))
     return torch.stack(logs).logsumexp(0)

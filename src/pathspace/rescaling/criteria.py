@@ -72,6 +72,11 @@ class Scales:
     classes: int
     monomials: Tensor
 
+    @staticmethod
+    def of(network: Network, device: torch.device) -> Scales:
+        """Return the scales of a network, with their tables on a device."""
+        return Scales(network.num_classes, network.monomials.to(device))
+
     @property
     def labels(self) -> Tensor:
         """All of them, in the order of a table."""
@@ -91,10 +96,13 @@ class Scales:
             (2 * (self.classes + len(self.monomials)) + 1,), fill, dtype=torch.float64
         )
 
-    def by_sign(self, table: Tensor) -> tuple[Tensor, Tensor]:
+    def by_sign(
+        self, table: Tensor, reduction: Literal["amax", "sum"] = "amax"
+    ) -> tuple[Tensor, Tensor]:
         """Return what a table has for the classes: at their scales, and at the inverse ones.
 
-        What it has for a product counts for each of its factors.
+        What it has for a product counts for each of its factors. The reduction joins it with what it
+        has for the class.
         """
         largest, C = len(table) // 2, self.classes
         values = torch.stack([table[1 : largest + 1], table[largest + 1 :].flip(0)])
@@ -103,13 +111,13 @@ class Scales:
             used, one = factor != 0, values[:, C:]
             one = torch.where(factor < 0, one.flip(0), one)[:, used]
             place = (factor[used].abs() - 1).expand(2, -1)
-            result.scatter_reduce_(1, place, one, "amax")
+            result.scatter_reduce_(1, place, one, reduction)
         return result[0], result[1]
 
 
 @dataclass(frozen=True)
 class Edges:
-    """The rounded weights of one parameter.
+    """The weights of one parameter.
 
     Attributes:
         log: log |w|, -inf for zeros; the largest along dimensions on which no label depends.
@@ -121,38 +129,46 @@ class Edges:
     target: Tensor
     source: Tensor
 
+    def log_at(self, scales: Scales, x: Tensor) -> Tensor:
+        """Return log |w| after a rescaling by log s = x."""
+        return self.log + scales.log(x, self.target) - scales.log(x, self.source)
+
 
 def rounded_edges(network: Network, factors: Tensor) -> list[Edges]:
     """Return the rounded weights as they are after a rescaling by ``factors`` (float64, ``[C]``), which is not done."""
-    found = []
-    for name, parameter in network.parameters.items():
-        if parameter.dim() < 2:
-            continue
-        device = factors.device
-        scaled = parameter.detach().to(device, torch.float64) * network.edge_factors(name, factors)
-        target, source = edge_labels(network, name, device)
-        free = [d for d in range(parameter.dim()) if target.shape[d] == source.shape[d] == 1]
-        size = scaled.abs().amax(free, keepdim=True) if free else scaled.abs()
-        # a weight between units of one class changes with no scale
-        found.append(Edges(size.masked_fill(target == source, 0.0).log(), target, source))
-    return found
+    rounded = [name for name, parameter in network.parameters.items() if parameter.dim() >= 2]
+    return [_edges(network, name, factors, largest=True) for name in rounded]
 
 
 def all_edges(network: Network, factors: Tensor) -> list[Edges]:
     """Return all weights, biases too, as they are after a rescaling by ``factors``, one by one."""
-    found = []
-    for name, parameter in network.parameters.items():
-        device = factors.device
-        scaled = parameter.detach().to(device, torch.float64) * network.edge_factors(name, factors)
-        target, source = edge_labels(network, name, device)
-        found.append(Edges(scaled.abs().masked_fill(target == source, 0.0).log(), target, source))
-    return found
+    return [_edges(network, name, factors, largest=False) for name in network.parameters]
+
+
+def _edges(network: Network, name: str, factors: Tensor, *, largest: bool) -> Edges:
+    """Return the weights of a parameter after a rescaling.
+
+    Args:
+        network: a traced network.
+        name: of the parameter.
+        factors: of the rescaling.
+        largest: whether to keep only the largest along dimensions on which no label depends.
+    """
+    device = factors.device
+    weights = network.parameters[name].detach().to(device, torch.float64)
+    size = (weights * network.edge_factors(name, factors)).abs()
+    target, source = edge_labels(network, name, device)
+    free = [d for d in range(size.dim()) if target.shape[d] == source.shape[d] == 1]
+    if largest and free:
+        size = size.amax(free, keepdim=True)
+    # a weight between units of one class changes with no scale
+    return Edges(size.masked_fill(target == source, 0.0).log(), target, source)
 
 
 def edge_labels(network: Network, name: str, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the labels at the two ends of the edges of a parameter, target and source, with its dimensions."""
     labels, dims = network.edges[name], network.parameters[name].dim()
-    return _of_dims(labels.target, dims).to(device), _of_dims(labels.source, dims).to(device)
+    return in_dims(labels.target, dims).to(device), in_dims(labels.source, dims).to(device)
 
 
 def range_gap(edges: Sequence[Edges], scales: Scales) -> Gap:
@@ -237,7 +253,7 @@ def _largest(edges: Sequence[Edges], scales: Scales, x: Tensor) -> list[tuple[Te
     """
     at = [scales.table(x, -torch.inf) for _ in range(2)]
     for edge in edges:
-        values = edge.log + scales.log(x, edge.target) - scales.log(x, edge.source)
+        values = edge.log_at(scales, x)
         for table, labels in zip(at, (edge.target, edge.source), strict=True):
             note_largest_(table, values, labels)
     return [scales.by_sign(table) for table in at]
@@ -245,12 +261,13 @@ def _largest(edges: Sequence[Edges], scales: Scales, x: Tensor) -> list[tuple[Te
 
 def note_largest_(table: Tensor, values: Tensor, labels: Tensor) -> None:
     """Put the largest value of every label into a table by label (see :class:`Scales`)."""
-    labels = _of_dims(labels, values.dim())
+    labels = in_dims(labels, values.dim())
     alone = [d for d in range(values.dim()) if labels.shape[d] == 1 < values.shape[d]]
     values = values.amax(alone, keepdim=True) if alone else values
     places = labels.expand(torch.broadcast_shapes(labels.shape, values.shape)).remainder(len(table))
     table.scatter_reduce_(0, places.reshape(-1), values.expand(places.shape).reshape(-1), "amax")
 
 
-def _of_dims(labels: Tensor, dims: int) -> Tensor:
+def in_dims(labels: Tensor, dims: int) -> Tensor:
+    """Return labels with so many dimensions, of size 1 where the labels do not change."""
     return without_repeats(labels)[(None,) * (dims - labels.dim())]

@@ -25,7 +25,7 @@ def equal_norm_factors(network: Network) -> Tensor:
     # from the balanced member, so that every member takes the same steps
     start = 1.0 / node_mass(network).gauge().cpu()
     edges = all_edges(network, start)
-    scales = Scales(network.num_classes, network.monomials.to(start.device))
+    scales = Scales.of(network, start.device)
     # `agreement` goes half of the way, which is too far if a weight changes with more than two
     # classes: the sum of squares is convex in log s, so that a step of 1 / n is safe for n classes
     most = max([_classes_of_a_weight(edge, scales) for edge in edges], default=2)
@@ -64,27 +64,13 @@ def log_sums(edges: Sequence[Edges], scales: Scales, x: Tensor) -> tuple[Tensor,
     """
     at = [scales.table(x, 0.0) for _ in range(2)]
     for edge in edges:
-        values = (2 * (edge.log + scales.log(x, edge.target) - scales.log(x, edge.source))).exp()
+        values = (2 * edge.log_at(scales, x)).exp()
         for table, labels in zip(at, (edge.target, edge.source), strict=True):
             places = labels.expand(values.shape).remainder(len(table)).reshape(-1)
             table.index_add_(0, places, values.reshape(-1))
-    entering, leaving = (_of_classes(table, scales) for table in at)
+    entering, entering_inverse = scales.by_sign(at[0], "sum")
+    leaving, leaving_inverse = scales.by_sign(at[1], "sum")
     # of units that have the inverse scale, what leaves grows, and what enters shrinks
-    return torch.logaddexp(entering[0], leaving[1]), torch.logaddexp(leaving[0], entering[1])
-
-
-def _of_classes(table: Tensor, scales: Scales) -> tuple[Tensor, Tensor]:
-    """Return the logs of a table by label for the classes, at their scales and at the inverse ones.
-
-    What a product of classes has counts for each of its factors.
-    """
-    C, largest = scales.classes, len(table) // 2
-    values = torch.stack([table[1 : largest + 1], table[largest + 1 :].flip(0)])
-    result = values[:, :C].clone()
-    for factor in scales.monomials.unbind(-1):
-        used = factor != 0
-        of_products = values[:, C:]
-        of_products = torch.where(factor < 0, of_products.flip(0), of_products)[:, used]
-        result.index_add_(1, factor[used].abs() - 1, of_products)
-    logs = result.log()
-    return logs[0], logs[1]
+    grows = torch.logaddexp(entering.log(), leaving_inverse.log())
+    shrinks = torch.logaddexp(leaving.log(), entering_inverse.log())
+    return grows, shrinks

@@ -33,17 +33,16 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
-from pathspace.network.trace.scales import without_repeats
 from pathspace.network.units import EdgeLabels
 from pathspace.paths.data.data_dependent import data_dependent_kappa, path_share
 from pathspace.paths.data.edge_statistics import Seeded
 from pathspace.paths.data.example_gradients import on_batch
 from pathspace.paths.data.signs import sign_seeds
-from pathspace.paths.kernel.kappa import kappa
+from pathspace.paths.kernel.kappa import kappa_in_float64
 from pathspace.replay.observed import Use
 from pathspace.replay.replay import Replay, replay
-from pathspace.rescaling.activations import entering
-from pathspace.rescaling.criteria import Scales
+from pathspace.rescaling.activations import entering, largest
+from pathspace.rescaling.criteria import Scales, in_dims
 
 Per = Literal["tensor", "row"]
 PER: tuple[str, ...] = ("tensor", "row")
@@ -140,7 +139,7 @@ def rounding_factors(network: Network, factors: Tensor, scheme: Scheme) -> Tenso
         FloatingPointError: a derivative on the data is not finite.
         UnmatchedForwardError: the forward pass on the data is not the traced one.
     """
-    scales = Scales(network.num_classes, network.monomials.to(factors.device))
+    scales = Scales.of(network, factors.device)
     parts = rounded_weights(network, factors, scheme)
     if scheme.activations is not None:
         parts += rounded_values(network, factors, scheme.calibration, scheme.activations)
@@ -233,8 +232,7 @@ def _reactions(network: Network, calibration: Any) -> Mapping[str, Tensor]:
     """Return kappa, or E[(df/dw)^2] on data, by parameter."""
     if calibration is not None:
         return data_dependent_kappa(network, calibration, alpha=1.0, estimator="auto")
-    wide = {name: parameter.detach().double() for name, parameter in network.parameters.items()}
-    return kappa(network, parameters=wide)
+    return kappa_in_float64(network)
 
 
 def rounded_values(network: Network, factors: Tensor, calibration: Any, bits: int) -> list[Rounded]:
@@ -274,14 +272,14 @@ def _rounded_input(
 ) -> Rounded | None:
     """Return what enters a layer; None if its units are not known."""
     x = use.args[0]
-    ranges = entering(use, x, _largest)
+    ranges = entering(use, x, largest)
     if ranges is None:
         return None
     # E[(df/dh)^2] through this layer
     gradient = torch.func.vjp(on_batch(use, x, use.data), x)[1](delta)[0]
     reaction = entering(use, gradient, _sum_of_squares)
     assert reaction is not None
-    labels = _of_dims(network.edges[name].source, ranges.dim())
+    labels = in_dims(network.edges[name].source, ranges.dim())
     scale = network.scale_of(factors, labels.to(factors.device))
     sizes = ranges.to(factors.device) * scale
     total = gradient.square().sum()
@@ -311,8 +309,8 @@ def _arranged(size: Tensor, reaction: Tensor, labels: EdgeLabels, per: Per, step
         step: of numbers up to 1.
     """
     dims = size.dim()
-    target = _of_dims(labels.target, dims).to(size.device)
-    source = _of_dims(labels.source, dims).to(size.device)
+    target = in_dims(labels.target, dims).to(size.device)
+    source = in_dims(labels.source, dims).to(size.device)
     rows = [0] if per == "row" else []
     # along these dimensions all numbers have the same scale: only their largest and their sum count
     free = [d for d in range(dims) if d not in rows and target.shape[d] == source.shape[d] == 1]
@@ -320,7 +318,7 @@ def _arranged(size: Tensor, reaction: Tensor, labels: EdgeLabels, per: Per, step
         size = size.amax(free, keepdim=True)
         reaction = reaction.sum(free, keepdim=True)
     # R, B, T, S
-    kinds = _kinds_of_dims(target, source, rows)
+    kinds = _kindsin_dims(target, source, rows)
     size = _merge_dims(size, kinds)
     reaction = _merge_dims(reaction, kinds)
     target = _merge_dims(target, kinds)
@@ -333,7 +331,7 @@ def _arranged(size: Tensor, reaction: Tensor, labels: EdgeLabels, per: Per, step
     return Rounded(size[kept], reaction[kept], target, source, step)
 
 
-def _kinds_of_dims(target: Tensor, source: Tensor, rows: list[int]) -> list[list[int]]:
+def _kindsin_dims(target: Tensor, source: Tensor, rows: list[int]) -> list[list[int]]:
     """Sort dimensions by the ends of edges that depend on them: rows, both ends, targets, sources."""
     both, targets, sources = [], [], []
     for d in range(target.dim()):
@@ -355,15 +353,6 @@ def _merge_dims(x: Tensor, kinds: list[list[int]]) -> Tensor:
     for kind in kinds:
         order += kind
     return x.permute(order).reshape(lengths)
-
-
-def _of_dims(labels: Tensor, dims: int) -> Tensor:
-    """Return labels with so many dimensions, of size 1 where the labels do not change."""
-    return without_repeats(labels)[(None,) * (dims - labels.dim())]
-
-
-def _largest(rows: Tensor) -> Tensor:
-    return rows.abs().amax(0)
 
 
 def _sum_of_squares(rows: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from pathspace.network import Network
 from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.trace.scales import without_repeats
 from pathspace.network.units import EdgeLabels
-from pathspace.paths.kernel.kappa import kappa
+from pathspace.paths.kernel.kappa import kappa_in_float64
 from pathspace.rescaling.criteria import Scales, note_largest_
 from pathspace.rescaling.rescale import rescaled
 
@@ -136,9 +136,7 @@ class _Visible:
     @cached_property
     def _kappa(self) -> dict[str, Tensor]:
         """kappa_e by parameter, in float64: paths of small weights underflow in the type of the weights."""
-        parameters = self._network.parameters
-        wide = {name: parameter.detach().double() for name, parameter in parameters.items()}
-        found = kappa(self._network, parameters=wide)
+        found = kappa_in_float64(self._network)
         return {
             name: value.to(self._factors.device, torch.float64) for name, value in found.items()
         }
@@ -222,8 +220,7 @@ class _Visible:
 
     def _table(self, fill: float) -> Tensor:
         """Return a table by label (see ``criteria.Scales``)."""
-        monomials = self._network.monomials.to(self._factors.device)
-        return Scales(self._network.num_classes, monomials).table(self._factors, fill)
+        return Scales.of(self._network, self._factors.device).table(self._factors, fill)
 
     def _largest(self, values: Mapping[str, Tensor], end: Literal["target", "source"]) -> Tensor:
         """Return the largest value at each label of one end of the edges, a table."""

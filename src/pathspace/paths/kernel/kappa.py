@@ -70,6 +70,12 @@ def kappa(
     return {name: from_local(value, source[name]) for name, value in parts.items()}
 
 
+def kappa_in_float64(network: Network) -> dict[str, Tensor]:
+    """Return :func:`kappa` of the weights in float64: paths of small weights underflow in other types."""
+    wide = {name: p.detach().double() for name, p in network.parameters.items()}
+    return kappa(network, parameters=wide)
+
+
 @in_full_precision
 def kappa_report(
     network: Network,
