@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from inspect import signature
 from numbers import Integral, Real
 from typing import Any
 
 from torch import Tensor
-
-from pathspace.paths.kernel.safe_type import RangeReport
 
 _NOT_NEGATIVE = (
     "lr",
@@ -115,59 +113,3 @@ def check_counts(**options: int) -> None:
     for name, value in options.items():
         if not (isinstance(value, Integral) and value >= 1):
             raise ValueError(f"{name} must be a whole number, at least 1, got {value!r}")
-
-
-def tensor_of(values: Any, name: str, parameter: Tensor, whose: str) -> Tensor:
-    """Return what a mapping holds for a parameter.
-
-    Args:
-        values: the mapping.
-        name: the name of the parameter.
-        parameter: the parameter.
-        whose: how messages call the mapping.
-
-    Raises:
-        TypeError: if it is no mapping, or holds something else than a tensor of real numbers.
-        ValueError: if it lacks the name, or the tensor has another shape than the parameter.
-    """
-    if not isinstance(values, Mapping):
-        raise TypeError(
-            f"{whose} must be a mapping from parameter names to tensors, as pathspace.paths.kappa returns, got "
-            f"{type(values).__name__}"
-        )
-    if name not in values:
-        has = ", ".join(map(repr, values)) or "none"
-        raise ValueError(f"{whose} lack '{name}': return a tensor for each of names, got {has}")
-    value = values[name]
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{whose} must be tensors, got {type(value).__name__} for '{name}'")
-    if value.shape != parameter.shape:
-        shapes = f"{tuple(value.shape)}, the parameter {tuple(parameter.shape)}"
-        raise ValueError(f"{whose} must have the parameters' shapes; that of '{name}' has {shapes}")
-    if not value.is_floating_point():
-        raise TypeError(f"{whose} must be of a floating-point type, got {value.dtype} for '{name}'")
-    return value.detach()
-
-
-def check_report(report: RangeReport, whose: str) -> None:
-    """Refuse values that no metric may have.
-
-    Args:
-        report: the values, and their bounds.
-        whose: how messages call the values.
-
-    Raises:
-        ValueError: if an element is negative.
-        FloatingPointError: if an element is not finite.
-    """
-    for name, bounds in report.bounds.items():
-        if not all(math.isfinite(end) for pair in bounds for end in pair):
-            raise FloatingPointError(
-                f"{whose} are not finite for '{name}': the weights are not finite, because training diverged (lower "
-                "the learning rate or clip), or the values overflow (compute them in float64)"
-            )
-        if any(low < 0 for low, _ in bounds):
-            raise ValueError(
-                f"{whose} must not be negative, and an element for '{name}' is: if rounding makes it so, return "
-                "value.clamp(min=0)"
-            )

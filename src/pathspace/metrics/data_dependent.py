@@ -37,7 +37,7 @@ from pathspace.paths.data.data_dependent import (
 )
 from pathspace.paths.data.edge_statistics import Sharing
 from pathspace.paths.data.node_measure import Statistic, check_options
-from pathspace.paths.kernel.safe_type import RangeReport, Values, range_report
+from pathspace.paths.kernel.safe_type import RangeReport, Values, narrowed, range_report
 from pathspace.replay.arguments import first_examples
 from pathspace.replay.chain import Cell, Chain, chain_of, chain_pass
 from pathspace.replay.latest_batch import LatestBatch
@@ -304,8 +304,7 @@ class DataDependent(Path):
             return report, kept
         report, kept = self._averaged(names, draws, wide=True)
         if report.well_scaled and fits(report, types, request):
-            narrow: Values = {n: dense(k).to(types[n]) for n, k in report.values.items()}
-            report = range_report(narrow, with_means=True)
+            report = narrowed(report, types, with_means=True)
         return report, kept
 
     def _averaged(

@@ -29,8 +29,8 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
-from pathspace.paths.kernel.norm import widened
 from pathspace.paths.kernel.safe_type import Values, own_memory
+from pathspace.squared.precision import widened
 from pathspace.squared.sharding import from_local, local_factor, to_local
 from pathspace.squared.squares import Outer
 from pathspace.torch_private import foreach_mul, foreach_mul_

@@ -18,12 +18,13 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor
 
-from pathspace.metrics.checks import check_counts, check_not_negative, check_report, tensor_of
+from pathspace.metrics.checks import check_counts, check_not_negative
+from pathspace.metrics.finish import FinishRecording
 from pathspace.metrics.gauge import (
     Gauge,
     far_scales,
@@ -33,19 +34,21 @@ from pathspace.metrics.gauge import (
     powers,
     recentred,
 )
+from pathspace.metrics.own_values import report_of
+from pathspace.metrics.power import Power, Shift, means_of_blocks
 from pathspace.metrics.replicas import any_replica, root_mean_square
 from pathspace.network import Network
 from pathspace.network.errors import expect_network, expect_values
 from pathspace.paths.kernel import recording
-from pathspace.paths.kernel.norm import squared_path_norm, widened
+from pathspace.paths.kernel.norm import squared_path_norm
 from pathspace.paths.kernel.recording import Recording
-from pathspace.paths.kernel.safe_type import RangeReport, Values, range_report
+from pathspace.paths.kernel.safe_type import RangeReport, Values
 from pathspace.replay.latest_batch import LatestBatch
 from pathspace.rescaling.frames import Frame, FrameName, expect_finite_scales, scales_of
 from pathspace.rescaling.optimizer_states import times_
 from pathspace.squared.precision import full_precision
-from pathspace.squared.sharding import is_sharded, local_rows, local_shard, to_local, totals
-from pathspace.squared.squares import Outer, dense
+from pathspace.squared.sharding import local_rows, to_local, totals
+from pathspace.squared.squares import Outer
 from pathspace.torch_private import foreach_add_, foreach_div_, foreach_pow_
 
 Normalization = Literal["refreshed", "frozen", "network", "none"]
@@ -76,20 +79,6 @@ class MetricOptions(TypedDict, total=False):
     refresh_every: int
     normalization: Normalization
     frame: Frame | FrameName
-
-
-class Shift(NamedTuple):
-    """Normalizer and damping of kappa': kappa' / normalizer + added.
-
-    Attributes:
-        normalizer: c.
-        added: damping over c; a number or a tensor of one, like c.
-        is_empty: whether no path has any mass.
-    """
-
-    normalizer: float | Tensor
-    added: float | Tensor
-    is_empty: bool
 
 
 class Metric:
@@ -177,8 +166,7 @@ class Metric:
         self.rehearses = False  # whether a step is being taken that will be forgotten
         # of the two halves of a refresh on a GPU
         self._kappa_recording = Recording()
-        self._finish = Recording()
-        self._numbers: Tensor | None = None  # that the second half reads
+        self._finish = FinishRecording()
         self._held: dict[str, Tensor] = {}  # what CUDA graphs of the user read
 
     @property
@@ -261,9 +249,7 @@ class Metric:
         if name == "_latest" and value is not None:
             return value.for_copy(self.network, memo)
         if isinstance(value, Recording):
-            return Recording()
-        if name == "_numbers":
-            return None
+            return type(value)()
         if name == "_held":
             return {}
         return copy.deepcopy(value, memo)
@@ -604,41 +590,14 @@ class Metric:
         """Return kappa' of some parameters, from ``values`` if a subclass has it, else from ``_kappa``."""
         has_values = type(self).values is not Metric.values
         kappa = self.values(self.network, names) if has_values else self._kappa(names)
-        return kappa if isinstance(kappa, RangeReport) else self._from_values(kappa, names)
+        if isinstance(kappa, RangeReport):
+            return kappa
+        whose = f"the values of {type(self).__name__}"
+        return report_of(kappa, whose, self.network, names, self._far(), self._in_frame)
 
     def _kappa(self, names: Sequence[str]) -> RangeReport | Mapping[str, Tensor]:
         """Return kappa' of some parameters with its means, as metrics of the library compute it; or kappa itself."""
         return self.values(self.network, names)
-
-    def _from_values(self, given: Any, names: Sequence[str]) -> RangeReport:
-        """Return kappa' for given values of kappa, in the parameters' types if they hold it, else in float64.
-
-        Raises:
-            TypeError: if it is no mapping from names to tensors of real numbers.
-            ValueError: if a name is missing, a shape differs from the parameter's, or an element is
-                negative.
-            FloatingPointError: if an element is not finite.
-        """
-        parameters = self.network.parameters
-        whose = f"the values of {type(self).__name__}"
-        types = {name: widened(parameters[name]).dtype for name in names}
-        far = self._far()
-        kappa: Values = {}
-        for name in names:
-            value = tensor_of(given, name, parameters[name], whose)
-            # in float64 until all are known to fit
-            wide = far is not None or value.dtype == torch.float64
-            dtype = torch.float64 if wide else types[name]
-            own = value.to(
-                parameters[name].device, dtype, copy=True, memory_format=torch.contiguous_format
-            )
-            if far is not None:
-                # kappa of the member near balance: m^2 kappa
-                own.mul_(powers(self.network, name, far).square())
-            kappa[name] = own
-        report = range_report(self._in_frame(kappa), parameters, with_means=True)
-        check_report(report, whose)
-        return _narrowed(report, types, parameters) if _fits(report, types) else report
 
     def _set_normalizers(self, kappa: RangeReport, new: Sequence[str]) -> None:
         """Put the mean of kappa' and the normalizer c of each parameter into its state.
@@ -674,20 +633,9 @@ class Metric:
     def _means(self, name: str, kappa: RangeReport) -> list[float]:
         """Return the mean of kappa' of a parameter, or of each of its blocks of rows."""
         sizes = self._blocks(name)
-        parameter = self.network.parameters[name]
         if not sizes:
             return [kappa.mean(name)]
-        value = kappa.values[name]
-        if isinstance(value, Outer):
-            rows = value.rows.double() * value.columns.double().mean()
-        else:
-            rows = value.reshape(value.shape[0], -1).double().mean(1)
-        block_of_row = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
-        local_blocks = local_shard(block_of_row.to(rows.device), parameter)
-        sums = rows.new_zeros(len(sizes)).index_add_(0, local_blocks, rows)
-        # every process has the sums of its own rows
-        sums = totals(sums, [parameter] * len(sizes))
-        return (sums / sums.new_tensor(sizes)).tolist()
+        return means_of_blocks(kappa.values[name], sizes, self.network.parameters[name])
 
     def _finished_values(self, names: Sequence[str], kappa: RangeReport) -> dict[str, Tensor]:
         """Return what the optimizers work with, from kappa' of some parameters."""
@@ -696,51 +644,20 @@ class Metric:
             self.state[name]["zeros"] = not smallest > 0 and not self.damping
             self.state[name]["exponent"] = self._exponent(name)
         values = {name: kappa.values[name] for name in names}
+        shifts = {name: self._shifts(name) for name in names}
         on_gpu = {
             name: value
             for name, value in values.items()
             if isinstance(value, Tensor) and recording.is_launched(value)
         }
         if len(on_gpu) == len(values) and len({value.device for value in on_gpu.values()}) == 1:
-            return self._finished_on_gpu(on_gpu)
-        return self._finished(values, {name: self._shifts(name) for name in values})
-
-    def _finished_on_gpu(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return what :meth:`_finished` gives for every parameter, in one launch where that is recorded.
-
-        A recording repeats operations on the same memory. So the numbers that change from one
-        refresh to the next are put into a tensor that stays where it is, and everything else that
-        decides which operations run is named.
-        """
-        shifts = {name: self._shifts(name) for name in values}
-        every = [shift for name in values for shift in shifts[name]]
-        numbers = torch.tensor(
-            [(shift.normalizer, shift.added) for shift in every], dtype=torch.float64
-        )
-        numbers = self._on_device(numbers, next(iter(values.values())).device)
-        rows = iter(numbers)
-        moved: dict[str, list[Shift]] = {}
-        for name in values:
-            moved[name] = [_moved(shift, next(rows)) for shift in shifts[name]]
-
-        def finish() -> dict[str, Tensor]:
-            return self._finished(values, moved)
-
-        decisions = (
-            tuple(values),
-            tuple(shift.is_empty for shift in every),
-            tuple(self.state[name]["zeros"] for name in values),
-            tuple(self._exponent(name) for name in values),
-        )
-        gauges = tuple(self.gauge(name) for name in values)
-        return self._finish([*values.values(), numbers], decisions, finish, gauges)
-
-    def _on_device(self, numbers: Tensor, device: torch.device) -> Tensor:
-        """Numbers in memory that stays where it is."""
-        kept = self._numbers
-        if kept is None or kept.device != device or kept.shape != numbers.shape:
-            kept = self._numbers = numbers.to(device, copy=True)
-        return kept.copy_(numbers)
+            decisions = (
+                tuple(self.state[name]["zeros"] for name in values),
+                tuple(self._exponent(name) for name in values),
+            )
+            gauges = tuple(self.gauge(name) for name in values)
+            return self._finish.finish(self._finished, on_gpu, shifts, decisions, gauges)
+        return self._finished(values, shifts)
 
     def _finished(
         self, values: Mapping[str, Tensor | Outer], shifts: Mapping[str, Sequence[Shift]]
@@ -752,17 +669,23 @@ class Metric:
         in_one_pass: dict[str, Tensor] = {}
         together: dict[str, Tensor] = {}
         powers: dict[str, Tensor] = {}
+        is_damped = bool(self.damping)
         for name, value in values.items():
             shift = shifts[name][0]
-            has_blocks = bool(self._blocks(name))
-            if has_blocks or (self.damping and shift.is_empty):
-                powers[name] = self._powers(name, value, shifts[name])
-            elif isinstance(value, Tensor):
+            sizes = self._blocks(name)
+            is_one = is_damped and shift.is_empty
+            if isinstance(value, Tensor) and not sizes and not is_one:
                 together[name] = value
-            elif self.damping and self.power == 1:
-                in_one_pass[name] = self._factor_of_outer(name, value, shift)
+                continue
+            power = Power(self._exponent(name), is_damped, self.gauge(name))
+            if sizes:
+                parameter = self.network.parameters[name]
+                powers[name] = power.of_blocks(value, sizes, shifts[name], parameter)
+            elif isinstance(value, Outer) and is_damped and self.power == 1 and not is_one:
+                factor = power.factor_of_outer(value, shift, _FACTORS[self._forms[name]])
+                in_one_pass[name] = self._shaped(name, factor)
             else:
-                powers[name] = self._power(name, value, shift)
+                powers[name] = power.of(value, shift)
         if together:
             self._raise_together_(together, [shifts[name][0] for name in together])
         powers |= together
@@ -780,23 +703,6 @@ class Metric:
         foreach_div_(kappa, normalizers)
         foreach_add_(kappa, added)
         foreach_pow_(kappa, [self._exponent(name) for name in values])
-
-    def _factor_of_outer(self, name: str, kappa: Outer, shift: Shift) -> Tensor:
-        """F^k D'^exponent of an outer product; for ``power=1`` k is 0, or -2 times the exponent.
-
-        Hence it is (F^q D')^exponent, where q = k / exponent. The matrix F^q D' is a sum of two
-        outer products, which one call writes.
-        """
-        exponent = self._exponent(name)
-        q = round(_FACTORS[self._forms[name]] / exponent)
-        of_rows, of_columns = self.gauge(name).vectors(q, kappa.dtype)
-        rows = [
-            kappa.rows * (of_rows / shift.normalizer),
-            (of_rows * shift.added).expand_as(kappa.rows),
-        ]
-        columns = [kappa.columns * of_columns, of_columns.expand_as(kappa.columns)]
-        result = torch.stack(rows, 1) @ torch.stack(columns)
-        return self._shaped(name, result.pow_(exponent))
 
     def _as_factors(self, powers: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return F^k D'^exponent of some parameters, in the memory of D'^exponent."""
@@ -830,74 +736,8 @@ class Metric:
             Shift(c, self.damping * mean / c, empty) for c, mean, empty in zip(*each, strict=True)
         ]
 
-    def _powers(self, name: str, kappa: Tensor | Outer, shifts: Sequence[Shift]) -> Tensor:
-        """D'^exponent of a parameter, each of its blocks with a normalizer of its own."""
-        sizes = self._blocks(name)
-        if not sizes:
-            return self._power(name, kappa, shifts[0])
-        first, last = self._own_rows(name, sum(sizes))
-        pieces = []
-        start = 0
-        for size, shift in zip(sizes, shifts, strict=True):
-            own = slice(max(start, first) - first, max(min(start + size, last) - first, 0))
-            start += size
-            if own.start < own.stop:
-                piece = (
-                    Outer(kappa.rows[own], kappa.columns)
-                    if isinstance(kappa, Outer)
-                    else kappa[own]
-                )
-                pieces.append(self._power(name, piece, shift))
-        return torch.cat(pieces) if pieces else dense(kappa)
-
-    def _own_rows(self, name: str, count: int) -> tuple[int, int]:
-        """Return the range of a parameter's rows in this process: the first row and the end, exclusive."""
-        parameter = self.network.parameters[name]
-        if not is_sharded(parameter):
-            return 0, count
-        rows = local_shard(torch.arange(count), parameter)
-        return (int(rows[0]), int(rows[-1]) + 1) if len(rows) else (0, 0)
-
-    def _power(self, name: str, kappa: Tensor | Outer, shift: Shift) -> Tensor:
-        """(kappa' / c + damping mean / c)^exponent, in the memory of a tensor; 1 where no path has any mass."""
-        exponent = self._exponent(name)
-        if self.damping and shift.is_empty:
-            shape = (
-                (len(kappa.rows), len(kappa.columns)) if isinstance(kappa, Outer) else kappa.shape
-            )
-            gauge = self.gauge(name)
-            return torch.ones(shape, dtype=gauge.rows.dtype, device=gauge.rows.device)
-        if isinstance(kappa, Outer):
-            rows = kappa.rows / shift.normalizer
-            if not self.damping:
-                return torch.outer(rows.pow(exponent), kappa.columns.pow(exponent))
-            result = torch.outer(rows, kappa.columns).add_(shift.added)
-        else:
-            result = kappa.div_(shift.normalizer).add_(shift.added)
-        return result.pow_(exponent)
-
     def _warn_of_unreached(self, kappa: RangeReport) -> None:
         """Tell of gradients where kappa is zero because the trace knows no path; values of your own may be zero."""
-
-
-def _fits(report: RangeReport, types: Mapping[str, torch.dtype]) -> bool:
-    """Return whether values in float64 may be kept in the parameters' types instead."""
-    if not report.well_scaled or all(report.values[name].dtype == types[name] for name in types):
-        return False
-    return all(report.largest(name) == 0 or report.fits(name, types[name]) for name in types)
-
-
-def _narrowed(
-    report: RangeReport, types: Mapping[str, torch.dtype], parameters: Mapping[str, Tensor]
-) -> RangeReport:
-    """Return values in the parameters' types."""
-    values: Values = {name: dense(report.values[name]).to(dtype) for name, dtype in types.items()}
-    return range_report(values, parameters, with_means=True)
-
-
-def _moved(shift: Shift, row: Tensor) -> Shift:
-    """Return a shift whose numbers are those of a tensor, [normalizer, added]."""
-    return Shift(row[0], row[1], shift.is_empty)
 
 
 def _of_all(numbers: list[Any]) -> Any:

@@ -23,7 +23,7 @@ from pathspace.optim.base.steepest import (
     orient_gradients,
 )
 from pathspace.optim.rules.moments import MOMENTS, adam_direction
-from pathspace.paths.kernel.norm import widened
+from pathspace.squared.precision import widened
 
 
 class PathGradientAdam(MetricOptimizer):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -42,6 +42,14 @@ def full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
 def widened(tensor: Tensor) -> Tensor:
     """Return a tensor of half precision in float32, any other as it is: 1e-4^2 is zero in float16."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def all_widened(source: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
+    """Return some parameters, :func:`widened` and of one type: float64 if a model mixes it with others."""
+    wide = {name: widened(source[name]) for name in names}
+    if len({p.dtype for p in wide.values()}) > 1:
+        return {name: p.double() for name, p in wide.items()}
+    return wide
 
 
 class AtLeast(TorchFunctionMode):

@@ -24,6 +24,15 @@ class Outer:
         return torch.outer(self.rows, self.columns)
 
     @property
+    def shape(self) -> torch.Size:
+        """The shape of the matrix."""
+        return torch.Size([len(self.rows), len(self.columns)])
+
+    def __getitem__(self, rows: slice) -> Outer:
+        """Return some rows."""
+        return Outer(self.rows[rows], self.columns)
+
+    @property
     def dtype(self) -> torch.dtype:
         """The type of its elements."""
         return self.rows.dtype

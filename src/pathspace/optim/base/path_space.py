@@ -26,12 +26,12 @@ from pathspace.optim.base.conditioning import diagnose, gauge_of_nodes
 from pathspace.optim.base.network_optimizer import Active, NetworkOptimizer, Parameters
 from pathspace.optim.rules.clipping import changes, clip_factor
 from pathspace.optim.rules.moments import MOMENTS
-from pathspace.paths.kernel.norm import widened
 from pathspace.paths.space.chart import Measure, chart
 from pathspace.paths.space.frame import Frame
 from pathspace.paths.space.reduction import expect_own, reduction_graph, used_edges
 from pathspace.paths.space.skeleton import RULES, Rule, Skeleton
 from pathspace.paths.space.skeleton import skeleton as choose
+from pathspace.squared.precision import widened
 
 Units = Literal["balanced", "none"]
 # name of a parameter of the network -> parameter, group

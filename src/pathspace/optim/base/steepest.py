@@ -18,7 +18,7 @@ from pathspace.metrics import Metric
 from pathspace.metrics.gauge import Gauge
 from pathspace.optim.rules.clipping import changes, clip_factor
 from pathspace.optim.rules.moments import cast_state
-from pathspace.paths.kernel.norm import widened
+from pathspace.squared.precision import widened
 from pathspace.squared.sharding import totals
 from pathspace.torch_private import foreach_add_, foreach_addcmul_, foreach_mul, foreach_mul_
 

@@ -38,10 +38,10 @@ from pathspace.paths.data.edge_statistics import Seeded, Sharing, products, stat
 from pathspace.paths.data.node_measure import Statistic, check_options, measure
 from pathspace.paths.data.signs import ALONE, Place, random_part, sign_seeds
 from pathspace.paths.kernel.kappa import kappa
-from pathspace.paths.kernel.norm import all_widened
 from pathspace.paths.kernel.safe_type import RangeReport, range_report
 from pathspace.replay.observed import Key
 from pathspace.replay.replay import Replay, replay
+from pathspace.squared.precision import all_widened
 from pathspace.squared.squares import Outer, dense
 
 Estimator = Literal["exact", "signs", "auto"]
@@ -279,11 +279,7 @@ def fits(kappa: RangeReport, types: Mapping[str, torch.dtype], request: Request)
     share of the paths.
     """
     may_be_zero = request.alpha == 1 and request.statistic == "covariance"
-    return all(
-        kappa.fits(name, dtype)
-        or (kappa.largest(name) == 0 and (may_be_zero or dtype == torch.float64))
-        for name, dtype in types.items()
-    )
+    return kappa.fits_all(types, zero_fits=may_be_zero)
 
 
 def in_float64(

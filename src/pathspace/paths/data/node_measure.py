@@ -19,9 +19,9 @@ from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.network.network import in_full_precision
-from pathspace.paths.kernel.norm import all_widened, widened
 from pathspace.replay.observed import Key
 from pathspace.replay.replay import Replay, replay
+from pathspace.squared.precision import all_widened, widened
 from pathspace.squared.tape import Tap
 
 Statistic = Literal["second_moment", "covariance"]

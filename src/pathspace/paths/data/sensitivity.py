@@ -28,8 +28,8 @@ from pathspace.network.network import current_values, in_full_precision
 from pathspace.network.trace.shadow import evaluation_form_of
 from pathspace.paths.data.signs import random_signs
 from pathspace.paths.kernel.kappa import kappa
-from pathspace.paths.kernel.norm import widened
 from pathspace.paths.listing.unrolled import examples
+from pathspace.squared.precision import widened
 from pathspace.torch_private import pytree
 
 Estimator = Literal["exact", "signs", "auto"]

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.network.network import current_values, in_full_precision
-from pathspace.paths.kernel.norm import all_widened
 from pathspace.paths.kernel.pairs import pairs_term
 from pathspace.paths.kernel.safe_type import (
     PendingReport,
@@ -30,6 +29,7 @@ from pathspace.paths.kernel.safe_type import (
     in_safe_type,
     own_memory,
 )
+from pathspace.squared.precision import all_widened
 from pathspace.squared.sharding import from_local, local_shard, to_local
 from pathspace.squared.squares import Outer, dense
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.network.network import current_values, in_full_precision
-from pathspace.squared.precision import widened
+from pathspace.squared.precision import all_widened
 from pathspace.squared.tape import Sums, raised
 
 
@@ -128,11 +128,3 @@ def inverse_statistics(network: Network, weights: Mapping[str, Tensor]) -> dict[
     squares = {name: value.detach().square() for name, value in weights.items()}
     network.tape.run(squares, network.live, sums=Sums(noted=noted))
     return noted
-
-
-def all_widened(source: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
-    """Return some parameters, :func:`widened` and of one type: float64 if a model mixes it with others."""
-    wide = {name: widened(source[name]) for name in names}
-    if len({p.dtype for p in wide.values()}) > 1:
-        return {name: p.double() for name, p in wide.items()}
-    return wide

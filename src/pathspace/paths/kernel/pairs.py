@@ -24,8 +24,8 @@ from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.network.network import current_values, in_full_precision
-from pathspace.paths.kernel.norm import all_widened, widened
 from pathspace.paths.kernel.safe_type import in_safe_type
+from pathspace.squared.precision import all_widened, widened
 from pathspace.squared.squares import Outer, dense
 from pathspace.squared.tape import Tap
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
-from pathspace.paths.kernel.norm import all_widened
+from pathspace.squared.precision import all_widened
 from pathspace.squared.sharding import extremes, first_sharded, is_sharded, to_local, totals
 from pathspace.squared.squares import Outer, dense
 
@@ -233,12 +233,19 @@ def in_safe_type(
     types = {name: p.dtype for name, p in all_widened(source, network.parameters).items()}
     if not (well_scaled and result.fits_all(types, zero_fits=True)):
         return result
-    return range_report(_narrowed(result, types), source, with_means=with_means)
+    return narrowed(result, types, source, with_means=with_means)
 
 
-def _narrowed(result: RangeReport, types: Mapping[str, torch.dtype]) -> Values:
-    """Return the tensors in other types."""
-    return {name: dense(values).to(types[name]) for name, values in result.values.items()}
+def narrowed(
+    report: RangeReport,
+    types: Mapping[str, torch.dtype],
+    parameters: Mapping[str, Tensor] | None = None,
+    *,
+    with_means: bool = False,
+) -> RangeReport:
+    """Return a report of the same values in other types; see :func:`pending_report`."""
+    values: Values = {name: dense(value).to(types[name]) for name, value in report.values.items()}
+    return range_report(values, parameters, with_means=with_means)
 
 
 def _expect_finite(result: RangeReport) -> None:
