@@ -33,6 +33,7 @@ from pathspace.paths.data.data_dependent import (
     check_finite,
     fits,
     in_float64,
+    is_exact,
     kappa_terms,
 )
 from pathspace.paths.data.edge_statistics import Sharing
@@ -207,8 +208,9 @@ class DataDependent(Path):
         units = self._units(chain.readout) * (chain.steps if chain.every else 1)
         if self.alpha < 1:
             units += chain.steps * sum(map(self._units, chain.cells))
-        signs = self.estimator == "signs" or (self.estimator == "auto" and units > EXACT_UNITS)
-        return chain if signs and self.pairs is None else None
+        if is_exact(self.estimator, units, EXACT_UNITS) or self.pairs is not None:
+            return None
+        return chain
 
     def _units(self, cell: Cell) -> int:
         return len(self.network.parameters[cell.weight])

@@ -11,7 +11,7 @@ Letters: c unit class, C how many, h_c its values over examples, positions and s
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from pathspace.replay.replay import Replay, replay
 from pathspace.rescaling.criteria import Scales, note_largest_
 
 Statistic = Literal["largest", "mean"]
-STATISTICS: tuple[str, ...] = ("largest", "mean")
+STATISTICS: tuple[str, ...] = get_args(Statistic)
 
 _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
 _TRANSPOSED = ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")

@@ -22,7 +22,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +48,7 @@ from pathspace.rescaling.permutation import (
 from pathspace.rescaling.rescale import replace_, rescale_
 
 By = Literal["paths", "weights", "activations"]
-WAYS: tuple[str, ...] = ("paths", "weights", "activations")
+WAYS: tuple[str, ...] = get_args(By)
 _SUMS = ("addmm", "mm", "bmm", "baddbmm", "convolution", "add")
 """Operations that make values of units: of linear maps and of residual sums."""
 SWEEPS = 50
@@ -331,7 +331,7 @@ def likeness(
             lengths[1] += theirs.square().sum(1)
         if normalized:
             size = torch.outer(*lengths).sqrt()
-            products = torch.where(size > 0, products / torch.where(size > 0, size, 1.0), 0.0)
+            products = _quotients(products, size)
         total += products
     return total
 
@@ -426,7 +426,12 @@ def _correlated(rows: Tensor) -> Tensor:
     """Return rows without their means, of length 1."""
     rows = rows - rows.mean(1, keepdim=True)
     lengths = rows.norm(dim=1, keepdim=True)
-    return torch.where(lengths > 0, rows / torch.where(lengths > 0, lengths, 1.0), 0.0)
+    return _quotients(rows, lengths)
+
+
+def _quotients(values: Tensor, sizes: Tensor) -> Tensor:
+    """Divide values by sizes; 0 where these are 0."""
+    return torch.where(sizes > 0, values / torch.where(sizes > 0, sizes, 1.0), 0.0)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +27,8 @@ from pathspace.rescaling.axes import (
     unify,
 )
 from pathspace.torch_private import pytree
+
+_T = TypeVar("_T")
 
 _AS_IT_IS = frozenset(
     [
@@ -120,11 +122,16 @@ def _reordered(step: Step, order: Sequence[int | None]) -> tuple[int | None, ...
     """Return the dimensions of a weight in the order that a step gives them."""
     if step.name == "permute":
         return tuple(order[d] for d in step.args[1])
-    turned = list(order)
-    if len(turned) > 1:
+    return tuple(_transposed(step, order))
+
+
+def _transposed(step: Step, items: Sequence[_T]) -> list[_T]:
+    """Return one item for each dimension of a tensor, in the order that ``transpose`` or ``t`` gives them."""
+    result = list(items)
+    if len(result) > 1:
         a, b = step.args[1:3] if len(step.args) > 1 else (0, 1)
-        turned[a], turned[b] = turned[b], turned[a]
-    return tuple(turned)
+        result[a], result[b] = result[b], result[a]
+    return result
 
 
 def _is_even(tensor: Tensor, d: int) -> bool:
@@ -172,11 +179,7 @@ def permute(reader: AxisReader, step: Step) -> None:
 
 def transpose(reader: AxisReader, step: Step) -> None:
     """Change the places of two dimensions."""
-    given = list(reader.of(step.args[0]))
-    if len(given) > 1:
-        a, b = step.args[1:3] if len(step.args) > 1 else (0, 1)
-        given[a], given[b] = given[b], given[a]
-    reader.bind(step.result, given)
+    reader.bind(step.result, _transposed(step, reader.of(step.args[0])))
 
 
 def expand(reader: AxisReader, step: Step) -> None:
@@ -385,16 +388,11 @@ def convolution(reader: AxisReader, step: Step) -> None:
     for dim in (*given[2:], *of_weight[2:]):
         fix(dim)
     outer, inner = of_weight[:2]
-    if transposed:  # the weight is [in channels, out channels of a group, ...]
-        group = dim_of(groups)
-        unify(given[1], outer)
-        unify(outer, regrouped_product(group, size_of(outer) // groups))
-        channels = product(group, inner)
-    else:
-        group = dim_of(groups)
-        unify(given[1], product(group, inner))
-        unify(outer, regrouped_product(group, size_of(outer) // groups))
-        channels = outer
+    group = dim_of(groups)
+    # a transposed weight is [in channels, out channels of a group, ...]
+    unify(given[1], outer if transposed else product(group, inner))
+    unify(outer, product(group, dim_of(size_of(outer) // groups)))
+    channels = product(group, inner) if transposed else outer
     if bias is not None:
         unify(channels, reader.of(bias)[0])
     places = [dim_of(n, fixed=True) for n in step.result.shape[2:]]
@@ -413,11 +411,6 @@ def product(outer: Dim, inner: Dim) -> Dim:
         fix(inner)
         return dim_of(size_of(outer) * size_of(inner), fixed=True)
     return ((*a[0], *b[0]),)
-
-
-def regrouped_product(group: Dim, size: int) -> Dim:
-    """Return groups times so many units of their own."""
-    return product(group, dim_of(size))
 
 
 def batch_norm(reader: AxisReader, step: Step) -> None:
@@ -459,7 +452,7 @@ def group_norm(reader: AxisReader, step: Step) -> None:
     x, weight, bias = step.args[:3]
     groups = step.args[6]
     given = reader.of(x)
-    unify(given[1], regrouped_product(dim_of(groups), x.shape[1] // groups))
+    unify(given[1], product(dim_of(groups), dim_of(x.shape[1] // groups)))
     for tensor in (weight, bias):
         if tensor is not None:
             unify(given[1], reader.of(tensor)[0])

@@ -27,7 +27,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -38,16 +38,7 @@ from pathspace.network.trace.scales import without_repeats
 Criterion = Literal[
     "path", "range", "activations", "rounding", "measure", "layers", "norm", "conditioning"
 ]
-CRITERIA: tuple[str, ...] = (
-    "path",
-    "range",
-    "activations",
-    "rounding",
-    "measure",
-    "layers",
-    "norm",
-    "conditioning",
-)
+CRITERIA: tuple[str, ...] = get_args(Criterion)
 
 TOLERANCE = 1e-9
 """How far from 1 a factor may be that a further step would multiply a scale by."""

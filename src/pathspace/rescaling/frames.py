@@ -18,7 +18,7 @@ Letters: c unit class, s_c its factor, b_c its scale in a frame, gamma_c^2 its m
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ from pathspace.paths.kernel.node_mass import node_mass, path_measure
 from pathspace.replay.replay import replay
 
 FrameName = Literal["balanced", "measure", "layers", "weights"]
-FRAMES: tuple[str, ...] = ("balanced", "measure", "layers", "weights")
+FRAMES: tuple[str, ...] = get_args(FrameName)
 
 ALPHA = 1.0
 """The share of data in the measure, if nothing else is asked for."""

@@ -31,6 +31,7 @@ from pathspace.network.trace.shadow import evaluation_form_of
 from pathspace.network.trace.tracer import of_other_sizes
 from pathspace.rescaling.axes import Axis, Dim, fix, places_of, resolved
 from pathspace.rescaling.axis_rules import AxisReader
+from pathspace.squared.precision import wide_copy
 from pathspace.torch_private import pytree
 
 _ROUNDING = 1e-7
@@ -201,7 +202,7 @@ def _captured(
     """Capture one pass, and let a reader read its operations; the order in inputs and outputs is fixed."""
 
     def given(tensor: Tensor) -> Tensor:
-        one = _wide(tensor)
+        one = wide_copy(tensor)
         _fix_all(reader, one)
         return wrapped(one)
 
@@ -228,12 +229,6 @@ def _results_of(step: Step) -> list[tuple[str, Tensor]]:
     """Return the tensors that an operation made, each with its name."""
     leaves = pytree.tree_leaves(step.result)
     return [(step.name, leaf) for leaf in leaves if isinstance(leaf, Tensor)]
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.detach().to(
-        "cpu", torch.float64 if tensor.is_floating_point() else None, copy=True
-    )
 
 
 @contextmanager
@@ -349,7 +344,7 @@ class _Trial:
         self._network = network
         self._model = model
         self._values = dict(values)
-        self._arguments = pytree.tree_map_only(Tensor, _wide, arguments_in(example))
+        self._arguments = pytree.tree_map_only(Tensor, wide_copy, arguments_in(example))
         self._expected = self._run(self._values)
 
     @torch.no_grad()

@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ from pathspace.rescaling.activations import entering, largest
 from pathspace.rescaling.criteria import Scales, in_dims
 
 Per = Literal["tensor", "row"]
-PER: tuple[str, ...] = ("tensor", "row")
+PER: tuple[str, ...] = get_args(Per)
 
 POWERS = (8.0, 64.0, 512.0)
 """The p of the p-norms that stand for maxima, stage by stage."""

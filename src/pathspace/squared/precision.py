@@ -44,12 +44,24 @@ def widened(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
+def wide_copy(tensor: Tensor) -> Tensor:
+    """Return a copy on the CPU, in float64 if it holds real numbers."""
+    dtype = torch.float64 if tensor.is_floating_point() else None
+    return tensor.detach().to("cpu", dtype, copy=True)
+
+
 def all_widened(source: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
     """Return some parameters, :func:`widened` and of one type: float64 if a model mixes it with others."""
     wide = {name: widened(source[name]) for name in names}
     if len({p.dtype for p in wide.values()}) > 1:
         return {name: p.double() for name, p in wide.items()}
     return wide
+
+
+def squared_leaves(source: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
+    """Return the squares of some parameters, :func:`all_widened`, as variables of derivatives."""
+    wide = all_widened(source, names)
+    return {name: p.detach().square().requires_grad_() for name, p in wide.items()}
 
 
 class AtLeast(TorchFunctionMode):

@@ -41,7 +41,7 @@ from pathspace.paths.kernel.kappa import kappa
 from pathspace.paths.kernel.safe_type import RangeReport, range_report
 from pathspace.replay.observed import Key
 from pathspace.replay.replay import Replay, replay
-from pathspace.squared.precision import all_widened
+from pathspace.squared.precision import squared_leaves
 from pathspace.squared.squares import Outer, dense
 
 Estimator = Literal["exact", "signs", "auto"]
@@ -117,8 +117,7 @@ def check_estimation(
     """
     if sharing not in ("parameters", "edges"):
         raise ValueError(f"sharing must be 'parameters' or 'edges', got {sharing!r}")
-    if estimator not in ("exact", "signs", "auto"):
-        raise ValueError(f"estimator must be 'exact', 'signs' or 'auto', got {estimator!r}")
+    check_estimator(estimator)
     for name, value in (("averaging", averaging), ("examples", examples)):
         if value is not None and not isinstance(value, Real):
             raise TypeError(f"{name} must be a number or None, got {value!r}")
@@ -128,6 +127,12 @@ def check_estimation(
         raise ValueError(
             f"examples must be None, a number of them or a share below 1, got {examples}"
         )
+
+
+def check_estimator(estimator: str) -> None:
+    """Raise ValueError for an estimator that does not exist."""
+    if estimator not in ("exact", "signs", "auto"):
+        raise ValueError(f"estimator must be 'exact', 'signs' or 'auto', got {estimator!r}")
 
 
 @dataclass(frozen=True)
@@ -206,7 +211,7 @@ def kappa_terms(
     statistic = request.statistic
     wanted = list(network.parameters) if names is None else list(names)
     path, psi = path_share(network, replayed, request.alpha, statistic, wanted)
-    exact = _is_exact(request.estimator, psi)
+    exact = is_exact(request.estimator, sum(p.numel() for p in psi.values()), EXACT_UNITS)
     bias_of = {}
     if request.pairs is not None:
         bias_of = {w: b for w, b in request.pairs(network, replayed).items() if w in wanted}
@@ -226,9 +231,10 @@ def kappa_terms(
     return KappaTerms(path, data, cross, bias_of, not exact)
 
 
-def _is_exact(estimator: Estimator, psi: Mapping[Any, Tensor]) -> bool:
+def is_exact(estimator: Estimator, count: int, most: int) -> bool:
+    """Return whether so many units are seeded one by one; ``"auto"`` does it for ``most`` of them at most."""
     if estimator == "auto":
-        return sum(p.numel() for p in psi.values()) <= EXACT_UNITS
+        return count <= most
     return estimator == "exact"
 
 
@@ -331,8 +337,7 @@ def path_share(
     """Compute (1 - alpha) psi_v gamma_u^2 of parameters, and psi of nodes, for one example; leave out zeros."""
     names = list(network.parameters) if wanted is None else list(wanted)
     with torch.inference_mode(False), torch.enable_grad():
-        wide = all_widened(replayed.leaves, network.parameters)
-        q = {name: p.detach().square().requires_grad_() for name, p in wide.items()}
+        q = squared_leaves(replayed.leaves, network.parameters)
         result = measure(network, q, replayed, alpha, statistic)
         keys = list(result.nodes)
         ends = list(result.nodes.values())

@@ -39,6 +39,7 @@ from pathspace.paths.listing.jacobian import (
     derivatives,
     in_float64,
     outputs_on,
+    pulled_back,
 )
 from pathspace.paths.listing.unrolled import examples
 from pathspace.paths.space.reduction import reduction_graph
@@ -183,22 +184,17 @@ def _fisher_product(
     one = next(examples(network.call, data))
     outputs_on(network, model, one, output, dim)
     outputs = outputs_on(network, model, data, "gaussian", dim)
-    weights = list(parameters.values())
     n = sum(1 for _ in examples(network.call, data))
     probes = [torch.zeros_like(f, requires_grad=True) for f in outputs]
     # u -> J^T u, linear in u: its derivative along v is J v
-    back = torch.autograd.grad(outputs, weights, probes, create_graph=True, materialize_grads=True)
-    pulled = graph.flatten(dict(zip(parameters, back, strict=True)))
+    pulled = pulled_back(graph, outputs, parameters, probes, create_graph=True)
 
     def product(v: Tensor) -> Tensor:
         forward = torch.autograd.grad(pulled, probes, v, retain_graph=True, materialize_grads=True)
         if output == "softmax":  # (diag(pi) - pi pi^T) t
             pairs = zip((f.detach().softmax(dim) for f in outputs), forward, strict=True)
             forward = [pi * (t - (pi * t).sum(dim, keepdim=True)) for pi, t in pairs]
-        result = torch.autograd.grad(
-            outputs, weights, forward, retain_graph=True, materialize_grads=True
-        )
-        return graph.flatten(dict(zip(parameters, result, strict=True))) / n
+        return pulled_back(graph, outputs, parameters, forward) / n
 
     return product
 

@@ -17,7 +17,7 @@ Letters: f outputs of one example, w weights, K how many outputs, eps signs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,13 +26,12 @@ from pathspace.network import Network
 from pathspace.network.call import arguments_in
 from pathspace.network.network import current_values, in_full_precision
 from pathspace.network.trace.shadow import evaluation_form_of
+from pathspace.paths.data.data_dependent import Estimator, check_estimator, is_exact
 from pathspace.paths.data.signs import random_signs
 from pathspace.paths.kernel.kappa import kappa
 from pathspace.paths.listing.unrolled import examples
 from pathspace.squared.precision import widened
 from pathspace.torch_private import pytree
-
-Estimator = Literal["exact", "signs", "auto"]
 
 EXACT_OUTPUTS = 16
 """The number of outputs of an example up to which ``"auto"`` takes them one by one."""
@@ -81,8 +80,7 @@ def sensitivity(
         {'weight': tensor([[2., 8.]]), 'bias': tensor([1.])}
     """
     current_values(network)
-    if estimator not in ("exact", "signs", "auto"):
-        raise ValueError(f"estimator must be 'exact', 'signs' or 'auto', got {estimator!r}")
+    check_estimator(estimator)
     if draws < 1:
         raise ValueError(f"draws must be at least 1, got {draws}")
     generator = torch.Generator().manual_seed(0) if generator is None else generator
@@ -92,18 +90,12 @@ def sensitivity(
     count = 0
     for example in examples(network.call, data):
         f = _outputs(network, model, example)
-        if _takes_each_output(f, estimator):
+        if is_exact(estimator, sum(t.numel() for t in f), EXACT_OUTPUTS):
             _add_squares(total, f, weights, _unit_seeds(f), 1.0)
         else:
             _add_squares(total, f, weights, _sign_seeds(f, draws, generator), 1 / draws)
         count += 1
     return {name: value.div_(count) for name, value in total.items()}
-
-
-def _takes_each_output(outputs: list[Tensor], estimator: Estimator) -> bool:
-    if estimator == "auto":
-        return sum(t.numel() for t in outputs) <= EXACT_OUTPUTS
-    return estimator == "exact"
 
 
 def _add_squares(

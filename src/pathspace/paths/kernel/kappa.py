@@ -29,7 +29,7 @@ from pathspace.paths.kernel.safe_type import (
     in_safe_type,
     own_memory,
 )
-from pathspace.squared.precision import all_widened
+from pathspace.squared.precision import squared_leaves
 from pathspace.squared.sharding import from_local, local_shard, to_local
 from pathspace.squared.squares import Outer, dense
 
@@ -118,8 +118,7 @@ def squared_gradients(
     if not names:
         return {}
     with torch.inference_mode(False), torch.enable_grad():
-        wide = all_widened(source, network.parameters)
-        q = {name: p.detach().square().requires_grad_() for name, p in wide.items()}
+        q = squared_leaves(source, network.parameters)
         maps = {name: ends for name, ends in network.tape.maps.items() if name in names}
         watched = [slot for ends in maps.values() for slot in ends]
         total, values = network.tape.run(q, network.live, watched)

@@ -25,7 +25,7 @@ from torch import Tensor
 from pathspace.network import Network
 from pathspace.network.network import current_values, in_full_precision
 from pathspace.paths.kernel.safe_type import in_safe_type
-from pathspace.squared.precision import all_widened, widened
+from pathspace.squared.precision import squared_leaves, widened
 from pathspace.squared.squares import Outer, dense
 from pathspace.squared.tape import Tap
 
@@ -79,8 +79,7 @@ def pairs_term(network: Network, source: Mapping[str, Tensor]) -> dict[str, Tens
     with torch.inference_mode(False), torch.enable_grad():
         uses = parameter_uses(network)
         uses.update(_in_both_factors(network))
-        wide = all_widened(source, network.parameters)
-        q = {n: p.detach().square().requires_grad_() for n, p in wide.items()}
+        q = squared_leaves(source, network.parameters)
         # q = q_0 f at f = 1: derivatives in the factor f have no scale, where d^2G/dq^2 may leave
         # the type though q times it does not
         repeated = {n: torch.ones_like(q[n]).requires_grad_() for n in q if uses[n] > 1}

@@ -18,7 +18,7 @@ Letters: P paths (or places of an output), E weights, n examples, K outputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -33,8 +33,8 @@ from pathspace.network.network import current_values
 from pathspace.network.trace.shadow import evaluation_form_of
 from pathspace.paths.listing.listing import LIMIT, Paths, enumerate_paths
 from pathspace.paths.listing.unrolled import examples
-from pathspace.paths.space.reduction import expect_own, reduction_graph, used_edges
-from pathspace.squared.precision import AtLeast
+from pathspace.paths.space.reduction import ReductionGraph, expect_own, reduction_graph, used_edges
+from pathspace.squared.precision import AtLeast, wide_copy
 from pathspace.torch_private import pytree
 
 Output = Literal["gaussian", "softmax"]
@@ -165,7 +165,7 @@ def degrees_of_freedom(
         return path_rank(torch.cat([J.flatten(0, 1) for J in found]))
     graph = reduction_graph(network)
     used = used_edges(network, graph)
-    ends = graph.factors(torch.cat([graph.source[used], graph.target[used]])).abs().flatten()
+    ends = graph.factors(graph.ends(used)).abs().flatten()
     return int(used.sum()) - int(
         (torch.bincount(ends, minlength=graph.num_classes + 1)[1:] > 0).sum()
     )
@@ -208,10 +208,7 @@ def dead_units(network: Network, data: Any) -> Tensor:
     total = sum(
         (torch.randn(o.shape, dtype=o.dtype, generator=generator) * o).sum() for o in outputs
     )
-    gradients = torch.autograd.grad(
-        torch.as_tensor(total), list(parameters.values()), materialize_grads=True
-    )
-    flows = graph.flatten(dict(zip(parameters, gradients, strict=True))) != 0
+    flows = pulled_back(graph, [torch.as_tensor(total)], parameters) != 0
 
     def classes(sources: Tensor, targets: Tensor) -> Tensor:
         found = torch.zeros(graph.num_classes + 1, dtype=torch.bool)
@@ -250,20 +247,42 @@ def derivatives(
     """
     graph = reduction_graph(network)
     model, parameters = in_float64(network)
-    weights = list(parameters.values())
     for example in examples(network.call, data):  # a backward pass of one example is the cheapest
         result = []
         for tensor in outputs_on(network, model, example, output, dim):
             f = tensor.movedim(dim, -1) if tensor.dim() else tensor.reshape(1)
-            rows = []
-            for value in f.reshape(-1).unbind():
-                gradients = torch.autograd.grad(
-                    value, weights, retain_graph=True, materialize_grads=True
-                )
-                rows.append(graph.flatten(dict(zip(parameters, gradients, strict=True))))
+            rows = [pulled_back(graph, [value], parameters) for value in f.reshape(-1).unbind()]
             places = f.detach().reshape(-1, f.shape[-1])
             result.append((places, torch.stack(rows).reshape(*places.shape, -1)))
         yield result
+
+
+def pulled_back(
+    graph: ReductionGraph,
+    outputs: Sequence[Tensor],
+    parameters: Mapping[str, Tensor],
+    seeds: Sequence[Tensor] | None = None,
+    *,
+    create_graph: bool = False,
+) -> Tensor:
+    """Return the derivative in the weights of the sum of all outputs times seeds, ``[E]``.
+
+    Args:
+        graph: numbers the weights.
+        outputs: made of the parameters; their graph stays.
+        parameters: by name.
+        seeds: one for each output; ones for numbers if None.
+        create_graph: whether the result can be differentiated.
+    """
+    gradients = torch.autograd.grad(
+        outputs,
+        list(parameters.values()),
+        seeds,
+        retain_graph=True,
+        create_graph=create_graph,
+        materialize_grads=True,
+    )
+    return graph.flatten(dict(zip(parameters, gradients, strict=True)))
 
 
 def in_float64(network: Network) -> tuple[nn.Module, dict[str, Tensor]]:
@@ -279,7 +298,7 @@ def outputs_on(
 ) -> list[Tensor]:
     """Return outputs of a copy of the model, of a softmax along ``dim`` if given; undo changes of its modules."""
     next(examples(network.call, data))  # which looks at their form
-    args, kwargs = arguments_in(pytree.tree_map_only(Tensor, _doubled, data))
+    args, kwargs = arguments_in(pytree.tree_map_only(Tensor, wide_copy, data))
     kept = [(d, dict(d)) for module in model.modules() for d in (vars(module), module._buffers)]
     with (
         torch.enable_grad(),
@@ -294,11 +313,6 @@ def outputs_on(
         attributes.update(before)
     _check_outputs(outputs, output, dim)
     return outputs
-
-
-def _doubled(t: Tensor) -> Tensor:
-    """Copy a tensor to the CPU, numbers with a point in float64."""
-    return t.detach().clone().to("cpu", torch.float64 if t.is_floating_point() else None)
 
 
 def _check_outputs(outputs: Sequence[Tensor], output: Output, dim: int) -> None:

@@ -49,19 +49,17 @@ def layers(
     per_cell = 4 if has_biases else 2
     rows = list(input.unbind(time))
     last = []
-    for layer in range(depth):
-        if not bidirectional:
-            weights = params[layer * per_cell : (layer + 1) * per_cell]
-            rows, end = _forwards(rows, start(layer), weights, mask)
-            last.append(end)
-            continue
-        first = 2 * layer
-        weights = params[first * per_cell : (first + 1) * per_cell]
-        forwards, end = _forwards(rows, start(first), weights, mask)
-        weights = params[(first + 1) * per_cell : (first + 2) * per_cell]
-        backwards = _backwards(rows, start(first + 1), weights, mask)
-        last += [end, backwards[0]]
-        rows = [torch.cat(pair, -1) for pair in zip(forwards, backwards, strict=True)]
+    directions = 2 if bidirectional else 1
+    cells = [params[at : at + per_cell] for at in range(0, len(params), per_cell)]
+    for number in range(0, depth * directions, directions):
+        forwards, end = _forwards(rows, start(number), cells[number], mask)
+        last.append(end)
+        if bidirectional:
+            backwards = _backwards(rows, start(number + 1), cells[number + 1], mask)
+            last.append(backwards[0])
+            rows = [torch.cat(pair, -1) for pair in zip(forwards, backwards, strict=True)]
+        else:
+            rows = forwards
     return torch.stack(rows, time), torch.stack(last)
 
 

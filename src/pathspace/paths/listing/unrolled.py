@@ -28,7 +28,7 @@ from pathspace.ops.terms import NOT_WRITTEN
 from pathspace.paths.listing.captured import Handler, outside, write_down
 from pathspace.paths.space.reduction import ReductionGraph, reduction_graph
 from pathspace.squared.normalization import Normalization
-from pathspace.squared.precision import AtLeast
+from pathspace.squared.precision import AtLeast, wide_copy
 from pathspace.torch_private import pytree
 
 
@@ -314,7 +314,7 @@ def _run(
         listing.bind_parameter(graph.number((name, (0,) * own.dim())) if own.numel() else 0, own)
 
     def bind(tensor: Tensor) -> Tensor:
-        copy = _in_float64(tensor)
+        copy = wide_copy(tensor)
         listing.bind_data(copy)
         capture.derived.add(id(copy))
         return wrapped(copy)
@@ -325,7 +325,7 @@ def _run(
         if not with_edges:
             _expect_zero_state(key, value)
         return pytree.tree_map_only(
-            Tensor, lambda t: wrapped(torch.zeros_like(_in_float64(t))), value
+            Tensor, lambda t: wrapped(torch.zeros_like(wide_copy(t))), value
         )
 
     args, kwargs = arguments_in(example)
@@ -344,12 +344,6 @@ def _run(
         write_down(capture.live(returned), listing)
     nodes, results = _outputs(listing, returned)
     return listing, graph, nodes, results
-
-
-def _in_float64(tensor: Tensor) -> Tensor:
-    """Return a copy on the CPU, in float64 if it holds real numbers."""
-    dtype = torch.float64 if tensor.is_floating_point() else None
-    return tensor.detach().to("cpu", dtype, copy=True)
 
 
 def _expect_zero_state(key: int | str, value: Any) -> None:

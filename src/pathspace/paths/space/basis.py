@@ -147,7 +147,7 @@ def check_complete(graph: ReductionGraph, skeleton: Skeleton, used: Tensor) -> N
     Raises:
         ValueError: it lacks one.
     """
-    ends = torch.cat([graph.source[used], graph.target[used]]).unique().tolist()
+    ends = graph.ends(used).unique().tolist()
     lost = [c for c in skeleton.incomplete if c + 1 in ends]
     if lost:
         raise ValueError(

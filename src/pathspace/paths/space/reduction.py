@@ -134,6 +134,10 @@ class ReductionGraph:
                 result.index_put_((edges, node.abs()), sign * node.sign().double(), accumulate=True)
         return result[:, 1:]
 
+    def ends(self, edges: Tensor) -> Tensor:
+        """Return the nodes at both ends of some edges, which are a mask or numbers."""
+        return torch.cat([self.source[edges], self.target[edges]])
+
     @cached_property
     def single(self) -> Tensor:
         """Mask of edges with one class or none at either end, and no product of classes, bool ``[E]``."""

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ from pathspace.paths.space.condensation import condensation, cover
 from pathspace.paths.space.reduction import ReductionGraph, reduction_graph, used_edges
 
 Rule = Literal["largest", "cyclic", "random"]
-RULES: tuple[Rule, ...] = ("largest", "cyclic", "random")
+RULES: tuple[Rule, ...] = get_args(Rule)
 
 _TIE = 1e-6
 """Relative difference below which two products count as equal: a choice must not hang on how they were rounded."""
