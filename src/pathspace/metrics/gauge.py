@@ -100,7 +100,7 @@ class Gauge:
 
     def into(self, values: Tensor) -> Tensor:
         """Values / F: a step of the parameter (in the near member, if it is far) as it is in the balanced network."""
-        flat = values.reshape(values.shape[0] if values.dim() else 1, values.shape[1:].numel())
+        flat = values.reshape(_matrix_shape(values))
         return (flat / self.rows.to(values.dtype) / self.columns.to(values.dtype)).reshape(
             values.shape
         )
@@ -119,7 +119,7 @@ def multiply_(values: Sequence[Tensor], gauges: Sequence[Gauge], exponent: int) 
     of_rows: list[Tensor] = []
     of_columns: list[Tensor] = []
     for value, gauge in zip(values, gauges, strict=True):
-        flat = value.view(value.shape[0] if value.dim() else 1, value.shape[1:].numel())
+        flat = value.view(_matrix_shape(value))
         power = gauge._powers(exponent, value.dtype)
         rows_are_one, columns_are_one = gauge._ones
         if not rows_are_one:
@@ -132,6 +132,11 @@ def multiply_(values: Sequence[Tensor], gauges: Sequence[Gauge], exponent: int) 
         foreach_mul_(rows, of_rows)
     if columns:
         foreach_mul_(columns, of_columns)
+
+
+def _matrix_shape(values: Tensor) -> tuple[int, int]:
+    """Return the shape of the matrix whose rows are those of some values."""
+    return (values.shape[0] if values.dim() else 1), values.shape[1:].numel()
 
 
 def into_frame(kappa: Values, gauges: Mapping[str, Gauge]) -> Values:

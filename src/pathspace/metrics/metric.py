@@ -18,7 +18,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, get_args
 
 import torch
 from torch import Tensor
@@ -52,7 +52,7 @@ from pathspace.squared.squares import Outer
 from pathspace.torch_private import foreach_add_, foreach_div_, foreach_pow_
 
 Normalization = Literal["refreshed", "frozen", "network", "none"]
-NORMALIZATIONS: tuple[str, ...] = ("refreshed", "frozen", "network", "none")
+NORMALIZATIONS: tuple[str, ...] = get_args(Normalization)
 Form = Literal["inverse", "root", "balanced"]
 """The form of a metric that an optimizer asks for: the factor 1 / D or 1 / sqrt(D), or D' itself."""
 _EXPONENTS = {"inverse": -1.0, "root": -0.5, "balanced": 1.0}  # of D'

@@ -27,8 +27,13 @@ def rank_and_size(group: Any) -> tuple[int, int]:
     """
     if group is None or not (distributed.is_available() and distributed.is_initialized()):
         return 0, 1
-    members = None if group == "default" else group
+    members = members_of(group)
     return distributed.get_rank(members), distributed.get_world_size(members)
+
+
+def members_of(group: Any) -> Any:
+    """Return a group as functions of torch.distributed take it, for which None is the default one."""
+    return None if group == "default" else group
 
 
 def any_replica(flag: bool, group: Any) -> bool:
@@ -36,7 +41,7 @@ def any_replica(flag: bool, group: Any) -> bool:
     if rank_and_size(group)[1] == 1:
         return flag
     number = torch.tensor([float(flag)])
-    distributed.all_reduce(number, group=None if group == "default" else group)
+    distributed.all_reduce(number, group=members_of(group))
     return bool(number)
 
 
@@ -49,7 +54,7 @@ def mean_over_replicas(terms: KappaTerms, group: Any) -> KappaTerms:
     for value in terms.path.values():
         parts += [value.rows, value.columns] if isinstance(value, Outer) else [value]
     parts += [*terms.data.values(), *terms.cross.values()]
-    means = iter(_means(parts, size, None if group == "default" else group))
+    means = iter(_means(parts, size, group))
     path = {
         name: Outer(next(means), next(means)) if isinstance(value, Outer) else next(means)
         for name, value in terms.path.items()
@@ -63,7 +68,7 @@ def root_mean_square(values: Tensor, group: Any) -> Tensor:
     size = rank_and_size(group)[1]
     if size == 1:
         return values
-    return _means([values.square()], size, None if group == "default" else group)[0].sqrt()
+    return _means([values.square()], size, group)[0].sqrt()
 
 
 def _means(tensors: Sequence[Tensor], size: int, group: Any) -> list[Tensor]:
@@ -71,7 +76,7 @@ def _means(tensors: Sequence[Tensor], size: int, group: Any) -> list[Tensor]:
     flat: dict[torch.dtype, Tensor] = {}
     for dtype in dict.fromkeys(t.dtype for t in tensors):
         flat[dtype] = torch.cat([t.reshape(-1) for t in tensors if t.dtype == dtype])
-        distributed.all_reduce(flat[dtype], group=group)
+        distributed.all_reduce(flat[dtype], group=members_of(group))
         flat[dtype].div_(size)
     start = dict.fromkeys(flat, 0)
     parts = []

@@ -22,7 +22,7 @@ from pathspace.optim.base.steepest import (
     gradient_over_direction,
     orient_gradients,
 )
-from pathspace.optim.rules.moments import MOMENTS, adam_direction
+from pathspace.optim.rules.moments import MOMENTS, adam_direction, step_decayed_
 from pathspace.squared.precision import widened
 
 
@@ -111,15 +111,11 @@ class PathGradientAdam(MetricOptimizer):
         factor = clipping(steps, self.clip_norm, None)
         scale = gradient_over_direction(steps) if self.scale == "gradient" else 1.0
         for step in steps:
-            p = step.p
             group = step.group
-            lr = float(step.group["lr"])
             d = widened(step.direction()) * (factor if step.name is None else factor * scale)
             if step.far is not None:
                 d = d * step.far
             direction = adam_direction(
                 d, step.state, group["betas"], group["eps"], group["amsgrad"]
             )
-            if group["weight_decay"]:
-                p.mul_(1 - lr * group["weight_decay"])
-            p.add_(direction.to(p.dtype), alpha=-lr)
+            step_decayed_(step.p, direction, group)

@@ -64,14 +64,7 @@ def from_local(values: Tensor, like: Any) -> Any:
     """Return the tensor, sharded like ``like``, whose local shard these values are."""
     if not is_sharded(like) or is_sharded(values):
         return values
-    return dtensor_class().from_local(
-        values,
-        like.device_mesh,
-        like.placements,
-        run_check=False,
-        shape=like.shape,
-        stride=like.stride(),
-    )
+    return _from_rows(values, like, like.shape, like.stride())
 
 
 def rows_from_local(values: Any, like: Any) -> Any:
@@ -82,13 +75,13 @@ def rows_from_local(values: Any, like: Any) -> Any:
     if not is_sharded(like) or not isinstance(values, Tensor) or not values.dim():
         return values
     shape = torch.Size([like.shape[0], *values.shape[1:]])
+    return _from_rows(values, like, shape, torch.empty(shape, device="meta").stride())
+
+
+def _from_rows(rows: Tensor, like: Any, shape: torch.Size, stride: tuple[int, ...]) -> Any:
+    """Return the tensor of some shape, sharded like ``like``, whose local rows these are."""
     return dtensor_class().from_local(
-        values,
-        like.device_mesh,
-        like.placements,
-        run_check=False,
-        shape=shape,
-        stride=torch.empty(shape, device="meta").stride(),
+        rows, like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride
     )
 
 
@@ -122,6 +115,11 @@ def totals(numbers: Tensor, tensors: Iterable[Tensor]) -> Tensor:
     if like.device_mesh.get_local_rank():
         numbers = numbers * numbers.new_tensor([is_sharded(t) for t in tensors])
     return _of_all_processes(numbers, like).sum(0)
+
+
+def any_process(flag: bool, like: Any) -> bool:
+    """Return whether a flag is set in any of the processes that have shards of a tensor."""
+    return bool(totals(torch.tensor([float(flag)], device=to_local(like).device), [like]).sum())
 
 
 def extremes(numbers: Tensor, like: Tensor | None) -> Tensor:

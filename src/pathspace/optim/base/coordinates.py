@@ -194,10 +194,8 @@ class CoordinateView:
             g = to_local(g)
         if r is None:
             h.copy_(g)
-        elif r.dtype == g.dtype == h.dtype:
-            torch.mul(g, r, out=h)
         else:
-            h.copy_(g * r)
+            torch.mul(g, r, out=h)
         if masked and h.numel():
             h.masked_fill_(h.abs() < _NOTHING * h.abs().amax(), 0.0)
         if changes(factor):
@@ -220,10 +218,8 @@ class CoordinateView:
         r = self.r
         if r is None:
             u.copy_(self.p)
-        elif self.p.dtype == r.dtype == u.dtype:
-            torch.div(self.p, r, out=u)
         else:
-            u.copy_(self.p / r)
+            torch.div(self.p, r, out=u)
         if self.has_zeros:
             u.masked_fill_(r == 0, 0.0)
 

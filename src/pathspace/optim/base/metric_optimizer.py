@@ -67,15 +67,11 @@ class MetricOptimizer(NetworkOptimizer):
 
     def _bind(self, parameters: Sequence[Tensor]) -> None:
         super()._bind(parameters)
-        names = self.network.names_by_id
-        self.metric.bind(
-            self.network, [names[id(p)] for p in parameters if id(p) in names], self.form
-        )
+        self.metric.bind(self.network, list(self._in_network(parameters)), self.form)
 
     def _own_names(self) -> set[str]:
         """Return the names of all parameters of the network that the optimizer has, with a gradient or without."""
-        names = self.network.names_by_id
-        return {names[id(p)] for p in self._all_parameters() if id(p) in names}
+        return set(self._in_network(self._all_parameters()))
 
     @property
     def takes_parts(self) -> bool:
@@ -124,10 +120,8 @@ class MetricOptimizer(NetworkOptimizer):
             FloatingPointError: kappa is not finite; nothing is changed then.
         """
         self._check_current()
-        names = self.network.names_by_id
-        begun = [
-            names[id(p)] for p, state in self.state.items() if id(p) in names and "factor" in state
-        ]
+        inside = self._in_network(self.state)
+        begun = [name for name, p in inside.items() if "factor" in self.state[p]]
         if not begun:
             raise RuntimeError("refresh needs a metric to compute anew: take a step first")
         self.metric.refresh(begun)
@@ -209,8 +203,7 @@ class MetricOptimizer(NetworkOptimizer):
     def follow_rescaling(self, network: Network, factors: Tensor) -> None:
         """Let states follow the rescaling of the network by factors s, shape ``[num_classes]``."""
         super().follow_rescaling(network, factors)
-        for p in self._all_parameters():
-            name = self.network.names_by_id.get(id(p), "")
+        for name, p in self._in_network(self._all_parameters()).items():
             ahead = self.metric.state.get(name)
             # computed for a step to come, in a copy of what this optimizer keeps
             if ahead and ahead is not self.state.get(p):
@@ -244,8 +237,7 @@ class MetricOptimizer(NetworkOptimizer):
 
     def _share_states(self) -> None:
         """Let the metric look at the states that were loaded."""
-        names = self.network.names_by_id
-        states = {names[id(p)]: state for p, state in self.state.items() if id(p) in names}
+        states = {name: self.state[p] for name, p in self._in_network(self.state).items()}
         self.metric.reset(states, self._own_names())
 
     def _check_state(self, name: str, index: int, state: dict[str, Any]) -> None:

@@ -27,13 +27,13 @@ from pathspace.optim.base.saved_states import (
     unlocked,
 )
 from pathspace.squared.sharding import (
+    any_process,
     first_sharded,
     from_local,
     full_tensor,
     is_sharded,
     local_shard,
     to_local,
-    totals,
 )
 from pathspace.torch_private import disable_dynamo
 
@@ -80,9 +80,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
             raise ValueError(
                 "no parameter of the model is in the network, so train it by the plain rule"
             )
-        if not any(
-            id(p) in network.names_by_id for group in self.param_groups for p in group["params"]
-        ):
+        if not self._in_network(self._all_parameters()):
             if any(map(is_sharded, self._all_parameters())) and not network.splits:
                 raise refused(type(self).__name__)  # of a model that was not traced before
             raise ValueError(
@@ -257,9 +255,8 @@ class NetworkOptimizer(torch.optim.Optimizer):
         """Let states follow the rescaling of the network by factors s, shape ``[num_classes]``."""
         del network
         self._forget_rehearsal()
-        for p in self._all_parameters():
-            name = self.network.names_by_id.get(id(p))
-            if name is not None and self.state.get(p):
+        for name, p in self._in_network(self._all_parameters()).items():
+            if self.state.get(p):
                 self._follow(name, self.state[p], factors)
 
     def _follow(self, name: str, state: dict[str, Any], factors: Tensor) -> None:
@@ -270,9 +267,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
         """Return whether any of the processes that step together refuses a step."""
         if not self._is_sharded:
             return refused
-        return bool(
-            totals(torch.tensor([float(refused)]), [first_sharded(self._all_parameters())]).sum()
-        )
+        return any_process(refused, first_sharded(self._all_parameters()))
 
     # -- a first step that moves nothing -----------------------------------------------------------
 
@@ -290,11 +285,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
             return False
         moves = any(bool(to_local(g).any()) for _, _, g in active)
         split = first_sharded(p for p, _, _ in active)
-        if split is not None:
-            moves = bool(
-                totals(torch.tensor([float(moves)], device=to_local(split).device), [split]).sum()
-            )
-        return not moves
+        return not (moves if split is None else any_process(moves, split))
 
     def _rehearse(self, active: Active) -> None:
         """Take a step whose state may be looked at, and is forgotten at the next step."""
@@ -328,6 +319,11 @@ class NetworkOptimizer(torch.optim.Optimizer):
     def _all_parameters(self) -> list[Tensor]:
         """Return the parameters of all groups, in the order of a state's indices."""
         return [p for group in self.param_groups for p in group["params"]]
+
+    def _in_network(self, parameters: Iterable[Tensor]) -> dict[str, Tensor]:
+        """Return those of some parameters that belong to the network, by name."""
+        names = self.network.names_by_id
+        return {names[id(p)]: p for p in parameters if id(p) in names}
 
     def state_dict(self) -> dict[str, Any]:
         """See ``torch.optim.Optimizer.state_dict``."""

@@ -25,7 +25,7 @@ from pathspace.network.errors import all_finite, expect_finite, expect_paths
 from pathspace.optim.base.conditioning import diagnose, gauge_of_nodes
 from pathspace.optim.base.network_optimizer import Active, NetworkOptimizer, Parameters
 from pathspace.optim.rules.clipping import changes, clip_factor
-from pathspace.optim.rules.moments import MOMENTS
+from pathspace.optim.rules.moments import MOMENTS, step_decayed_
 from pathspace.paths.space.chart import Measure, chart
 from pathspace.paths.space.frame import Frame
 from pathspace.paths.space.reduction import expect_own, reduction_graph, used_edges
@@ -278,7 +278,8 @@ class PathSpaceOptimizer(NetworkOptimizer):
             if moved.weights[name] is not p:
                 p.copy_(moved.weights[name])
         for p, group, g in moved.outside:
-            self._step_outside(p, group, g * factor if changes(factor) else g)
+            clipped = g * factor if changes(factor) else g
+            step_decayed_(p, self._direction(clipped, group, self.state[p]), group)
 
     def _choose_wanted(self) -> None:
         """Begin with the skeleton that the constructor was asked for."""
@@ -311,14 +312,6 @@ class PathSpaceOptimizer(NetworkOptimizer):
             moved.gradients[name] = -g if group["maximize"] else g
             moved.inside[name] = (p, group)
         return moved
-
-    def _step_outside(self, p: Tensor, group: dict[str, Any], g: Tensor) -> None:
-        """Step a parameter outside the network along the rule's direction."""
-        lr = float(group["lr"])
-        if group["weight_decay"]:
-            p.mul_(1 - lr * group["weight_decay"])
-        direction = self._direction(g, group, self.state[p])
-        p.add_(direction.to(p.dtype), alpha=-lr)
 
     def _expect_same_scales(self) -> None:
         """Raise RuntimeError if units without basis paths were rescaled after the first step."""

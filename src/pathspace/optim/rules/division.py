@@ -16,7 +16,7 @@ from torch import Tensor, distributed
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from pathspace.metrics.replicas import rank_and_size
+from pathspace.metrics.replicas import members_of, rank_and_size
 
 SHARD_OF = "_shard_of"
 """Attribute of a tensor: the parameter that is split over processes, of which it has some rows."""
@@ -145,9 +145,8 @@ def _send_to_all(results: Sequence[Sequence[Tensor]], owners: Sequence[int], gro
         for tensor in tensors:
             shares.setdefault((owner, tensor.device, tensor.dtype), []).append(tensor)
     messages = [torch.cat([result.flatten() for result in share]) for share in shares.values()]
-    members = None if group == "default" else group
     pending = [
-        distributed.broadcast(message, group=members, group_src=owner, async_op=True)
+        distributed.broadcast(message, group=members_of(group), group_src=owner, async_op=True)
         for (owner, *_), message in zip(shares, messages, strict=True)
     ]
     for work, message, share in zip(pending, messages, shares.values(), strict=True):
@@ -173,8 +172,7 @@ def expect_equal(gradients: Sequence[Tensor], group: Any) -> None:
     total = sum(_sum_of_bits(gradient) for gradient in gradients) % 2**62
     device = gradients[0].device if gradients else None
     found = torch.tensor([len(gradients), total, -len(gradients), -total], device=device)
-    members = None if group == "default" else group
-    distributed.all_reduce(found, distributed.ReduceOp.MAX, group=members)
+    distributed.all_reduce(found, distributed.ReduceOp.MAX, group=members_of(group))
     most_of_them, largest, fewest, smallest = found.tolist()
     if most_of_them != -fewest or largest != -smallest:
         raise RuntimeError(

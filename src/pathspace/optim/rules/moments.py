@@ -8,7 +8,7 @@ number of steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -34,6 +34,14 @@ def begin_moments(g: Tensor, state: dict[str, Any]) -> None:
         state["step"] = 0
         state["exp_avg"] = torch.zeros_like(g)
         state["exp_avg_sq"] = torch.zeros_like(g)
+
+
+def step_decayed_(p: Tensor, direction: Tensor, group: Mapping[str, Any]) -> None:
+    """p = (1 - eta weight_decay) p - eta direction."""
+    lr = float(group["lr"])
+    if group["weight_decay"]:
+        p.mul_(1 - lr * group["weight_decay"])
+    p.add_(direction.to(p.dtype), alpha=-lr)
 
 
 def adam_direction(

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from pathspace.optim.rules.division import DividedRule, compute_in_shares, divides
-from pathspace.optim.rules.moments import adam_direction, cast_state
+from pathspace.optim.rules.moments import adam_direction, cast_state, step_decayed_
 
 _SIDES = ("rows", "columns")
 _MATRICES = tuple(f"{kind}_{side}" for kind in ("gram", "basis") for side in _SIDES)
@@ -69,7 +69,6 @@ class SOAP(DividedRule):
         self._expect_equal_once(p for group in self.param_groups for p in group["params"])
         due: list[dict[str, Any]] = []
         for group in self.param_groups:
-            lr = float(group["lr"])
             betas = group["betas"]
             eps = group["eps"]
             frequency = group["precondition_frequency"]
@@ -84,9 +83,7 @@ class SOAP(DividedRule):
                 else:
                     d = soap_direction(g.flatten(1), state, betas, eps, frequency, largest, due)
                     direction = d.reshape(p.shape)
-                if group["weight_decay"]:
-                    p.mul_(1 - lr * group["weight_decay"])
-                p.add_(direction, alpha=-lr)
+                step_decayed_(p, direction, group)
         refresh_bases(due, self.process_group)
 
 
