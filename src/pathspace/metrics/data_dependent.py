@@ -43,7 +43,7 @@ from pathspace.replay.arguments import first_examples
 from pathspace.replay.chain import Cell, Chain, chain_of, chain_pass
 from pathspace.replay.latest_batch import LatestBatch
 from pathspace.replay.replay import Replay, replay
-from pathspace.rescaling.optimizer_states import times_
+from pathspace.rescaling.optimizer_states import State, times_
 from pathspace.squared.squares import dense
 
 _AVERAGED = 0.9
@@ -233,17 +233,16 @@ class DataDependent(Path):
         chain = self._short_chain()
         request = self._request(draws)
         generator = self._generator(draws)
-        if wide:
-            return kappa_terms(
-                self.network, in_float64(self.network, batch, near), request, generator, names
-            )
-        if chain is not None:
+        if chain is not None and not wide:
             seen = chain_pass(self.network, chain, batch, near)
             if seen is not None:
                 return chain_terms(seen, request, generator, names)
-        return kappa_terms(
-            self.network, replay(self.network, batch, parameters=near), request, generator, names
+        replayed = (
+            in_float64(self.network, batch, near)
+            if wide
+            else replay(self.network, batch, parameters=near)
         )
+        return kappa_terms(self.network, replayed, request, generator, names)
 
     def _request(self, draws: int) -> Request:
         """Return the options of ``kappa_terms`` for a refresh after ``draws`` others."""
@@ -296,7 +295,7 @@ class DataDependent(Path):
 
     def _in_type_that_fits(
         self, names: Sequence[str], draws: int
-    ) -> tuple[RangeReport, dict[str, dict[str, Any]]]:
+    ) -> tuple[RangeReport, dict[str, State]]:
         """Return averaged kappa' and the new entries of the states, in float64 if needed."""
         request = self._request(draws)
         wide = self._is_wide()
@@ -311,7 +310,7 @@ class DataDependent(Path):
 
     def _averaged(
         self, names: Sequence[str], draws: int, *, wide: bool
-    ) -> tuple[RangeReport, dict[str, dict[str, Any]]]:
+    ) -> tuple[RangeReport, dict[str, State]]:
         """Return kappa' from the averages over batches, and the new entries of the states, by name.
 
         The states take these only after kappa' was checked.
@@ -321,7 +320,7 @@ class DataDependent(Path):
         if decay is None:
             decay = _AVERAGED if terms.drawn else 0.0
         kappa: Values = {}
-        kept: dict[str, dict[str, Any]] = {}
+        kept: dict[str, State] = {}
         for name in names:
             state = self.state[name]
             new = {"draws": draws + 1}
@@ -333,7 +332,7 @@ class DataDependent(Path):
                 new |= self._paired(name, terms.bias_of[name], cross * (self.alpha / weight))
         return range_report(self._in_frame(kappa), with_means=True), kept
 
-    def _follow_data(self, name: str, state: dict[str, Any], near: Tensor) -> None:
+    def _follow_data(self, name: str, state: State, near: Tensor) -> None:
         scale = self.network.edge_factors(name, near)
         if "data_average" in state:
             times_(state["data_average"], scale, -2)
@@ -349,7 +348,7 @@ class DataDependent(Path):
 
 
 def _mean_so_far(
-    state: dict[str, Any], new: dict[str, Any], key: str, data: Tensor, decay: float
+    state: State, new: dict[str, Any], key: str, data: Tensor, decay: float
 ) -> tuple[Tensor, float]:
     """Return the average m <- a m + (1 - a) data and its weight 1 - a^t, by which it is divided as Adam's moments are.
 

@@ -45,7 +45,7 @@ from pathspace.paths.kernel.recording import Recording
 from pathspace.paths.kernel.safe_type import RangeReport, Values
 from pathspace.replay.latest_batch import LatestBatch
 from pathspace.rescaling.frames import Frame, FrameName, expect_finite_scales, scales_of
-from pathspace.rescaling.optimizer_states import times_
+from pathspace.rescaling.optimizer_states import State, times_
 from pathspace.squared.precision import full_precision
 from pathspace.squared.sharding import local_rows, to_local, totals
 from pathspace.squared.squares import Outer
@@ -155,7 +155,7 @@ class Metric:
         self.frame = frame if isinstance(frame, Frame) else Frame(frame)
         self._latest: LatestBatch | None = None
         # by parameter name: the dicts of the optimizers' states
-        self.state: dict[str, dict[str, Any]] = {}
+        self.state: dict[str, State] = {}
         self._network: Network | None = None
         self._forms: dict[str, Form] = {}  # of the parameters that some optimizer asks for
         # computed for another optimizer's step to come -> a parameter of the one that computed it
@@ -287,7 +287,7 @@ class Metric:
 
     # -- steps -------------------------------------------------------------------------------------
 
-    def advance(self, states: Mapping[str, dict[str, Any]], own: Callable[[], Set[str]]) -> None:
+    def advance(self, states: Mapping[str, State], own: Callable[[], Set[str]]) -> None:
         """Put the metric into the states as "factor", in the form that the optimizer asked for; compute it if due.
 
         For a far network 1 / D is that of the member near balance (see ``gauge``), and 1 / sqrt(D)
@@ -342,7 +342,7 @@ class Metric:
             self.state[name] = copy.deepcopy(self.state[name])
         return others
 
-    def _refresh_due(self, states: Mapping[str, dict[str, Any]], others: Sequence[str]) -> None:
+    def _refresh_due(self, states: Mapping[str, State], others: Sequence[str]) -> None:
         """Compute the metric of the parameters of a step, and of ``others`` together with them."""
         some = self.network.parameters[next(iter(states))]
         expect_values(some)
@@ -364,7 +364,7 @@ class Metric:
         with full_precision(self.network.parameters[names[0]]):
             self._refresh(list(names))
 
-    def _hold(self, states: Mapping[str, dict[str, Any]]) -> None:
+    def _hold(self, states: Mapping[str, State]) -> None:
         """Let what a captured step reads stay where it is.
 
         Raises:
@@ -409,7 +409,7 @@ class Metric:
         scales = self._far()
         return None if scales is None else recentred(self.network, scales)
 
-    def reset(self, states: Mapping[str, dict[str, Any]], own: Set[str]) -> None:
+    def reset(self, states: Mapping[str, State], own: Set[str]) -> None:
         """Take other states of ``own`` parameters, because they were loaded; they belong to the present weights."""
         self.state = {name: state for name, state in self.state.items() if name not in own} | dict(
             states
@@ -424,7 +424,7 @@ class Metric:
         """The names of the parameters that optimizers ask it for."""
         return self._forms.keys()
 
-    def follow(self, name: str, state: dict[str, Any], factors: Tensor) -> Tensor:
+    def follow(self, name: str, state: State, factors: Tensor) -> Tensor:
         """Let what the metric keeps of a parameter follow a rescaling of the network.
 
         Args:
@@ -456,7 +456,7 @@ class Metric:
         self._follow_data(name, state, near)
         return near
 
-    def _follow_data(self, name: str, state: dict[str, Any], near: Tensor) -> None:
+    def _follow_data(self, name: str, state: State, near: Tensor) -> None:
         """Let averages over data follow a rescaling of the member near balance."""
 
     def note_rescaling(self) -> None:
@@ -486,7 +486,7 @@ class Metric:
                 self.state[name].pop(key, None)
             self._gauges.pop(name, None)
 
-    def _check_network(self, states: Mapping[str, dict[str, Any]]) -> None:
+    def _check_network(self, states: Mapping[str, State]) -> None:
         done = self.network.rescalings["done"]
         if done != self._rescalings:
             if any("gauge_rows" in state for state in self.state.values()):

@@ -33,7 +33,7 @@ from pathspace.paths.data.data_dependent import Estimator, Request, check_estima
 from pathspace.paths.data.node_measure import Statistic, check_options
 from pathspace.paths.kernel.safe_type import RangeReport
 from pathspace.replay.replay import Replay
-from pathspace.rescaling.optimizer_states import times_
+from pathspace.rescaling.optimizer_states import State, times_
 
 _LAYERS = ("linear", "conv1d", "conv2d", "conv3d")
 
@@ -179,7 +179,7 @@ class DataDependentWithBias(DataDependent):
         # a state cannot hold strings
         return {"bias": list(self.network.parameters).index(bias), "cross": flat.view(cross.shape)}
 
-    def _follow_data(self, name: str, state: dict[str, Any], near: Tensor) -> None:
+    def _follow_data(self, name: str, state: State, near: Tensor) -> None:
         super()._follow_data(name, state, near)
         if "cross_average" not in state or "bias" not in state:
             return

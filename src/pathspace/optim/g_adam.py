@@ -6,7 +6,7 @@ v_e / a_e, eta lr, m and s the averages of dL/dx and its square.
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from pathspace.network import Network
 from pathspace.optim.base.network_optimizer import Parameters
 from pathspace.optim.base.path_space import PathSpaceOptimizer, PathSpaceOptions
 from pathspace.optim.rules.moments import adam_direction, begin_moments
+from pathspace.rescaling.optimizer_states import Group, State
 
 
 class GAdam(PathSpaceOptimizer):
@@ -69,10 +70,10 @@ class GAdam(PathSpaceOptimizer):
         check_names(self, options, PathSpaceOptions.__annotations__)
         super().__init__(params, network, defaults, **options)
 
-    def _direction(self, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
+    def _direction(self, g: Tensor, group: Group, state: State) -> Tensor:
         return adam_direction(g, state, group["betas"], group["eps"], group["amsgrad"])
 
-    def _make_room(self, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
+    def _make_room(self, g: Tensor, group: Group, state: State) -> None:
         begin_moments(g, state)
         if group["amsgrad"]:
             state.setdefault("max_exp_avg_sq", state["exp_avg_sq"].clone())

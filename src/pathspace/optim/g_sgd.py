@@ -7,7 +7,7 @@ Letters: v_e = A_u w_e B_v value of the basis path through e = (u -> v), a_e its
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from pathspace.network import Network
 from pathspace.optim.base.network_optimizer import Parameters
 from pathspace.optim.base.path_space import PathSpaceOptimizer, PathSpaceOptions
 from pathspace.optim.rules.moments import cast_state
+from pathspace.rescaling.optimizer_states import Group, State
 
 
 class GSGD(PathSpaceOptimizer):
@@ -98,10 +99,10 @@ class GSGD(PathSpaceOptimizer):
         check_names(self, options, PathSpaceOptions.__annotations__)
         super().__init__(params, network, defaults, **options)
 
-    def _descends(self, group: dict[str, Any]) -> bool:
+    def _descends(self, group: Group) -> bool:
         return not group["momentum"]
 
-    def _direction(self, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
+    def _direction(self, g: Tensor, group: Group, state: State) -> Tensor:
         momentum = group["momentum"]
         if not momentum:
             return g
@@ -112,6 +113,6 @@ class GSGD(PathSpaceOptimizer):
             velocity = state["momentum_buffer"].mul_(momentum).add_(g)
         return g.add(velocity, alpha=momentum) if group["nesterov"] else velocity
 
-    def _make_room(self, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
+    def _make_room(self, g: Tensor, group: Group, state: State) -> None:
         if group["momentum"]:
             state.setdefault("momentum_buffer", torch.zeros_like(g))

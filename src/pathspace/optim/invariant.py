@@ -63,6 +63,7 @@ from pathspace.optim.base.steepest import ParamStep
 from pathspace.optim.rules.clipping import clip_factor
 from pathspace.optim.rules.division import divides, group_of, undivided
 from pathspace.optim.rules.traits import RULES, traits_of
+from pathspace.rescaling.optimizer_states import Group, State
 from pathspace.squared.precision import full_precision
 from pathspace.squared.sharding import shard_rows, to_local, totals
 from pathspace.torch_private import disable_dynamo
@@ -233,7 +234,7 @@ class Invariant(MetricOptimizer):
             for group in self.rule.param_groups:
                 group["params"] = self._shadows_of(group["params"])
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: Group) -> None:
         """Add a group; see ``torch.optim.Optimizer.add_param_group``."""
         if self.rule is None:  # while this is made
             super().add_param_group(param_group)
@@ -254,7 +255,7 @@ class Invariant(MetricOptimizer):
     def _options(cls) -> set[str]:
         return super()._options() | PathOptions.__annotations__.keys()
 
-    def _check_group(self, param_group: dict[str, Any]) -> None:
+    def _check_group(self, param_group: Group) -> None:
         if self.rule is not None:  # which knows what options there are
             super()._check_group(param_group)
 
@@ -292,7 +293,7 @@ class Invariant(MetricOptimizer):
             if p.requires_grad or p.grad is not None
         ]
 
-    def _with_groups(self) -> Iterator[tuple[dict[str, Any], Tensor]]:
+    def _with_groups(self) -> Iterator[tuple[Group, Tensor]]:
         for group in self.param_groups:
             for p in group["params"]:
                 yield group, p
@@ -606,7 +607,7 @@ class Invariant(MetricOptimizer):
         self,
         parameters: Iterable[tuple[int, Tensor]],
         without_metric: Set[int],
-        of_rule: Mapping[int, dict[str, Any]],
+        of_rule: Mapping[int, State],
     ) -> None:
         """Refuse a state that this optimizer saved after steps, if only the rule's entries were loaded.
 
@@ -627,7 +628,7 @@ class Invariant(MetricOptimizer):
             if needs_metric and index in without_metric and steps:
                 raise lost(type(self).__name__, "the part of its metric did not arrive")
 
-    def _is_plain(self, p: Tensor, index: int, state: dict[str, Any]) -> bool:
+    def _is_plain(self, p: Tensor, index: int, state: State) -> bool:
         """Return whether a saved state without a metric's is to be taken into coordinates.
 
         Raises:
@@ -650,11 +651,11 @@ _OURS = "metric_"
 
 
 def _split_states(
-    states: Mapping[int, dict[str, Any]],
-) -> tuple[dict[int, dict[str, Any]], dict[int, dict[str, Any]]]:
+    states: Mapping[int, State],
+) -> tuple[dict[int, State], dict[int, State]]:
     """Split saved states into the metric's and the rule's, and leave out the empty ones."""
-    of_metric: dict[int, dict[str, Any]] = {}
-    of_rule: dict[int, dict[str, Any]] = {}
+    of_metric: dict[int, State] = {}
+    of_rule: dict[int, State] = {}
     for index, state in states.items():
         for key, value in state.items():
             if key.startswith(_OURS):
@@ -664,7 +665,7 @@ def _split_states(
     return of_metric, of_rule
 
 
-def _restore_counts_(state: dict[str, Any], saved: Mapping[str, Any]) -> None:
+def _restore_counts_(state: State, saved: Mapping[str, Any]) -> None:
     """Put counts back as they were saved: torch rounds or widens them to the parameter's type."""
     for key, value in saved.items():
         if isinstance(value, Tensor) and not value.dim():

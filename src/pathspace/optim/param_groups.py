@@ -80,7 +80,10 @@ class ParamGroups:
         return "\n".join(lines)
 
     def _by_kind(self) -> dict[str, Parameters]:
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "blocks"}
+        return {kind: getattr(self, kind) for kind in _KINDS}
+
+
+_KINDS = tuple(f.name for f in fields(ParamGroups) if f.name != "blocks")
 
 
 def param_groups(network: Network) -> ParamGroups:
@@ -114,9 +117,7 @@ def param_groups(network: Network) -> ParamGroups:
     """
     current_values(network, parts=True)
     roles = _roles(network)
-    sorted_: dict[str, dict[str, nn.Parameter]] = {
-        f.name: {} for f in fields(ParamGroups) if f.name != "blocks"
-    }
+    sorted_: dict[str, dict[str, nn.Parameter]] = {kind: {} for kind in _KINDS}
     for name, p in network.parameters.items():
         sorted_[_kind(network, name, roles.get(name, set()))][name] = p
     sorted_["outside"] = {name: network.model.get_parameter(name) for name in network.outside}

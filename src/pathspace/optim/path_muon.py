@@ -18,6 +18,7 @@ from pathspace.optim.base.options import SharedOptions, with_metric
 from pathspace.optim.base.steepest import ParamStep
 from pathspace.optim.invariant import Invariant
 from pathspace.optim.rules.muon import ROW_BLOCKS, AdjustLr, MuonAdamW
+from pathspace.rescaling.optimizer_states import Group
 
 
 class PathMuon(Invariant):
@@ -127,7 +128,7 @@ class PathMuon(Invariant):
                 setattr(shadow, ROW_BLOCKS, sizes)
         super()._advance(steps)
 
-    def _check_group(self, param_group: dict[str, Any]) -> None:
+    def _check_group(self, param_group: Group) -> None:
         super()._check_group(param_group)
         _check(param_group.get("momentum", 0.0), param_group.get("use_muon", True))
 

@@ -39,6 +39,7 @@ from pathspace.rescaling.permutation import (
     Group,
     Lines,
     Values,
+    all_permuted,
     candidates,
     class_order,
     groups_of,
@@ -147,9 +148,7 @@ def align_(network: Network, to: Network, *, by: By = "paths", examples: Any = N
         )
     orders = _Matching(to, network, groups, by, examples).orders()
     values = {name: value.detach() for name, value in state_of(network).items()}
-    for group, order in zip(groups, orders, strict=True):
-        values = group.permuted(values, order)
-    _write(network, values)
+    _write(network, all_permuted(values, groups, orders))
     factors = equal_norm_factors(network) / equal_norm_factors(to)
     rescale_(network, factors)
     sizes = tuple(len(group) for group in groups)
@@ -209,9 +208,7 @@ class _Matching:
         orders = (
             [torch.arange(len(group)) for group in self._groups] if start is None else list(start)
         )
-        b = self._b
-        for group, order in zip(self._groups, orders, strict=True):
-            b = group.permuted(b, order)
+        b = all_permuted(self._b, self._groups, orders)
         for _ in range(SWEEPS):
             changed = False
             for k, group in enumerate(self._groups):
@@ -501,8 +498,7 @@ def equivalent(a: Network, b: Network, *, tolerance: float = 1e-5) -> Equivalenc
     orders = matching.orders(matching.by_features())
     ours = _at_balance(a)
     state = {name: value.detach().cpu() for name, value in state_of(b).items()}
-    for group, order in zip(groups, orders, strict=True):
-        state = group.permuted(state, order)
+    state = all_permuted(state, groups, orders)
     outside = _different_outside(a, state)
     if outside:
         return Equivalence(False, outside, float("inf"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -164,13 +165,12 @@ def imbalance(network: Network) -> Imbalance:
 
 def _places(names: tuple[str, ...]) -> list[tuple[str, slice]]:
     """Return each run of classes that one operation makes, with its name."""
-    found: list[tuple[str, slice]] = []
-    for c, name in enumerate(names):
-        layer = re.sub(r"\[\d+\]$", "", name)
-        if found and found[-1][0] == layer:
-            found[-1] = layer, slice(found[-1][1].start, c + 1)
-        else:
-            found.append((layer, slice(c, c + 1)))
+    found = []
+    start = 0
+    for layer, run in groupby(re.sub(r"\[\d+\]$", "", name) for name in names):
+        end = start + len(list(run))
+        found.append((layer, slice(start, end)))
+        start = end
     return found
 
 

@@ -37,6 +37,10 @@ POWERS: dict[type[Optimizer], dict[str, int]] = {
 }
 """Rule of torch -> entry of its state -> power of the unit of a gradient that the entry has."""
 
+State = dict[str, Any]
+"""What an optimizer keeps of one parameter, by name."""
+Group = dict[str, Any]
+"""A param group of an optimizer: parameters, and their options."""
 Optimizers = Optimizer | Sequence[Optimizer]
 
 
@@ -147,7 +151,7 @@ def _follow(optimizer: Optimizer, network: Network, factors: Tensor) -> None:
         follow_state_(optimizer.state.get(p, {}), powers, network.edge_factors(name, factors))
 
 
-def follow_state_(state: dict[str, Any], powers: Mapping[str, int], scale: Tensor) -> None:
+def follow_state_(state: State, powers: Mapping[str, int], scale: Tensor) -> None:
     """Move what a plain rule keeps of a parameter that was multiplied by ``scale``."""
     for key, power in powers.items():
         value = state.get(key)

@@ -111,6 +111,16 @@ class Group:
         return result
 
 
+def all_permuted(
+    values: Mapping[str, Tensor], groups: Sequence[Group], orders: Sequence[Tensor]
+) -> Values:
+    """Return values permuted by an order for each group, one after the other; see :meth:`Group.permuted`."""
+    result = dict(values)
+    for group, order in zip(groups, orders, strict=True):
+        result = group.permuted(result, order)
+    return result
+
+
 @tables_on_the_cpu()
 def groups_of(network: Network) -> list[Group]:
     """Find the groups of units of a network that may be permuted."""
@@ -181,7 +191,7 @@ def read_axes(network: Network, data: Any) -> Reading:
     """Run a copy of the model on data, and read which dimensions of all tensors run over the same units."""
     model = evaluation_form_of(network.model).to("cpu", torch.float64)
     reader = AxisReader()
-    held = dict([*model.named_parameters(), *model.named_buffers()])
+    held = _held(model)
     state = {name: wrapped(tensor.detach()) for name, tensor in held.items()}
     weights = {name: plain(state[name]) for name in state_of(network)}
     for name, weight in weights.items():
@@ -217,6 +227,11 @@ def _captured(
     for tensor in returned:
         _fix_all(reader, tensor)
     return steps
+
+
+def _held(model: nn.Module) -> Values:
+    """Return the parameters and buffers of a model by name."""
+    return dict([*model.named_parameters(), *model.named_buffers()])
 
 
 def _fix_all(reader: AxisReader, tensor: Tensor) -> None:
@@ -316,7 +331,7 @@ def _common_outer(axis: Axis, dims: Sequence[Dim]) -> list[Axis]:
 
 def _unlike_values(network: Network, model: nn.Module) -> Values:
     """Return weights and buffers near those of a model, changed at random so that no two units share them."""
-    held = dict([*model.named_parameters(), *model.named_buffers()])
+    held = _held(model)
     values: Values = {}
     for name in state_of(network):
         value = held[name].detach()
@@ -391,16 +406,14 @@ class _Trial:
         return self.those_that_hold(groups[:half]) + self.those_that_hold(groups[half:])
 
     def _holds(self, groups: Sequence[Group]) -> bool:
-        values = self._values
-        for group in groups:
-            order = torch.randperm(len(group), generator=torch.Generator().manual_seed(len(group)))
-            values = group.permuted(values, order if not _is_sorted(order) else order.flip(0))
-        found = self._run(values)
+        found = self._run(all_permuted(self._values, groups, [_shuffled(len(g)) for g in groups]))
         return all(_near(one, other) for one, other in zip(self._expected, found, strict=True))
 
 
-def _is_sorted(order: Tensor) -> bool:
-    return torch.equal(order, torch.arange(len(order)))
+def _shuffled(count: int) -> Tensor:
+    """Return a random order that is not the one of the numbers themselves."""
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(count))
+    return order.flip(0) if torch.equal(order, torch.arange(count)) else order
 
 
 def _near(one: Tensor, other: Tensor) -> bool:
@@ -421,9 +434,7 @@ def class_order(network: Network, groups: Sequence[Group], orders: Sequence[Tens
         for values, labels in zip(ends, (edges.target, edges.source), strict=True):
             values[name] = labels.cpu()[(None,) * (dims - labels.dim())]
     for labels in ends:
-        moved = labels
-        for group, order in zip(groups, orders, strict=True):
-            moved = group.permuted(moved, order)
+        moved = all_permuted(labels, groups, orders)
         for name, now in labels.items():
             here, before = now.abs().reshape(-1), moved[name].abs().reshape(-1)
             of_classes = (here > 0) & (here <= network.num_classes)

@@ -12,7 +12,7 @@ a type, kappa_e = dgamma^2 / dw_e^2.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Literal
 
@@ -168,14 +168,18 @@ class _Visible:
     def _shared(self) -> Tensor:
         """Return for each label whether several rows enter its units; a row of a table may be read by itself."""
         count = self._table(0.0)
-        for name, size in self._sizes.items():
-            rows = _largest_of_rows(size, self._network.edges[name])
-            if rows is not None:
-                places = (
-                    _places(count, self._network.edges[name].target).expand(rows.shape).reshape(-1)
-                )
-                count.scatter_add_(0, places, count.new_ones(()).expand(places.shape))
+        for places, rows in self._rows(self._sizes, count):
+            count.scatter_add_(0, places, torch.ones_like(rows))
         return count > 1
+
+    def _rows(self, values: Mapping[str, Tensor], table: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the largest values of the rows of each parameter, after the places of their units in a table."""
+        for name, value in values.items():
+            labels = self._network.edges[name]
+            rows = _largest_of_rows(value, labels)
+            if rows is not None:
+                places = _places(table, labels.target).expand(rows.shape)
+                yield places.reshape(-1), rows.reshape(-1)
 
     def _beside(self, name: str, values: Mapping[str, Tensor], of_units: Tensor) -> Tensor:
         """Return the largest value among the weights that enter the same unit as each weight of a parameter.
@@ -211,11 +215,8 @@ class _Visible:
         is the largest value of the row that has the least of these.
         """
         least = self._table(torch.inf)
-        for name, value in values.items():
-            rows = _largest_of_rows(value, self._network.edges[name])
-            if rows is not None:
-                places = _places(least, self._network.edges[name].target).expand(rows.shape)
-                least.scatter_reduce_(0, places.reshape(-1), rows.reshape(-1), "amin")
+        for places, rows in self._rows(values, least):
+            least.scatter_reduce_(0, places, rows, "amin")
         return torch.where(self._shared, least, self._largest(values, "target"))
 
     def _table(self, fill: float) -> Tensor:

@@ -25,7 +25,7 @@ from pathspace.optim.base.diagnostics import (
 )
 from pathspace.optim.base.network_optimizer import Active, NetworkOptimizer, Parameters
 from pathspace.optim.base.steepest import ParamStep
-from pathspace.rescaling.optimizer_states import times_
+from pathspace.rescaling.optimizer_states import State, times_
 from pathspace.squared.sharding import to_local
 
 
@@ -210,7 +210,7 @@ class MetricOptimizer(NetworkOptimizer):
                 self._follow(name, ahead, factors)
         self.metric.note_rescaling()
 
-    def _follow(self, name: str, state: dict[str, Any], factors: Tensor) -> None:
+    def _follow(self, name: str, state: State, factors: Tensor) -> None:
         near = self.metric.follow(name, state, factors)
         scale = self.network.edge_factors(name, near if self._velocities_near else factors)
         for key, power in self._velocities.items():
@@ -240,7 +240,7 @@ class MetricOptimizer(NetworkOptimizer):
         states = {name: self.state[p] for name, p in self._in_network(self.state).items()}
         self.metric.reset(states, self._own_names())
 
-    def _check_state(self, name: str, index: int, state: dict[str, Any]) -> None:
+    def _check_state(self, name: str, index: int, state: State) -> None:
         if "gauge_rows" not in state or "age" not in state:
             raise ValueError(
                 f"this is not the state of {type(self).__name__}: that of '{name}' has no gauge, so its moments belong "

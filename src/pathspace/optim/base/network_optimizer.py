@@ -26,6 +26,7 @@ from pathspace.optim.base.saved_states import (
     of_steps,
     unlocked,
 )
+from pathspace.rescaling.optimizer_states import Group, State
 from pathspace.squared.sharding import (
     any_process,
     first_sharded,
@@ -37,9 +38,9 @@ from pathspace.squared.sharding import (
 )
 from pathspace.torch_private import disable_dynamo
 
-Parameters = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
+Parameters = Iterable[Tensor] | Iterable[Group] | Iterable[tuple[str, Tensor]]
 # parameters with a gradient: parameter, group, gradient
-Active = list[tuple[Tensor, dict[str, Any], Tensor]]
+Active = list[tuple[Tensor, Group, Tensor]]
 
 _ENDS = ("gauge_rows", "gauge_columns", "scales")  # kept whole in every process
 
@@ -126,7 +127,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
         self._take(active)
         return loss
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: Group) -> None:
         """Add a group; see ``torch.optim.Optimizer.add_param_group``.
 
         Raises:
@@ -179,7 +180,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
                 "whose parameters are no longer the model's: make the optimizer after it, of model.parameters()"
             )
 
-    def _check_group(self, param_group: dict[str, Any]) -> None:
+    def _check_group(self, param_group: Group) -> None:
         """Refuse options of a group that are out of their range, or no options of groups.
 
         Raises:
@@ -259,7 +260,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
             if self.state.get(p):
                 self._follow(name, self.state[p], factors)
 
-    def _follow(self, name: str, state: dict[str, Any], factors: Tensor) -> None:
+    def _follow(self, name: str, state: State, factors: Tensor) -> None:
         """Let what is kept of a parameter of the network follow a rescaling."""
         del name, state, factors  # of paths, which no rescaling changes
 
@@ -408,7 +409,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
                     state[key] = value.to(p.device)
 
     def _check_loaded(
-        self, state_dict: dict[str, Any], states: Mapping[int, dict[str, Any]]
+        self, state_dict: dict[str, Any], states: Mapping[int, State]
     ) -> tuple[list[int], list[Tensor]]:
         """Look at a saved state before it is taken; the indices in it, and the parameters that they belong to.
 
@@ -431,7 +432,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
                 self._check_state(names[id(p)], index, state)
         return saved, ours
 
-    def _check_state(self, name: str, index: int, state: dict[str, Any]) -> None:
+    def _check_state(self, name: str, index: int, state: State) -> None:
         """Look at the saved state of a parameter of the network.
 
         Raises:

@@ -31,11 +31,12 @@ from pathspace.paths.space.frame import Frame
 from pathspace.paths.space.reduction import expect_own, reduction_graph, used_edges
 from pathspace.paths.space.skeleton import RULES, Rule, Skeleton
 from pathspace.paths.space.skeleton import skeleton as choose
+from pathspace.rescaling.optimizer_states import Group, State
 from pathspace.squared.precision import widened
 
 Units = Literal["balanced", "none"]
 # name of a parameter of the network -> parameter, group
-Inside = dict[str, tuple[Tensor, dict[str, Any]]]
+Inside = dict[str, tuple[Tensor, Group]]
 
 _FRAMES = 16  # sets of parameters with a gradient whose frames are kept
 _LOOK = 10  # steps between two looks at all weights, after as many steps that look
@@ -56,7 +57,7 @@ class _Moved:
     inside: Inside = field(default_factory=dict)
     weights: dict[str, Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor] = field(default_factory=dict)
-    outside: list[tuple[Tensor, dict[str, Any], Tensor]] = field(default_factory=list)
+    outside: list[tuple[Tensor, Group, Tensor]] = field(default_factory=list)
 
 
 class PathSpaceOptions(TypedDict, total=False):
@@ -128,7 +129,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
     _misread = ("momentum_buffer", *MOMENTS)
 
     @abstractmethod
-    def _direction(self, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
+    def _direction(self, g: Tensor, group: Group, state: State) -> Tensor:
         """Return what to subtract for lr = 1: a new tensor, or ``g``, which may be overwritten."""
 
     def expect_movable(self, network: Network, names: Iterable[str]) -> None:
@@ -146,7 +147,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
             )
 
     @abstractmethod
-    def _make_room(self, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
+    def _make_room(self, g: Tensor, group: Group, state: State) -> None:
         """Let a state have all that it will have after a step."""
 
     # --- the skeleton -----------------------------------------------------------------------------
@@ -354,7 +355,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
         squares = [torch.dot(g, g).double().to(flat[0].device) for g in flat]
         return clip_factor(torch.stack(squares).sum(), self.clip_norm)
 
-    def _descends(self, group: dict[str, Any]) -> bool:
+    def _descends(self, group: Group) -> bool:
         """Return whether a group's direction is the gradient itself."""
         del group
         return False
@@ -434,7 +435,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
 
     def _packed(self, packed: dict[str, Any]) -> dict[str, Any]:
         """Store skeleton and units with a parameter, for tools that take states parameter by parameter."""
-        kept: dict[str, Any] = {key: value.clone() for key, value in self._start.items()}
+        kept: State = {key: value.clone() for key, value in self._start.items()}
         if self.skeleton is not None:
             kept |= self.skeleton.as_state()
         first = next(

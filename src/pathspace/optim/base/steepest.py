@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from pathspace.metrics import Metric
 from pathspace.metrics.gauge import Gauge
 from pathspace.optim.rules.clipping import changes, clip_factor
 from pathspace.optim.rules.moments import cast_state
+from pathspace.rescaling.optimizer_states import Group, State
 from pathspace.squared.precision import widened
 from pathspace.squared.sharding import totals
 from pathspace.torch_private import foreach_add_, foreach_addcmul_, foreach_mul, foreach_mul_
@@ -41,8 +41,8 @@ class ParamStep:
 
     parameter: Tensor
     p: Tensor
-    group: dict[str, Any]
-    state: dict[str, Any]
+    group: Group
+    state: State
     name: str | None
     g: Tensor
     factor: Tensor | None = None

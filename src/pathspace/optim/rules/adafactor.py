@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, optim
 
 from pathspace.optim.rules.few_passes import FewPasses
+from pathspace.rescaling.optimizer_states import Group
 
 
 class _Entry(NamedTuple):
@@ -40,7 +41,7 @@ class Adafactor(FewPasses, optim.Adafactor):
 
     torch_only = ("foreach",)
 
-    def _take(self, group: dict[str, Any]) -> None:
+    def _take(self, group: Group) -> None:
         columns: list[list[Any]] = [[] for _ in _Entry._fields]
         self._init_group(group, *columns)
         for entry in map(_Entry, *columns):

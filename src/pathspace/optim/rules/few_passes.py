@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from pathspace.rescaling.optimizer_states import Group
+
 
 class FewPasses(Optimizer):
     """Stands in front of a rule of torch among the bases of a class, and takes its place on the CPU.
@@ -29,11 +31,11 @@ class FewPasses(Optimizer):
             self._take(group)
         return loss
 
-    def _is_plain(self, group: dict[str, Any]) -> bool:
+    def _is_plain(self, group: Group) -> bool:
         """Return whether all that a group asks for is done here, on the CPU."""
         on_cpu = all(p.device.type == "cpu" for p in group["params"])
         return on_cpu and not any(group[name] for name in self.torch_only)
 
     @abstractmethod
-    def _take(self, group: dict[str, Any]) -> None:
+    def _take(self, group: Group) -> None:
         """Take a step of a group."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pathspace.rescaling.optimizer_states import State
 from pathspace.torch_private import fused_adam_
 
 _TENSORS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
@@ -21,14 +22,14 @@ MOMENTS = ("step", *_TENSORS)
 """What Adam's rule keeps of a parameter."""
 
 
-def cast_state(state: dict[str, Any], dtype: torch.dtype, names: Iterable[str]) -> None:
+def cast_state(state: State, dtype: torch.dtype, names: Iterable[str]) -> None:
     """Convert tensors of a state to the type of the gradients, which changes when a model is converted."""
     for name in names:
         if name in state:
             state[name] = state[name].to(dtype)
 
 
-def begin_moments(g: Tensor, state: dict[str, Any]) -> None:
+def begin_moments(g: Tensor, state: State) -> None:
     """Moments of no gradient, in a state that has none."""
     if "exp_avg" not in state:
         state["step"] = 0
@@ -45,7 +46,7 @@ def step_decayed_(p: Tensor, direction: Tensor, group: Mapping[str, Any]) -> Non
 
 
 def adam_direction(
-    g: Tensor, state: dict[str, Any], betas: tuple[float, float], eps: float, amsgrad: bool = False
+    g: Tensor, state: State, betas: tuple[float, float], eps: float, amsgrad: bool = False
 ) -> Tensor:
     """Take g into the moments and return the direction (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps).
 
@@ -87,7 +88,7 @@ def adam_direction(
 
 
 def _direction_in_one_pass(
-    g: Tensor, state: dict[str, Any], betas: tuple[float, float], eps: float, amsgrad: bool
+    g: Tensor, state: State, betas: tuple[float, float], eps: float, amsgrad: bool
 ) -> Tensor:
     """Return the direction by torch's kernel of Adam, as the step from zero with the rate -1."""
     direction = torch.zeros_like(g)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, optim
 
 from pathspace.optim.rules.few_passes import FewPasses
+from pathspace.rescaling.optimizer_states import Group
 from pathspace.torch_private import foreach_add_, foreach_lerp_, foreach_mul_, fused_adam_
 
 
@@ -39,7 +40,7 @@ class NAdam(FewPasses, optim.NAdam):
 
     torch_only = ("weight_decay", "maximize", "foreach", "capturable", "differentiable")
 
-    def _take(self, group: dict[str, Any]) -> None:
+    def _take(self, group: Group) -> None:
         columns: list[list[Tensor]] = [[] for _ in _Entry._fields]
         self._init_group(group, *columns)
         # parameters may have joined later, or have been without a gradient

@@ -11,12 +11,12 @@ one with RMSprop.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, optim
 
 from pathspace.optim.rules.few_passes import FewPasses
+from pathspace.rescaling.optimizer_states import Group
 from pathspace.torch_private import fused_adam_
 
 _LONG_AFTER = torch.tensor(math.inf, device="cpu")  # steps, after which Adam corrects no bias
@@ -34,10 +34,10 @@ class RMSprop(FewPasses, optim.RMSprop):
         "differentiable",
     )
 
-    def _is_plain(self, group: dict[str, Any]) -> bool:
+    def _is_plain(self, group: Group) -> bool:
         return group["alpha"] < 1 and super()._is_plain(group)
 
-    def _take(self, group: dict[str, Any]) -> None:
+    def _take(self, group: Group) -> None:
         params: list[Tensor] = []
         gradients: list[Tensor] = []
         squares: list[Tensor] = []

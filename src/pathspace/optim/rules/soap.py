@@ -17,6 +17,7 @@ from torch.optim.optimizer import ParamsT
 
 from pathspace.optim.rules.division import DividedRule, compute_in_shares, divides
 from pathspace.optim.rules.moments import adam_direction, cast_state, step_decayed_
+from pathspace.rescaling.optimizer_states import State
 
 _SIDES = ("rows", "columns")
 _MATRICES = tuple(f"{kind}_{side}" for kind in ("gram", "basis") for side in _SIDES)
@@ -89,7 +90,7 @@ class SOAP(DividedRule):
 
 def soap_direction(
     G: Tensor,
-    state: dict[str, Any],
+    state: State,
     betas: tuple[float, float],
     eps: float,
     frequency: int,
@@ -182,14 +183,14 @@ def _room(state: Mapping[str, Any], side: str) -> tuple[Tensor, Tensor]:
     return basis.mT if f"basis_{side}" in state else basis, order
 
 
-def to_basis(G: Tensor, state: dict[str, Any]) -> Tensor:
+def to_basis(G: Tensor, state: State) -> Tensor:
     """Q_L^T G Q_R; a side without a basis stays as it is."""
     if "basis_rows" in state:
         G = state["basis_rows"].T @ G
     return G @ state["basis_columns"] if "basis_columns" in state else G
 
 
-def from_basis(G: Tensor, state: dict[str, Any]) -> Tensor:
+def from_basis(G: Tensor, state: State) -> Tensor:
     """Q_L G Q_R^T."""
     if "basis_rows" in state:
         G = state["basis_rows"] @ G
@@ -224,7 +225,7 @@ def _without_ties(P: Tensor) -> Tensor:
     return P + torch.diag(slope * (P.diagonal().mean() * 1e-6))
 
 
-def _average_(G: Tensor, state: dict[str, Any], beta: float) -> None:
+def _average_(G: Tensor, state: State, beta: float) -> None:
     """L = beta L + (1 - beta) G G^T and R = beta R + (1 - beta) G^T G."""
     if "gram_rows" in state:
         state["gram_rows"].lerp_(G @ G.T, 1 - beta)
@@ -232,7 +233,7 @@ def _average_(G: Tensor, state: dict[str, Any], beta: float) -> None:
         state["gram_columns"].lerp_(G.T @ G, 1 - beta)
 
 
-def _turn_(state: dict[str, Any], bases: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+def _turn_(state: State, bases: Mapping[str, tuple[Tensor, Tensor]]) -> None:
     """Take new bases; M turns with them, V, which has no meaning beyond its basis, keeps its entries.
 
     Args:

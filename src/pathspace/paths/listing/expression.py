@@ -23,7 +23,6 @@ from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.network.devices import tables_on_the_cpu
-from pathspace.ops.listing import NONE
 from pathspace.paths.listing.listing import Paths
 from pathspace.paths.space.basis import basis_paths, check_complete
 from pathspace.paths.space.reduction import expect_own, used_edges
@@ -114,7 +113,7 @@ def express(network: Network, skeleton: Skeleton, paths: Paths) -> BasisExpressi
     # the last number stands for no edge
     added = torch.tensor([*of_edge, nothing])
     taken = torch.tensor([*of_class, nothing])
-    rows = torch.where(paths.weights == NONE, graph.num_edges, paths.weights)
+    rows = paths.columns
     one = torch.ones_like(rows)
     exponents = torch.zeros(len(paths), nothing + 1, dtype=torch.long)
     exponents.scatter_add_(1, added[rows], one)

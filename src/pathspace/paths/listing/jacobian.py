@@ -77,9 +77,8 @@ def path_jacobian(network: Network, paths: Paths | None = None, *, limit: int = 
     after = torch.cat([factors.flip(1).cumprod(1).flip(1)[:, 1:], ones], 1)
     # dv_p/dw_e = sum over the places of e on p of the product of the other weights
     result = w.new_zeros(len(paths), len(w) + 1)
-    where = torch.where(paths.weights < 0, len(w), paths.weights)
     width = factors.shape[1]
-    result.scatter_add_(1, where, before[:, :width] * after[:, :width])
+    result.scatter_add_(1, paths.columns, before[:, :width] * after[:, :width])
     return result[:, :-1]
 
 

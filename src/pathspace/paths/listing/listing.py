@@ -69,12 +69,16 @@ class Paths:
         edge = [self.reduction.edge(e) for e in range(self.reduction.num_edges)]
         return tuple(tuple(edge[e] for e in row if e != NONE) for row in self.weights.tolist())
 
+    @property
+    def columns(self) -> Tensor:
+        """Numbers of the weights of every path, ``[P, L]``, filled with E, which no weight has."""
+        return torch.where(self.weights == NONE, self.reduction.num_edges, self.weights)
+
     @cached_property
     def counts(self) -> Tensor:
         """The counting vectors n_pe, int64 ``[P, E]``."""
         result = self.weights.new_zeros(len(self), self.reduction.num_edges + 1)
-        where = torch.where(self.weights == NONE, self.reduction.num_edges, self.weights)
-        result.scatter_add_(1, where, torch.ones_like(where))
+        result.scatter_add_(1, self.columns, torch.ones_like(self.weights))
         return result[:, :-1]
 
     def values(self, parameters: Mapping[str, Tensor]) -> Tensor:

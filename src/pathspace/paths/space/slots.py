@@ -44,10 +44,11 @@ class Index:
 
     def put_(self, values: Tensor, entries: Tensor) -> None:
         """Overwrite the entries."""
-        if self.first < 0:
+        view = self.view(values)
+        if view is None:
             values.index_copy_(0, self.places, entries)
         else:
-            values.narrow(0, self.first, self.count).copy_(entries)
+            view.copy_(entries)
 
 
 class Slots:
