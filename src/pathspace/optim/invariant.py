@@ -483,7 +483,8 @@ class Invariant(MetricOptimizer):
                 for key, value in state.items():
                     if isinstance(value, Tensor) and value.dim() and value.dtype == shadow.dtype:
                         state[key] = value.to(dtype)
-                shadow.grad, shadow.data = None, shadow.data.to(dtype)
+                shadow.grad = None
+                shadow.data = shadow.data.to(dtype)
         traits = traits_of(type(self.rule))
         # a rule that divides its work over processes must see all of it
         divided = (self._is_sharded and traits.takes_rows) or divides(group_of(self.rule))

@@ -10,7 +10,7 @@ from the inputs, and another one after it on the way to the outputs.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any
 
@@ -32,7 +32,7 @@ _FIRST = "first"
 _LAST = "last"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ParamGroups:
     """The parameters of a model, each in one group; made by :func:`param_groups`.
 
@@ -55,14 +55,14 @@ class ParamGroups:
         blocks: name of a fused matrix -> how many rows each of its matrices has.
     """
 
-    hidden: Parameters = field(repr=False)
-    fused: Parameters = field(repr=False)
-    filters: Parameters = field(repr=False)
-    embeddings: Parameters = field(repr=False)
-    readouts: Parameters = field(repr=False)
-    vectors: Parameters = field(repr=False)
-    outside: Parameters = field(repr=False)
-    blocks: Mapping[str, tuple[int, ...]] = field(repr=False)
+    hidden: Parameters
+    fused: Parameters
+    filters: Parameters
+    embeddings: Parameters
+    readouts: Parameters
+    vectors: Parameters
+    outside: Parameters
+    blocks: Mapping[str, tuple[int, ...]]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield the groups that are not empty, as param groups."""
@@ -70,6 +70,9 @@ class ParamGroups:
             if parameters:
                 use_muon = kind in ("hidden", "fused", "filters")
                 yield {"params": list(parameters.values()), "kind": kind, "use_muon": use_muon}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__qualname__}()"
 
     def __str__(self) -> str:
         """Return a line for each group: its parameters, and their names."""

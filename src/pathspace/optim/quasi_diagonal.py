@@ -132,7 +132,9 @@ class QuasiDiagonal(DataOptimizer, PathSGD):
             )
         for name, step in inside.items():
             assert step.gauge is not None
-            step.g, step.factor = step.gauge.times_(directions[name]), None  # d = f d'
+            # d = f d'
+            step.g = step.gauge.times_(directions[name])
+            step.factor = None
         descend_(steps, factor)
 
     def _directions(

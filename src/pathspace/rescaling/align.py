@@ -193,7 +193,8 @@ class _Matching:
     def __init__(
         self, a: Network, b: Network, groups: Sequence[Group], by: str, examples: Any
     ) -> None:
-        self._groups, self._by = groups, by
+        self._groups = groups
+        self._by = by
         self._parts = [_parts_of(group, groups) for group in groups]
         if by == "activations":
             self._units = [_unit_values(network, groups, examples) for network in (a, b)]
@@ -223,7 +224,8 @@ class _Matching:
 
     def by_features(self) -> list[Tensor]:
         """Return orders by what no permutation of other groups changes: the sorted sizes of the weights of a unit."""
-        found, b = [], self._b
+        found = []
+        b = self._b
         for group in self._groups:
             total = torch.zeros(len(group), len(group), dtype=torch.float64)
             for line in _of_values(group, self._a):
@@ -242,7 +244,8 @@ class _Matching:
         normalized = self._by == "paths"
 
         def alike(i: int, j: int) -> Tensor:
-            ours, theirs = self._groups[i], self._groups[j]
+            ours = self._groups[i]
+            theirs = self._groups[j]
             return likeness(ours, self._a, b, normalized=normalized, other=theirs)
 
         return _by_parts(self._parts[k], alike) if self._parts[k] else alike(k, k)
@@ -313,10 +316,8 @@ def likeness(
     n = len(group)
     total = torch.zeros(n, n, dtype=torch.float64)
     for enters in (True, False):
-        products, lengths = (
-            torch.zeros_like(total),
-            [torch.zeros(n, dtype=torch.float64) for _ in range(2)],
-        )
+        products = torch.zeros_like(total)
+        lengths = [torch.zeros(n, dtype=torch.float64) for _ in range(2)]
         pairs = zip(_of_values(group, a), _of_values(other or group, a), strict=True)
         for line, of_b in pairs:
             if line.enters != enters:
@@ -527,13 +528,15 @@ def _factors_between(network: Network, values: Values, wanted: Values) -> Tensor
     x = torch.zeros(C, dtype=torch.float64)
     known = torch.zeros(C, dtype=torch.bool)
     for _ in range(C):
-        places, logs = [], []
+        places = []
+        logs = []
         for name, value in values.items():
             ratios = (wanted[name] / value).abs().log()
             for labels, log in _told(network, name, x, known, ratios):
                 places.append(labels)
                 logs.append(log)
-        place, log = torch.cat(places), torch.cat(logs)
+        place = torch.cat(places)
+        log = torch.cat(logs)
         if not len(place):
             break
         by_value = log.argsort()
@@ -549,7 +552,8 @@ def _told(
     network: Network, name: str, x: Tensor, known: Tensor, ratios: Tensor
 ) -> list[tuple[Tensor, Tensor]]:
     """Return classes of unknown factor at one end of a parameter's weights, and log factors that the weights tell."""
-    C, edges = network.num_classes, network.edges[name]
+    C = network.num_classes
+    edges = network.edges[name]
     # of a product of classes the factor is taken as not known
     beyond = torch.zeros(len(network.monomials), dtype=torch.bool)
     is_known = torch.cat([torch.ones(1, dtype=torch.bool), known, beyond])
@@ -569,10 +573,8 @@ def _told(
 def _compared(network: Network, ours: Values, theirs: Values, tolerance: float) -> Equivalence:
     """Compare weights class by class, then those that no class touches."""
     places = 1 + network.num_classes
-    largest, apart = (
-        torch.zeros(places, dtype=torch.float64),
-        torch.zeros(places, dtype=torch.float64),
-    )
+    largest = torch.zeros(places, dtype=torch.float64)
+    apart = torch.zeros(places, dtype=torch.float64)
     for name, one in ours.items():
         edges = network.edges[name]
         for labels in (edges.target.cpu(), edges.source.cpu()):

@@ -17,7 +17,8 @@ def best_assignment(values: Tensor) -> Tensor:
     """
     cost = -values.detach().to("cpu", torch.float64)
     n = len(cost)
-    of_row, of_column = torch.zeros(n, dtype=torch.float64), torch.zeros(n + 1, dtype=torch.float64)
+    of_row = torch.zeros(n, dtype=torch.float64)
+    of_column = torch.zeros(n + 1, dtype=torch.float64)
     # column -> its row; the last column is the one from which a search begins
     row_of = [-1] * (n + 1)
     for row in range(n):

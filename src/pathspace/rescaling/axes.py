@@ -68,7 +68,8 @@ class Axis:
 
     def equate(self, other: Axis) -> None:
         """Note that another axis of its size, neither of which has parts, is the same."""
-        first, second = self.root, other.root
+        first = self.root
+        second = other.root
         if first is not second:
             second._parent = first
             first.fixed |= second.fixed
@@ -111,7 +112,8 @@ def _resolved_segment(segment: Segment) -> list[Segment]:
     for place, axis in enumerate(roots):
         if axis.parts is None:
             continue
-        before, after = roots[:place], roots[place + 1 :]
+        before = roots[:place]
+        after = roots[place + 1 :]
         if axis.kind == "product":
             return _resolved_segment((*before, *axis.parts, *after))
         for one in before:  # which would run over pieces of several kinds
@@ -129,7 +131,8 @@ def _resolved_segment(segment: Segment) -> list[Segment]:
 def unify(one: Dim, other: Dim) -> None:
     """Note that two dimensions run over the same units in the same order; those of other sizes are fixed."""
     while True:
-        first, second = resolved(one), resolved(other)
+        first = resolved(one)
+        second = resolved(other)
         place = _first_difference(first, second)
         if place is None:
             break
@@ -137,7 +140,8 @@ def unify(one: Dim, other: Dim) -> None:
             fix(one)
             fix(other)
             return
-        a, b = first[place], second[place]
+        a = first[place]
+        b = second[place]
         longer, size = (a, length(b)) if length(a) > length(b) else (b, length(a))
         if not _cut(longer, size):
             fix(one)
@@ -167,9 +171,11 @@ def _cut(segment: Segment, size: int) -> bool:
 
 def _unify_segments(one: Segment, other: Segment) -> None:
     """Equate the axes of two products of one length, from the last axes on; those that do not fit are fixed."""
-    a, b = _factors(one), _factors(other)
+    a = _factors(one)
+    b = _factors(other)
     while a and b:
-        p, q = a[-1], b[-1]
+        p = a[-1]
+        q = b[-1]
         divides = p.size % q.size == 0 or q.size % p.size == 0
         is_sum = p.parts is not None or q.parts is not None
         if is_sum or not divides:
@@ -184,7 +190,8 @@ def _unify_segments(one: Segment, other: Segment) -> None:
             a.pop()
             b.pop()
         # an axis that was divided may stand in both products
-        a, b = _factors(a), _factors(b)
+        a = _factors(a)
+        b = _factors(b)
 
 
 def _factors(axes: Iterable[Axis]) -> list[Axis]:
@@ -210,7 +217,8 @@ def piece(dim: Dim, start: int, size: int) -> Dim:
                     return dim_of(size, fixed=True)
                 break
             before += length(segment)
-    found, before = [], 0
+    found = []
+    before = 0
     for segment in resolved(dim):
         if start <= before and before + length(segment) <= start + size:
             found.append(segment)
@@ -245,7 +253,8 @@ def _taken(left: list[Dim], size: int) -> Dim:
         if len(first) != 1:
             fix(first)
             first = dim_of(size_of(first), fixed=True)
-        axis, rest = first[0][0], first[0][1:]
+        axis = first[0][0]
+        rest = first[0][1:]
         if wanted % axis.size == 0:
             taken.append(axis)
             wanted //= axis.size
@@ -272,7 +281,9 @@ def _all_fixed(left: list[Dim], first: Dim, taken: Sequence[Axis], size: int) ->
 
 def places_of(axis: Axis, dim: Dim) -> Tensor | None:
     """Return which elements of a dimension belong to each place of an axis, ``[n, elements]``; None if none does."""
-    root, found, before = axis.root, [], 0
+    root = axis.root
+    found = []
+    before = 0
     for segment in resolved(dim):
         sizes = [one.size for one in segment]
         index = torch.arange(math.prod(sizes)).reshape(sizes) + before

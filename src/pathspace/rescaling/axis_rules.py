@@ -238,7 +238,8 @@ def _strided(dim: Dim, stride: int, size: int) -> Dim:
 def split(reader: AxisReader, step: Step) -> None:
     """Take the parts of a dimension, one after the other."""
     given = reader.of(step.args[0])
-    d, start = _argument(step, 2, "dim", 0) % len(given), 0
+    d = _argument(step, 2, "dim", 0) % len(given)
+    start = 0
     for part in step.result:
         size = part.shape[d]
         dims = list(given)
@@ -366,7 +367,8 @@ def matrix_product(reader: AxisReader, step: Step) -> None:
     batch = a[:-2]
     for x, y in zip(batch, b[:-2], strict=False):
         unify(x, y)
-    rows, columns = a[-2:-1], b[-1:] if len(b) > 1 else []
+    rows = a[-2:-1]
+    columns = b[-1:] if len(b) > 1 else []
     reader.bind(step.result, [*batch, *rows, *columns])
 
 
@@ -383,8 +385,10 @@ def matrix_product_and_sum(reader: AxisReader, step: Step) -> None:
 def convolution(reader: AxisReader, step: Step) -> None:
     """Equate channels; groups of them change places as a whole."""
     x, weight, bias = step.args[:3]
-    transposed, groups = step.args[6], step.args[8]
-    given, of_weight = reader.of(x), reader.of(weight)
+    transposed = step.args[6]
+    groups = step.args[8]
+    given = reader.of(x)
+    of_weight = reader.of(weight)
     for dim in (*given[2:], *of_weight[2:]):
         fix(dim)
     outer, inner = of_weight[:2]
@@ -405,7 +409,8 @@ def product(outer: Dim, inner: Dim) -> Dim:
         return inner
     if size_of(inner) == 1:
         return outer
-    a, b = resolved(outer), resolved(inner)
+    a = resolved(outer)
+    b = resolved(inner)
     if len(a) != 1 or len(b) != 1:
         fix(outer)
         fix(inner)

@@ -243,7 +243,8 @@ def balancing_factors(network: Network, *, powers_of_two: bool = False) -> Tenso
 @tables_on_the_cpu()
 def _factors(network: Network, criterion: Criterion, options: Options) -> Tensor:
     """Return the factors of a criterion, float64 ``[num_classes]``."""
-    calibration, alpha = options.calibration, options.alpha
+    calibration = options.calibration
+    alpha = options.alpha
     if criterion in ("measure", "layers"):
         scales = scales_of(network, criterion, calibration, alpha)
         expect_finite_scales(scales)
@@ -311,7 +312,8 @@ class _Probe:
     """The outputs of a model for one example, before a change of its parameters and after it."""
 
     def __init__(self, network: Network, example_input: Any) -> None:
-        self.network, self.example_input = network, example_input
+        self.network = network
+        self.example_input = example_input
         # evaluation mode must not show in the user's model, nor must what a forward pass does to
         # buffers
         self.copy = evaluation_form_of(network.model)

@@ -95,11 +95,13 @@ class Scales:
         What it has for a product counts for each of its factors. The reduction joins it with what it
         has for the class.
         """
-        largest, C = len(table) // 2, self.classes
+        largest = len(table) // 2
+        C = self.classes
         values = torch.stack([table[1 : largest + 1], table[largest + 1 :].flip(0)])
         result = values[:, :C].clone()
         for factor in self.monomials.unbind(-1):
-            used, one = factor != 0, values[:, C:]
+            used = factor != 0
+            one = values[:, C:]
             one = torch.where(factor < 0, one.flip(0), one)[:, used]
             place = (factor[used].abs() - 1).expand(2, -1)
             result.scatter_reduce_(1, place, one, reduction)
@@ -158,7 +160,8 @@ def _edges(network: Network, name: str, factors: Tensor, *, largest: bool) -> Ed
 
 def edge_labels(network: Network, name: str, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the labels at the two ends of the edges of a parameter, target and source, with its dimensions."""
-    labels, dims = network.edges[name], network.parameters[name].dim()
+    labels = network.edges[name]
+    dims = network.parameters[name].dim()
     return in_dims(labels.target, dims).to(device), in_dims(labels.source, dims).to(device)
 
 
@@ -168,11 +171,10 @@ def range_gap(edges: Sequence[Edges], scales: Scales) -> Gap:
     def gap(x: Tensor) -> Tensor:
         entering, leaving = _largest(edges, scales, x)
         # of units that have the inverse scale, what leaves grows, and what enters shrinks
-        grows, shrinks = (
-            torch.maximum(entering[0], leaving[1]),
-            torch.maximum(leaving[0], entering[1]),
-        )
-        enters, leaves = grows.isfinite(), shrinks.isfinite()
+        grows = torch.maximum(entering[0], leaving[1])
+        shrinks = torch.maximum(leaving[0], entering[1])
+        enters = grows.isfinite()
+        leaves = shrinks.isfinite()
         difference = torch.where(leaves, shrinks, 0.0) - torch.where(enters, grows, 0.0)
         return difference / (enters.double() + leaves.double()).clamp_min(1.0)
 
@@ -219,7 +221,10 @@ def agreement(gap: Gap, start: Tensor) -> Tensor:
     Warns:
         UserWarning: they do not after ``SWEEPS`` steps.
     """
-    x, before, momentum, left = start, start, 1.0, 0.0
+    x = start
+    before = start
+    momentum = 1.0
+    left = 0.0
     for sweep in range(SWEEPS):
         step = gap(x)
         left = float(step.abs().amax()) if len(step) else 0.0
@@ -228,7 +233,8 @@ def agreement(gap: Gap, start: Tensor) -> Tensor:
         reached = x + step / 2
         last = 1.0 if step @ (reached - before) < 0 or sweep > SWEEPS / 2 else momentum
         momentum = (1 + math.sqrt(1 + 4 * last**2)) / 2
-        x, before = reached + (last - 1) / momentum * (reached - before), reached
+        x = reached + (last - 1) / momentum * (reached - before)
+        before = reached
     warnings.warn(
         f"after {SWEEPS} steps the two sides of some unit class still differ by {2 * left:.2g} of their ranges; the "
         "function is kept all the same, and calling balance_ again does not help: use criterion='path'",

@@ -20,7 +20,8 @@ from pathspace.network.errors import expect_weights
 from pathspace.network.network import current_values
 from pathspace.paths.kernel.node_mass import node_mass
 
-_NEAR, _FAR = 4.0, 16.0
+_NEAR = 4.0
+_FAR = 16.0
 """Spreads up to which a network is called near balance, and from which it is called far from it."""
 _WORST = 5
 

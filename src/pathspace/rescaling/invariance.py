@@ -280,7 +280,8 @@ def _compare_weights(
     Returns:
         The largest relative difference, and whether all bits are equal.
     """
-    largest, equal = 0.0, True
+    largest = 0.0
+    equal = True
     for name, parameter in ours.named_parameters():
         its = rescaled.get_parameter(name)
         other = its.detach().double()
@@ -297,7 +298,8 @@ def _compare_weights(
 
 def difference(old: Tensor, new: Tensor) -> tuple[float, float]:
     """Return the largest difference of two tensors and the largest entry; entries masked in both count as 0."""
-    old, new = old.double(), new.double()
+    old = old.double()
+    new = new.double()
     masks = (old == new) & (old.abs() >= MASK)
     return float((new - old).masked_fill(masks, 0).abs().max()), float(
         old.masked_fill(masks, 0).abs().max()

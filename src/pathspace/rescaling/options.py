@@ -74,7 +74,8 @@ def check_options(criterion: Any, options: Options, example: Any) -> None:
 
 
 def _check_activations(options: Options) -> None:
-    alpha, statistic = options.alpha, options.statistic
+    alpha = options.alpha
+    statistic = options.statistic
     if options.calibration is None:
         raise ValueError(
             "criterion='activations' measures the values of units on data: give calibration, a batch as the model is "

@@ -307,7 +307,8 @@ def _group(
     within: tuple[Axis, int] | None,
 ) -> Group:
     """Return the units of an axis where weights run over them."""
-    group, lines = Group((), axis, within), []
+    group = Group((), axis, within)
+    lines = []
     for name, d, dim in uses:
         places = group.places_in(dim)
         if places is not None:
@@ -417,7 +418,8 @@ def _shuffled(count: int) -> Tensor:
 
 
 def _near(one: Tensor, other: Tensor) -> bool:
-    one, other = one.double(), other.double()
+    one = one.double()
+    other = other.double()
     finite = one.isfinite()
     if not torch.equal(finite, other.isfinite()):
         return False
@@ -436,7 +438,8 @@ def class_order(network: Network, groups: Sequence[Group], orders: Sequence[Tens
     for labels in ends:
         moved = all_permuted(labels, groups, orders)
         for name, now in labels.items():
-            here, before = now.abs().reshape(-1), moved[name].abs().reshape(-1)
+            here = now.abs().reshape(-1)
+            before = moved[name].abs().reshape(-1)
             of_classes = (here > 0) & (here <= network.num_classes)
             result[here[of_classes] - 1] = before[of_classes] - 1
     return result

@@ -133,7 +133,8 @@ def random_rescale_(
     ends = torch.log2(torch.tensor([low, high], dtype=torch.float64))
     device = "cpu" if generator is None else generator.device
     if powers_of_two:
-        first, last = int(torch.ceil(ends[0])), int(torch.floor(ends[1]))
+        first = int(torch.ceil(ends[0]))
+        last = int(torch.floor(ends[1]))
         if first > last:
             raise ValueError(f"no power of two lies between {low} and {high}")
         exponents = torch.randint(

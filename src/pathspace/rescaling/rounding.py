@@ -156,13 +156,15 @@ def best_for_rounding(parts: Sequence[Rounded], scales: Scales, start: Tensor) -
     """
     if not parts or not len(start):
         return start
-    best, least = start, log_error(parts, scales, start)
+    best = start
+    least = log_error(parts, scales, start)
     x = start
     for power in POWERS:
         x = _smooth_minimum(parts, scales, x, power)
         error = log_error(parts, scales, x)
         if error < least:
-            best, least = x, error
+            best = x
+            least = error
     return best
 
 
@@ -333,7 +335,9 @@ def _arranged(size: Tensor, reaction: Tensor, labels: EdgeLabels, per: Per, step
 
 def _kindsin_dims(target: Tensor, source: Tensor, rows: list[int]) -> list[list[int]]:
     """Sort dimensions by the ends of edges that depend on them: rows, both ends, targets, sources."""
-    both, targets, sources = [], [], []
+    both = []
+    targets = []
+    sources = []
     for d in range(target.dim()):
         if d in rows:
             continue

@@ -107,7 +107,8 @@ class _Visible:
         unit, and the largest that leaves the same unit, and if the paths through it are below
         ``precision`` times those through some weight that enters the same unit.
         """
-        parameter, labels = self._network.parameters[name], self._network.edges[name]
+        parameter = self._network.parameters[name]
+        labels = self._network.edges[name]
         least = _smallest(parameter.dtype)
         # t > precision max |s_e w_e|
         seen = least > precision * self._leaving[_places(self._leaving, labels.source)]

@@ -40,7 +40,8 @@ class Normalization:
 
     def run(self, z: Tensor, *affine: Tensor, held: Tensor | None = None) -> Tensor:
         """Gamma_y^2; ``affine`` are q and c, as far as there are any, and ``held`` is what to take for 1/m."""
-        y, squares = z * (self.inverse(z) if held is None else held), iter(affine)
+        y = z * (self.inverse(z) if held is None else held)
+        squares = iter(affine)
         if self.gain:
             y = y * next(squares).reshape(self.place)
         return y + next(squares).reshape(self.place) if self.bias else y

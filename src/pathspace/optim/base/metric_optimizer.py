@@ -93,7 +93,8 @@ class MetricOptimizer(NetworkOptimizer):
         ]
         if self._is_sharded:
             for step in steps:
-                step.p, step.g = to_local(step.p), to_local(step.g)
+                step.p = to_local(step.p)
+                step.g = to_local(step.g)
         inside = {step.name: step.state for step in steps if step.name is not None}
         if inside:
             self.metric.advance(inside, self._own_names)

@@ -45,7 +45,10 @@ def chain_terms(
     with torch.inference_mode(False), torch.no_grad():
         path, psi = _paths(seen, request)
         seeds, chosen, pairs = _seeds(seen, psi, request, generator)
-        x, *states = (_examples(h, chosen) for h in (seen.x, *seen.states))
+        read = [seen.x, *seen.states]
+        if chosen is not None:
+            read = [h.index_select(1, chosen) for h in read]
+        x, *states = read
         deltas = _pulled_back(seen, seeds, states)
         seeded = _seeded(seen, deltas, [x, *states], x.shape[1], pairs)
         data = statistics(seeded, request.statistic, request.sharing, names)
@@ -189,11 +192,6 @@ def _seeds_of_rows(
     if chosen is None:
         return seeds, None, None
     return seeds.index_select(0, chosen), chosen, None
-
-
-def _examples(h: Tensor, chosen: Tensor | None) -> Tensor:
-    """Return some examples of ``[T, n, units]``, or all."""
-    return h if chosen is None else h.index_select(1, chosen)
 
 
 def _pulled_back(seen: ChainPass, seeds: list[Tensor | None], states: list[Tensor]) -> list[Tensor]:
