@@ -63,7 +63,7 @@ from pathspace.optim.base.steepest import ParamStep
 from pathspace.optim.rules.clipping import clip_factor
 from pathspace.optim.rules.division import divides, group_of, undivided
 from pathspace.optim.rules.traits import RULES, traits_of
-from pathspace.rescaling.optimizer_states import Group, State
+from pathspace.rescaling.optimizer_states import Group, State, held_by
 from pathspace.squared.precision import full_precision
 from pathspace.squared.sharding import shard_rows, to_local, totals
 from pathspace.torch_private import disable_dynamo
@@ -243,8 +243,7 @@ class Invariant(MetricOptimizer):
         self._forget_rehearsal()
         # names and iterables, as torch reads them
         group = Optimizer([{**param_group}], {}).param_groups[0]
-        present = {p for group in self.param_groups for p in group["params"]}
-        if present & set(group["params"]):
+        if not set(self._all_parameters()).isdisjoint(group["params"]):
             raise ValueError("some parameters appear in more than one parameter group")
         self._bind(group["params"])
         with self._rule_at_work() as rule:
@@ -593,8 +592,7 @@ class Invariant(MetricOptimizer):
         self._has_stepped = False
         with self._rule_at_work() as rule:
             rule.load_state_dict({**state_dict, "state": of_rule | more})
-            shadows = (shadow for group in rule.param_groups for shadow in group["params"])
-            for index, shadow in zip(saved, shadows, strict=True):
+            for index, shadow in zip(saved, held_by(rule.param_groups), strict=True):
                 _restore_counts_(rule.state.get(shadow, {}), of_rule.get(index, {}))
         self.state.clear()
         for index, p in zip(saved, parameters, strict=True):
@@ -728,7 +726,7 @@ def _in_few_passes(
         return rule(groups, **options)
     if traits.replacement is not None:
         return traits.replacement(groups, **options)
-    on_cpu = all(p.device.type == "cpu" for group in groups for p in group["params"])
+    on_cpu = all(p.device.type == "cpu" for p in held_by(groups))
     if traits.kernel and (on_cpu or traits.kernel_on == "any"):
         return rule(groups, **options, **{traits.kernel: True})
     return rule(groups, **options)

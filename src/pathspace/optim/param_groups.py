@@ -197,7 +197,7 @@ def _steps(network: Network) -> list[_Step]:
     shapes = _shapes(network)
     steps: dict[int, _Step] = {}
     for instruction in tape.instructions:
-        read = [name for slot in instruction.inputs for name in weights.get(slot, ())]
+        read = _names_read(instruction, weights)
         if _makes_a_weight(network, instruction, weights, read):
             # gains of a normalized weight are smaller than the weight
             largest = max(read, key=lambda name: shapes[name].numel())
@@ -272,12 +272,16 @@ def _matrices(
         function.out
     ):
         return ()  # an einsum that multiplies element by element
-    names = [name for slot in instruction.inputs for name in weights.get(slot, ())]
     return tuple(
         name
-        for name in names
+        for name in _names_read(instruction, weights)
         if len(shapes[name]) > 1 and not (name in network.edges and network.edges[name].bias)
     )
+
+
+def _names_read(instruction: Instruction, weights: Mapping[int, Sequence[str]]) -> list[str]:
+    """Return the names of the parameters that an instruction reads."""
+    return [name for slot in instruction.inputs for name in weights.get(slot, ())]
 
 
 def _inner(instruction: Instruction, weights: Mapping[int, Sequence[str]]) -> frozenset[str]:
@@ -285,7 +289,7 @@ def _inner(instruction: Instruction, weights: Mapping[int, Sequence[str]]) -> fr
     stack = instruction.form
     if not isinstance(stack, Stack):
         return frozenset()
-    every = {name for slot in instruction.inputs for name in weights.get(slot, ())}
+    every = set(_names_read(instruction, weights))
     position = 1
     for cell in range(stack.directions):  # of the first layer
         every.difference_update(weights.get(instruction.inputs[position], ()))

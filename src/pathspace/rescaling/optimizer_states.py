@@ -57,6 +57,11 @@ class FollowsRescaling(Protocol):
         ...
 
 
+def held_by(groups: Iterable[Group]) -> list[Any]:
+    """Return the parameters of some groups in their order, or the indices that saved groups have for them."""
+    return [held for group in groups for held in group["params"]]
+
+
 class MovedStates:
     """Optimizers whose states, and gradients that wait for a step, follow a rescaling.
 
@@ -118,7 +123,7 @@ class MovedStates:
 
 def _of_network(optimizer: Optimizer, network: Network) -> list[tuple[str, Tensor]]:
     names = network.names_by_id
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    parameters = held_by(optimizer.param_groups)
     return [(names[id(p)], p) for p in parameters if id(p) in names]
 
 

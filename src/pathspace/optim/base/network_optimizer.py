@@ -26,7 +26,7 @@ from pathspace.optim.base.saved_states import (
     of_steps,
     unlocked,
 )
-from pathspace.rescaling.optimizer_states import Group, State
+from pathspace.rescaling.optimizer_states import Group, State, held_by
 from pathspace.squared.sharding import (
     any_process,
     first_sharded,
@@ -350,7 +350,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
 
     def _unpacked(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Undo :meth:`_packed`; parameters that were full when it was saved may be sharded now, and vice versa."""
-        saved = [index for group in state_dict["param_groups"] for index in group["params"]]
+        saved = held_by(state_dict["param_groups"])
         # torch tells if they are not as many
         states = {}
         for index, p in zip(saved, self._all_parameters(), strict=False):
@@ -424,7 +424,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
                 raise ValueError(
                     f"this is not the state of {kind}: its groups lack {', '.join(map(repr, missing))}"
                 )
-        saved = [index for group in groups for index in group["params"]]
+        saved = held_by(groups)
         ours = self._all_parameters()
         names = self.network.names_by_id
         for index, p in zip(saved, ours, strict=False):  # torch tells if they are not as many
@@ -485,7 +485,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
 
 def global_state(state_dict: dict[str, Any]) -> dict[Any, Any]:
     """Return the entries of a state that belong to no single parameter."""
-    saved = {index for group in state_dict["param_groups"] for index in group["params"]}
+    saved = set(held_by(state_dict["param_groups"]))
     return {key: kept for key, kept in state_dict["state"].items() if key not in saved}
 
 

@@ -141,58 +141,21 @@ def chart(
 
     Parameters take part whose ``names`` are given; the network's others are to stay as they are.
     """
-    graph = skeleton.graph
     c = network.num_classes
-    moving = _moving(network, skeleton, names)
-    classes = moving.nonzero().flatten() + 1
-    nodes = torch.cat([classes, classes + c])
-    bounds = torch.tensor([0, *(shape.numel() for shape in graph.shapes)]).cumsum(0)
-    numbers = skeleton.edges[nodes]
-    owner = torch.bucketize(numbers, bounds[1:], right=True)
-    order = torch.argsort(owner, stable=True)
-    nodes = nodes[order]
-    numbers = numbers[order]
-    owner = owner[order]
-    position = torch.zeros(1 + 2 * c, dtype=torch.long)
+    classes = _moving(network, skeleton, names).nonzero().flatten() + 1
+    nodes, elements = _by_parameter(skeleton, torch.cat([classes, classes + c]))
+    # which of the K enters each node
+    position = torch.full((1 + 2 * c,), -1)
     position[nodes] = torch.arange(len(nodes))
-
-    places = {}
-    ends_by_place: dict[tuple[int, tuple[int, ...]], Ends] = {}
-
-    def ends(labels: Tensor, dims: int) -> Ends | None:
-        """Return the nodes at an end. Parameters with the same nodes share them: a frame looks them up once."""
-        result = Ends.of(cover(labels.cpu(), c), dims, device)
-        if result is None or result.nodes.first < 0:
-            return result
-        return ends_by_place.setdefault((result.nodes.first, result.shape), result)
-
-    for place, name in enumerate(graph.names):
-        if name not in names:
-            continue
-        of_it = (owner == place).nonzero().flatten()
-        labels = network.edges[name]
-        dims = network.parameters[name].dim()
-        places[name] = Place(
-            sources=ends(labels.source, dims),
-            targets=ends(-labels.target, dims),
-            skeleton=(numbers[of_it] - bounds[place]).to(device) if len(of_it) else None,
-            among=Index.of(of_it, device),
-        )
-
-    levels = _levels(skeleton, nodes, position, device)
-
-    # O(c) = I(c'): the same edge number at node 1 + C + c and at node 1 + c'
-    enters = torch.full((graph.num_edges + 1,), -1)
-    enters[skeleton.edges[classes]] = torch.arange(len(classes))
-    after = enters[skeleton.edges[classes + c]]  # c' among the P, or -1
+    after = _following(skeleton, classes)
+    linked = bool((after >= 0).any())
     before = torch.arange(len(classes))
     before[after[after >= 0]] = (after >= 0).nonzero().flatten()
     moved = before == torch.arange(len(classes))
     like = _first_of_each_chain(before)
-    linked = bool((after >= 0).any())
     return Chart(
-        places=places,
-        levels=levels,
+        places=_places(network, names, elements, device),
+        levels=_levels(skeleton, position, device),
         classes=Index.of(classes, device),
         inverses=Index.of(classes + c, device),
         into=Index.of(position[classes], device),
@@ -205,22 +168,82 @@ def chart(
     )
 
 
-def _levels(
-    skeleton: Skeleton, nodes: Tensor, position: Tensor, device: torch.device
-) -> tuple[Level, ...]:
-    """Return the levels of the skeleton, with those of their nodes that are among some.
+def _by_parameter(skeleton: Skeleton, nodes: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Sort nodes by the parameters that hold their skeleton edges.
+
+    Returns:
+        The nodes, and the flat indices of their edges in each parameter, by name.
+    """
+    graph = skeleton.graph
+    sizes = [shape.numel() for shape in graph.shapes]
+    starts = torch.tensor([0, *sizes]).cumsum(0)
+    numbers = skeleton.edges[nodes]
+    owner = torch.bucketize(numbers, starts[1:], right=True)
+    order = torch.argsort(owner, stable=True)
+    flat = (numbers - starts[owner])[order]
+    counts = torch.bincount(owner, minlength=len(sizes)).tolist()
+    return nodes[order], dict(zip(graph.names, flat.split(counts), strict=True))
+
+
+def _places(
+    network: Network,
+    names: Collection[str],
+    elements: Mapping[str, Tensor],
+    device: torch.device,
+) -> dict[str, Place]:
+    """Return the places of the parameters that take part.
+
+    Args:
+        network: a traced network.
+        names: the parameters that take part.
+        elements: by name, flat indices of the skeleton edges, of which all together are the K.
+        device: of the result.
+    """
+    shared: dict[tuple[int, tuple[int, ...]], Ends] = {}
+
+    def ends(labels: Tensor, dims: int) -> Ends | None:
+        """Return the nodes at an end. Parameters with the same nodes share them: a frame looks them up once."""
+        result = Ends.of(cover(labels.cpu(), network.num_classes), dims, device)
+        if result is None or result.nodes.first < 0:
+            return result
+        return shared.setdefault((result.nodes.first, result.shape), result)
+
+    places = {}
+    start = 0
+    for name, flat in elements.items():
+        end = start + len(flat)
+        if name in names:
+            labels = network.edges[name]
+            dims = network.parameters[name].dim()
+            places[name] = Place(
+                sources=ends(labels.source, dims),
+                targets=ends(-labels.target, dims),
+                skeleton=flat.to(device) if len(flat) else None,
+                among=Index.of(torch.arange(start, end), device),
+            )
+        start = end
+    return places
+
+
+def _following(skeleton: Skeleton, classes: Tensor) -> Tensor:
+    """Return for each of some classes which of them, c', has O(c) = I(c'); -1 where none has."""
+    enters = torch.full((skeleton.graph.num_edges + 1,), -1)
+    enters[skeleton.edges[classes]] = torch.arange(len(classes))
+    # the same edge number at node 1 + C + c and at node 1 + c'
+    return enters[skeleton.edges[classes + skeleton.num_classes]]
+
+
+def _levels(skeleton: Skeleton, position: Tensor, device: torch.device) -> tuple[Level, ...]:
+    """Return the levels of the skeleton, with those of their nodes that one of the K enters.
 
     Args:
         skeleton: the skeleton.
-        nodes: the nodes that stay.
-        position: the place of each node among these.
+        position: which of the K enters each node; -1 for none.
         device: of the result.
     """
-    is_kept = torch.zeros(len(position), dtype=torch.bool)
-    is_kept[nodes] = True
     levels = []
     for level in skeleton.levels:
-        at = level[is_kept[level]]
+        at = level[position[level] >= 0]
         if len(at):
             starts = _starts(skeleton.starts[at], device)
             levels.append(Level(Index.of(position[at], device), Index.of(at, device), starts))

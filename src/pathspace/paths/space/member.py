@@ -23,7 +23,7 @@ from pathspace.network import Network
 from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.network import current_values
 from pathspace.paths.space.basis import check_complete, checked
-from pathspace.paths.space.reduction import used_edges
+from pathspace.paths.space.reduction import ReductionGraph, used_edges
 from pathspace.paths.space.skeleton import Skeleton
 
 
@@ -103,12 +103,32 @@ def weights_from_values(
         raise ValueError(f"signs must hold 1 or -1 for each of the {c} unit classes")
     given = current_values(network, values)
     v = graph.flatten({n: value.detach().double().cpu() for n, value in given.items()})
-    held = torch.zeros(graph.num_edges, dtype=torch.bool)
+    s = signs.cpu().double()
+    has_outgoing = skeleton.edges[1 + c :] >= 0
+    outgoing = skeleton.edges[1 + c :][has_outgoing]
+    through, b = _products_from_values(skeleton, v, s)
+    _expect_no_singularity(graph, used, through)
+    a = through / b
+    # w_e = v_e / (A_u B_v); at e = O(c) the sign itself
+    weights = v / (a[graph.source] * b[graph.target])
+    weights[outgoing] = s[has_outgoing]
+    return graph.unflatten(torch.where(used, weights, 0.0))
+
+
+def _products_from_values(skeleton: Skeleton, v: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+    """Return A_c B_c and B_c of node 0 and of every class, float64 ``[1 + C]`` each.
+
+    Args:
+        skeleton: the skeleton.
+        v: basis values, ``[E]``.
+        s: signs of O(c), ``[C]``.
+    """
+    c = skeleton.num_classes
+    held = torch.zeros(len(v), dtype=torch.bool)
     outgoing = skeleton.edges[1 + c :]
     held[outgoing[outgoing >= 0]] = True
     b = torch.ones(1 + c, dtype=torch.float64)
     through = torch.ones_like(b)
-    s = signs.cpu().double()
     for nodes in skeleton.levels:
         into = nodes[nodes <= c]
         out_of = nodes[nodes > c]
@@ -119,7 +139,12 @@ def weights_from_values(
         # B_c = s_c B_v
         after = (skeleton.starts[out_of] - c).clamp(min=0)
         b[out_of - c] = s[out_of - c - 1] * b[after]
-    on_path = torch.zeros(1 + c, dtype=torch.bool)
+    return through, b
+
+
+def _expect_no_singularity(graph: ReductionGraph, used: Tensor, through: Tensor) -> None:
+    """Raise ValueError if A_c B_c of a class on a path has no inverse."""
+    on_path = torch.zeros(len(through), dtype=torch.bool)
     on_path[graph.source[used]] = True
     has_no_inverse = (through == 0) | ~through.isfinite()
     singular = (on_path & has_no_inverse).nonzero().flatten().tolist()
@@ -129,8 +154,3 @@ def weights_from_values(
             f"the path of skeleton edges through the class of {graph.class_names[first - 1]} has the value "
             f"{through[first].item():g}: path space has no coordinates there; choose the skeleton anew"
         )
-    a = through / b
-    # w_e = v_e / (A_u B_v); at e = O(c) the sign itself
-    weights = v / (a[graph.source] * b[graph.target])
-    weights[outgoing[outgoing >= 0]] = signs.cpu().double()[outgoing >= 0]
-    return graph.unflatten(torch.where(used, weights, 0.0))
