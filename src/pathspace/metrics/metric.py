@@ -669,23 +669,17 @@ class Metric:
         in_one_pass: dict[str, Tensor] = {}
         together: dict[str, Tensor] = {}
         powers: dict[str, Tensor] = {}
-        is_damped = bool(self.damping)
         for name, value in values.items():
             shift = shifts[name][0]
-            sizes = self._blocks(name)
-            is_one = is_damped and shift.is_empty
-            if isinstance(value, Tensor) and not sizes and not is_one:
+            is_plain = not self._blocks(name) and not (self.damping and shift.is_empty)
+            if is_plain and isinstance(value, Tensor):
                 together[name] = value
-                continue
-            power = Power(self._exponent(name), is_damped, self.gauge(name))
-            if sizes:
-                parameter = self.network.parameters[name]
-                powers[name] = power.of_blocks(value, sizes, shifts[name], parameter)
-            elif isinstance(value, Outer) and is_damped and self.power == 1 and not is_one:
-                factor = power.factor_of_outer(value, shift, _FACTORS[self._forms[name]])
+            elif is_plain and isinstance(value, Outer) and self.damping and self.power == 1:
+                k = _FACTORS[self._forms[name]]
+                factor = self._power_of(name).factor_of_outer(value, shift, k)
                 in_one_pass[name] = self._shaped(name, factor)
             else:
-                powers[name] = power.of(value, shift)
+                powers[name] = self._power(name, value, shifts[name])
         if together:
             self._raise_together_(together, [shifts[name][0] for name in together])
         powers |= together
@@ -693,6 +687,17 @@ class Metric:
             if self.state[name]["zeros"]:
                 power.masked_fill_(power.isinf(), 0)
         return self._as_factors(powers) | in_one_pass
+
+    def _power_of(self, name: str) -> Power:
+        """Return the power that kappa' of a parameter is raised to."""
+        return Power(self._exponent(name), bool(self.damping), self.gauge(name))
+
+    def _power(self, name: str, value: Tensor | Outer, shifts: Sequence[Shift]) -> Tensor:
+        """Return D'^exponent of a parameter by itself."""
+        sizes = self._blocks(name)
+        if not sizes:
+            return self._power_of(name).of(value, shifts[0])
+        return self._power_of(name).of_blocks(value, sizes, shifts, self.network.parameters[name])
 
     def _raise_together_(self, values: Mapping[str, Tensor], shifts: Sequence[Shift]) -> None:
         """(kappa' / c + damping mean / c)^exponent of some tensors, written over kappa'."""

@@ -85,15 +85,43 @@ def express(network: Network, skeleton: Skeleton, paths: Paths) -> BasisExpressi
     # refuses a skeleton that does not fit
     basis = basis_paths(network, skeleton)
     graph = skeleton.graph
-    classes = skeleton.num_classes
     expect_own(paths.reduction, network, "list of paths was made")
     used = used_edges(network, graph)
     check_complete(graph, skeleton, used)
-    on_paths = set(graph.ends(used).unique().tolist())
-    into = skeleton.edges[1 : 1 + classes].tolist()
-    out_of = set(skeleton.edges[1 + classes :].tolist())
-    source = graph.source.tolist()
+    out_of = set(skeleton.edges[1 + graph.num_classes :].tolist())
     kept = [e for e in used.nonzero().flatten().tolist() if e not in out_of]
+    on_paths = set(graph.ends(used).unique().tolist())
+    added, taken = _factors_of_edges(skeleton, kept, on_paths)
+    rows = paths.columns
+    one = torch.ones_like(rows)
+    exponents = torch.zeros(len(paths), len(kept) + 1, dtype=torch.long)
+    exponents.scatter_add_(1, added[rows], one)
+    exponents.scatter_add_(1, taken[rows], -one)
+    counts = torch.zeros(len(kept), graph.num_edges, dtype=torch.long)
+    for n, path in enumerate(basis):
+        for edge in path:
+            counts[n, graph.number(edge)] += 1
+    return BasisExpression(torch.tensor(kept), counts, exponents[:, :-1])
+
+
+def _factors_of_edges(
+    skeleton: Skeleton, kept: list[int], on_paths: set[int]
+) -> tuple[Tensor, Tensor]:
+    """Return which basis values an edge of a path multiplies with, and divides by.
+
+    The exponent is + 1 for every edge, and - 1 for every class between two edges: the classes are
+    those at which all edges but the first of a stretch between fixed units start.
+
+    Args:
+        skeleton: the skeleton.
+        kept: the edges whose basis paths are the basis.
+        on_paths: nodes that a path passes.
+
+    Returns:
+        Numbers of basis paths, N for none: ``[E + 1]`` each, where the last edge stands for none.
+    """
+    into = skeleton.edges[1 : 1 + skeleton.num_classes].tolist()
+    source = skeleton.graph.source.tolist()
     place = {e: n for n, e in enumerate(kept)}
 
     def through(node: int) -> int:
@@ -102,24 +130,8 @@ def express(network: Network, skeleton: Skeleton, paths: Paths) -> BasisExpressi
         return place[edge] if edge in place else through(source[edge])
 
     nothing = len(kept)
-    passes = {node: through(node) for node in range(1, classes + 1) if node in on_paths}
-    # + 1 for every edge, - 1 for every class between two edges: the classes are those at which all
-    # edges but the first of a stretch between fixed units start
-    of_edge = []
-    of_class = []
-    for edge, node in enumerate(source):
-        of_class.append(passes.get(node, nothing))
-        of_edge.append(place.get(edge, of_class[-1]))
-    # the last number stands for no edge
-    added = torch.tensor([*of_edge, nothing])
-    taken = torch.tensor([*of_class, nothing])
-    rows = paths.columns
-    one = torch.ones_like(rows)
-    exponents = torch.zeros(len(paths), nothing + 1, dtype=torch.long)
-    exponents.scatter_add_(1, added[rows], one)
-    exponents.scatter_add_(1, taken[rows], -one)
-    counts = torch.zeros(len(kept), graph.num_edges, dtype=torch.long)
-    for n, path in enumerate(basis):
-        for edge in path:
-            counts[n, graph.number(edge)] += 1
-    return BasisExpression(torch.tensor(kept), counts, exponents[:, :-1])
+    classes = range(1, skeleton.num_classes + 1)
+    passes = {node: through(node) for node in classes if node in on_paths}
+    taken = [passes.get(node, nothing) for node in source]
+    added = [place.get(edge, taken[edge]) for edge in range(len(source))]
+    return torch.tensor([*added, nothing]), torch.tensor([*taken, nothing])

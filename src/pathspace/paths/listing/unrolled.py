@@ -296,41 +296,18 @@ def _run(
     current_values(network)
     values = current_values(network, parameters)
     _check_sums(network)
-    call = network.call
     graph = reduction_graph(network)
-    model = evaluation_form_of(network.model).to("cpu", torch.float64)
     capture = Capture()
     handler = Handler(capture, network.program.cuts)
+    model = _copy_of_model(network, values, handler)
     listing = Listing(with_edges=with_edges)
     listing.buffers = {buffer.untyped_storage().data_ptr() for buffer in model.buffers()}
-    for name in network.parameters:
-        model.get_parameter(name).data.copy_(values[name])
-    for name in call.outside:
-        outside(handler, model.get_submodule(name))
-    state = _state(model, call.outside)
+    state = _state(model, network.call.outside)
     for name in network.parameters:
         own = plain(state[name])
         capture.learned.add(id(own))
         listing.bind_parameter(graph.number((name, (0,) * own.dim())) if own.numel() else 0, own)
-
-    def bind(tensor: Tensor) -> Tensor:
-        copy = wide_copy(tensor)
-        listing.bind_data(copy)
-        capture.derived.add(id(copy))
-        return wrapped(copy)
-
-    def prepare(key: int | str, value: Any) -> Any:
-        if key not in call.states:
-            return pytree.tree_map_only(Tensor, bind, value)
-        if not with_edges:
-            _expect_zero_state(key, value)
-        return pytree.tree_map_only(
-            Tensor, lambda t: wrapped(torch.zeros_like(wide_copy(t))), value
-        )
-
-    args, kwargs = arguments_in(example)
-    args = [prepare(place, value) for place, value in enumerate(args)]
-    kwargs = {name: prepare(name, value) for name, value in kwargs.items()}
+    args, kwargs = _bound_arguments(network.call, example, listing, capture)
     with (
         torch.random.fork_rng(devices=[]),
         uncompiled(),
@@ -344,6 +321,44 @@ def _run(
         write_down(capture.live(returned), listing)
     nodes, results = _outputs(listing, returned)
     return listing, graph, nodes, results
+
+
+def _copy_of_model(network: Network, values: Mapping[str, Tensor], handler: Handler) -> nn.Module:
+    """Return the model in float64 with some values of its parameters; modules outside run without a look inside."""
+    model = evaluation_form_of(network.model).to("cpu", torch.float64)
+    for name in network.parameters:
+        model.get_parameter(name).data.copy_(values[name])
+    for name in network.call.outside:
+        outside(handler, model.get_submodule(name))
+    return model
+
+
+def _bound_arguments(
+    call: Call, example: Any, listing: Listing, capture: Capture
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return copies of the model's arguments, whose elements are the inputs of a list; states are zero."""
+
+    def bind(tensor: Tensor) -> Tensor:
+        copy = wide_copy(tensor)
+        listing.bind_data(copy)
+        capture.derived.add(id(copy))
+        return wrapped(copy)
+
+    def zeros(tensor: Tensor) -> Tensor:
+        return wrapped(torch.zeros_like(wide_copy(tensor)))
+
+    def prepare(key: int | str, value: Any) -> Any:
+        if key not in call.states:
+            return pytree.tree_map_only(Tensor, bind, value)
+        if not listing.with_edges:
+            _expect_zero_state(key, value)
+        return pytree.tree_map_only(Tensor, zeros, value)
+
+    args, kwargs = arguments_in(example)
+    return (
+        [prepare(place, value) for place, value in enumerate(args)],
+        {name: prepare(name, value) for name, value in kwargs.items()},
+    )
 
 
 def _expect_zero_state(key: int | str, value: Any) -> None:
