@@ -35,7 +35,7 @@ class Shift(NamedTuple):
     is_empty: bool
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Power:
     """A power that kappa' of one parameter is raised to.
 
