@@ -30,7 +30,7 @@ def texts() -> list[torch.Tensor]:
 @pytest.fixture
 def task() -> Task:
     splits = (windows(text, LENGTH) for text in texts())
-    return prediction("words", "a test", *splits, symbols=SYMBOLS, metric="perplexity", stream=True)
+    return prediction("words", "a test", splits, symbols=SYMBOLS, metric="perplexity", stream=True)
 
 
 def settings(**changes: Any) -> Settings:

@@ -68,16 +68,7 @@ GATES = ("swiglu", "squared-relu")
 def test_a_transformer_trains_the_same_from_a_rescaled_start(method: str, gate: str) -> None:
     """Every method of the recipe but the rules on the weights, to the last bit."""
     text = torch.randint(5, (3, 200), generator=torch.Generator().manual_seed(0))
-    sizes = dict.fromkeys(("train_size", "validation_size", "test_size"), 0)
-    task = next_symbol(
-        "characters",
-        list(text),
-        Cutting(8, 0, False, sizes),
-        title="noise",
-        symbols=5,
-        kinds="symbols",
-        metric="bits per character",
-    )
+    task = next_symbol("characters", "noise", list(text), 5, Cutting(8))
     small = {"model_options": {"hidden": 8, "layers": 2, "heads": 2, "gate": gate}, "epochs": 2}
     settings = settings_from(*load_recipe("transformer").layers("small"), ("a test", small))
     one, other = (

@@ -25,7 +25,13 @@ from torch.nn import functional
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.model_source import module_of_file, run_users
 from pathspace.experiments.tasks import OWN
-from pathspace.experiments.tasks.task import Split, Task, classification, mixed
+from pathspace.experiments.tasks.task import (
+    Split,
+    Task,
+    classification,
+    described,
+    split_in_three,
+)
 
 MOST_EXAMPLES = 100_000
 """How many examples are taken from `batches()`: what it yields is held in memory."""
@@ -59,11 +65,7 @@ TRAIN, VALIDATION = 0.7, 0.15  # of the examples; the others are the test set
 
 
 def with_own_file(options: Mapping[str, Any], file: Path | None, *, quick: bool) -> dict[str, Any]:
-    """Return the options of `compare` with those of a file of the user's, and of a quick table below them.
-
-    Raises:
-        ConfigurationError: There is no such file, or the options name a task or a model beside it.
-    """
+    """Return the options of `compare` with those of a file of the user's, and of a quick table below them."""
     given = {**QUICK, **options} if quick else dict(options)
     if file is None:
         return given
@@ -86,21 +88,13 @@ def options_of_file(file: Path) -> dict[str, str]:
 
     Its digest is one of them: results of another version of the file are not taken for those of
     this one.
-
-    Raises:
-        ConfigurationError: There is no such file.
     """
     path = file.expanduser().resolve()
     return {"file": str(path), "digest": _digest(path)}
 
 
 def make_model(file: str, digest: str) -> nn.Module:
-    """Return a new model of the file's.
-
-    Raises:
-        ConfigurationError: The file has changed, has no `model()`, or that failed or returned
-            something else.
-    """
+    """Return a new model of the file's."""
     made = _call(file, digest, "model")
     if not isinstance(made, nn.Module):
         raise ConfigurationError(
@@ -114,10 +108,6 @@ def examples_of(file: str, digest: str) -> tuple[Tensor, Tensor]:
 
     Every process and every run reads the same examples: the global random states are seeded, for
     a `DataLoader` that shuffles or data that are drawn.
-
-    Raises:
-        ConfigurationError: As of `make_model`, of `batches()`; or its examples are too few, not
-            finite, or others at a second call.
     """
     with _seeded():
         inputs, targets = _all_examples(file, digest)
@@ -191,27 +181,18 @@ def _check_repeatable(file: str, digest: str, inputs: Tensor, targets: Tensor) -
 
 
 def own(*, file: str = "", digest: str = "", data_dir: Path | None = None) -> Task:
-    """Return the examples of a file as a task.
-
-    Raises:
-        ConfigurationError: No file is given, or it has no such data, model or loss.
-    """
+    """Return the examples of a file as a task."""
     del data_dir
     if not file:
         raise ConfigurationError(
             "The task 'own' is a Python file of yours: give it as `pathspace compare FILE.py`."
         )
     inputs, targets = examples_of(file, digest)
-    order = mixed(len(inputs))
-    ends = (int(TRAIN * len(order)), int((TRAIN + VALIDATION) * len(order)))
-    splits = [Split(inputs[part], targets[part]) for part in order.tensor_split(ends)]
-    train, validation, test = splits
-    described = (
-        f"{Path(file).name}, examples of {_shape(inputs)} ({len(train)} training, {len(validation)} validation, "
-        f"{len(test)} test examples)"
-    )
+    ends = (int(TRAIN * len(inputs)), int((TRAIN + VALIDATION) * len(inputs)))
+    splits = split_in_three(inputs, targets, ends)
+    words = described(f"{Path(file).name}, examples of {_shape(inputs)}", splits, "examples")
     loss = getattr(_module(file, digest), "loss", None)
-    task = _task(loss, described, train, validation, test, targets)
+    task = _task(loss, words, splits, targets)
     _check_once(file, digest, task, loss)
     return task
 
@@ -220,24 +201,18 @@ def _shape(inputs: Tensor) -> str:
     return " x ".join(map(str, inputs.shape[1:])) or "1 number"
 
 
-def _task(
-    loss: Any, described: str, train: Split, validation: Split, test: Split, targets: Tensor
-) -> Task:
+def _task(loss: Any, words: str, splits: list[Split], targets: Tensor) -> Task:
     if loss is None and not targets.is_floating_point():
         if targets.dim() == 1 and not targets.is_complex():
-            return classification(
-                OWN, described, train, validation, test, classes=int(targets.max()) + 1
-            )
+            return classification(OWN, words, splits, int(targets.max()) + 1)
         raise ConfigurationError(
             f"The targets of the file are {targets.dtype} of shape {tuple(targets.shape)}: define loss(outputs, "
             "targets) there, or give a class number (N,) or real numbers."
         )
     return Task(
         OWN,
-        described,
-        train,
-        validation,
-        test,
+        words,
+        *splits,
         input_size=0,  # the model of the file knows
         output_size=0,
         loss=loss or _squared_error,

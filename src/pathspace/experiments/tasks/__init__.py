@@ -38,12 +38,7 @@ OF_SYMBOLS = ("characters", "words")
 def build_task(
     name: str, options: Mapping[str, Any] | None = None, *, data_dir: Path | None = None
 ) -> Task:
-    """Load or generate the data of a task; its options are those of its function.
-
-    Raises:
-        ConfigurationError: The name or an option is unknown, a value is impossible, or the data is
-            not there.
-    """
+    """Load or generate the data of a task; its options are those of its function."""
     check_task(name, options or {})
     return getattr(_module(name), name)(data_dir=data_dir, **(options or {}))
 

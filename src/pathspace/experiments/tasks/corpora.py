@@ -193,12 +193,7 @@ WORDS = {
 
 
 def read_corpus(corpus: Corpus, data_dir: Path | None) -> tuple[str, str, str]:
-    """Read the training, the validation and the test part of a text.
-
-    Raises:
-        ConfigurationError: A file is missing, broken or another text: it says which one and what to
-            do.
-    """
+    """Read the training, the validation and the test part of a text."""
     folder = data_folder(data_dir)
     if folder is None and corpus.download:
         contents = _download(corpus)
@@ -217,11 +212,7 @@ def read_corpus(corpus: Corpus, data_dir: Path | None) -> tuple[str, str, str]:
 
 
 def data_folder(data_dir: Path | None) -> Path | None:
-    """Return the folder with the data sets: the given one, that of `PATHSPACE_DATA`, or None.
-
-    Raises:
-        ConfigurationError: There is no such folder.
-    """
+    """Return the folder with the data sets: the given one, that of `PATHSPACE_DATA`, or None."""
     named = os.environ.get("PATHSPACE_DATA")
     folder = data_dir or (Path(named) if named else None)
     if folder is not None and not folder.is_dir():
@@ -268,11 +259,7 @@ def _download(corpus: Corpus) -> list[bytes]:
 
 
 def hugging_face(no_data: Callable[[str], ConfigurationError], *names: str, **options: str) -> Any:
-    """Return what `datasets.load_dataset` loads.
-
-    Raises:
-        ConfigurationError: It cannot be loaded; `no_data` makes the error, from the reason.
-    """
+    """Return what `datasets.load_dataset` loads."""
     try:
         from datasets import load_dataset  # pyright: ignore[reportMissingImports] -- an extra
     except ImportError as error:

@@ -34,7 +34,14 @@ from pathspace.experiments.tasks.corpora import (
     gunzip,
     hugging_face,
 )
-from pathspace.experiments.tasks.task import Split, Task, classification, mixed, split_in_two
+from pathspace.experiments.tasks.task import (
+    Split,
+    Task,
+    classification,
+    described,
+    mixed,
+    split_in_two,
+)
 from pathspace.extras import install
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -100,10 +107,6 @@ def mnist(
         validation_size: How many other training images are the validation split: the same ones for
             every `train_size`.
         data_dir: The folder that holds the files or a folder `mnist` with them.
-
-    Raises:
-        ConfigurationError: `steps` times `pool` does not divide 784, the sizes exceed the training
-            set, or there is no data.
     """
     if PIXELS % steps:
         raise ConfigurationError(
@@ -118,20 +121,19 @@ def mnist(
     fitted, held_out = split_in_two("mnist", len(images), train_size, validation_size)
     test_images, test_labels = load_mnist("test", data_dir)
 
-    def sequences(some: Tensor) -> Tensor:
+    def split(some: Tensor, classes: Tensor) -> Split:
         inputs = as_sequences(some, steps, permuted, pool)
-        return inputs.sub_(MEAN).div_(DEVIATION) if standardize else inputs
+        return Split(inputs.sub_(MEAN).div_(DEVIATION) if standardize else inputs, classes)
 
-    return classification(
-        "mnist",
-        f"MNIST, {steps} steps of {PIXELS // steps // pool}{f', averages of {pool} pixels' * (pool > 1)}"
-        f"{', permuted' * permuted}{', standardized' * standardize} "
-        f"({train_size} training, {validation_size} validation, {len(test_images)} test images)",
-        Split(sequences(images[fitted]), labels[fitted]),
-        Split(sequences(images[held_out]), labels[held_out]),
-        Split(sequences(test_images), test_labels),
-        classes=10,
-    )
+    splits = [
+        split(images[fitted], labels[fitted]),
+        split(images[held_out], labels[held_out]),
+        split(test_images, test_labels),
+    ]
+    words = f"MNIST, {steps} steps of {PIXELS // steps // pool}"
+    words += f", averages of {pool} pixels" if pool > 1 else ""
+    words += ", permuted" * permuted + ", standardized" * standardize
+    return classification("mnist", described(words, splits, "images"), splits, 10)
 
 
 def as_sequences(images: Tensor, steps: int, permuted: bool, pool: int = 1) -> Tensor:
@@ -147,11 +149,7 @@ def as_sequences(images: Tensor, steps: int, permuted: bool, pool: int = 1) -> T
 
 
 def load_mnist(part: str, data_dir: Path | None) -> tuple[Tensor, Tensor]:
-    """Read or download MNIST's part `"train"` or `"test"`: images, uint8 (N, 28, 28), and labels, int64 (N,).
-
-    Raises:
-        ConfigurationError: No data, with both ways of getting it; or a broken file.
-    """
+    """Read or download MNIST's part `"train"` or `"test"`: images, uint8 (N, 28, 28), and labels, int64 (N,)."""
     folder = data_folder(data_dir)
     if folder is None:
         return _download(part)
@@ -191,11 +189,7 @@ MOST_DIMENSIONS = 3
 
 
 def read_idx(path: Path) -> Tensor:
-    """Read one `.gz` file in idx format as a uint8 tensor of the shape that its header names.
-
-    Raises:
-        ConfigurationError: The file is missing or broken: it says which file and why.
-    """
+    """Read one `.gz` file in idx format as a uint8 tensor of the shape that its header names."""
     try:
         content = gunzip(path.read_bytes())
     except UNREADABLE as error:
@@ -306,10 +300,6 @@ def images(
             every `train_size`.
         test_size: How many test images, the first ones of a fixed mixed order.
         data_dir: The folder with the data sets.
-
-    Raises:
-        ConfigurationError: `pool` does not divide the images, the sizes exceed the data, or
-            there is no data.
     """
     images, labels = _load(data, "train", data_dir)
     side = images.shape[-1]
@@ -325,16 +315,16 @@ def images(
             f"number of test images of {TITLES[data]}."
         )
     test = mixed(len(test_images))[:test_size]
+    parts = [
+        (images[fitted], labels[fitted]),
+        (images[held_out], labels[held_out]),
+        (test_images[test], test_labels[test]),
+    ]
     centre = data != "mnist"
-    task = classification(
-        "images",
-        f"{TITLES[data]}, images of {side // pool} by {side // pool} "
-        f"({train_size} training, {validation_size} validation, {test_size} test images)",
-        Split(as_numbers(images[fitted], pool, centre=centre), labels[fitted]),
-        Split(as_numbers(images[held_out], pool, centre=centre), labels[held_out]),
-        Split(as_numbers(test_images[test], pool, centre=centre), test_labels[test]),
-        classes=CIFAR[data].classes if data in CIFAR else 10,
-    )
+    splits = [Split(as_numbers(some, pool, centre=centre), classes) for some, classes in parts]
+    words = f"{TITLES[data]}, images of {side // pool} by {side // pool}"
+    classes = CIFAR[data].classes if data in CIFAR else 10
+    task = classification("images", described(words, splits, "images"), splits, classes)
     return replace(task, input_size=images.shape[1])
 
 
@@ -354,11 +344,7 @@ def _load(data: str, part: str, data_dir: Path | None) -> tuple[Tensor, Tensor]:
 
 
 def _load_cifar(name: str, part: str, data_dir: Path | None) -> tuple[Tensor, Tensor]:
-    """Read the part `"train"` or `"test"` of CIFAR: images, uint8 (N, 3, 32, 32), and classes, int64 (N,).
-
-    Raises:
-        ConfigurationError: There is no such data, or a file is broken.
-    """
+    """Read the part `"train"` or `"test"` of CIFAR: images, uint8 (N, 3, 32, 32), and classes, int64 (N,)."""
     known = CIFAR[name]
     folder = data_folder(data_dir)
     if folder is not None:

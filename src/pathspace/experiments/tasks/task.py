@@ -14,7 +14,7 @@ Sources: S. Hochreiter and J. Schmidhuber (1997), in the form of Q. Le, N. Jaitl
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -124,11 +124,7 @@ def mixed(count: int) -> Tensor:
 def split_in_two(
     task: str, count: int, train_size: int, validation_size: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the numbers of training and validation images; the latter are the same for every `train_size`.
-
-    Raises:
-        ConfigurationError: They are more than `count` together.
-    """
+    """Return the numbers of training and validation images; the latter are the same for every `train_size`."""
     if train_size + validation_size > count:
         raise ConfigurationError(
             f"The options 'train_size' ({train_size}) and 'validation_size' ({validation_size}) of the task "
@@ -138,34 +134,37 @@ def split_in_two(
     return order[count - train_size :], order[:validation_size]
 
 
-def classification(
-    name: str, description: str, train: Split, validation: Split, test: Split, *, classes: int
-) -> Task:
+def split_in_three(inputs: Tensor, targets: Tensor, ends: tuple[int, int]) -> list[Split]:
+    """Return training, validation and test split of mixed examples, the first of which end at two places."""
+    parts = mixed(len(inputs)).tensor_split(ends)
+    return [Split(inputs[part], targets[part]) for part in parts]
+
+
+def described(words: str, parts: Iterable[Sized], things: str) -> str:
+    """Return the line of a task for the report, with the sizes of its three parts."""
+    train, validation, test = map(len, parts)
+    return f"{words} ({train} training, {validation} validation, {test} test {things})"
+
+
+def classification(name: str, description: str, splits: Iterable[Split], classes: int) -> Task:
     """Return a task with cross-entropy as loss and the percentage of wrong answers as error."""
+    train, validation, test = splits
     size = train.inputs.shape[-1]
     measure = functional.cross_entropy, _percent_wrong, "error, %"
     return Task(name, description, train, validation, test, size, classes, *measure)
 
 
-def regression(name: str, description: str, train: Split, validation: Split, test: Split) -> Task:
-    """Return a task with the mean squared error as loss and as error; targets have the shape (N, K)."""
-    sizes = train.inputs.shape[-1], train.targets.shape[-1]
-    measure = functional.mse_loss, _squared_errors, "mean squared error"
-    return Task(name, description, train, validation, test, *sizes, *measure, error_of_loss=float)
-
-
 def prediction(
     name: str,
     description: str,
-    train: Split,
-    validation: Split,
-    test: Split,
-    *,
+    splits: Iterable[Split],
     symbols: int,
     metric: Literal["bits per character", "perplexity"],
+    *,
     stream: bool = False,
 ) -> Task:
     """Return a task that predicts the next symbol at every step, with the mean cross-entropy as loss."""
+    train, validation, test = splits
     in_bits = metric == "bits per character"
     return Task(
         name,
@@ -250,14 +249,17 @@ def adding(
     """Return the addition problem for sequences of T = `length`, at least 2; the same numbers on every call."""
     sizes = (train_size, validation_size, test_size)
     # One seed per split, so that a longer training set leaves the test set as it is.
-    train, validation, test = (sequences(size, length, seed) for seed, size in enumerate(sizes))
-    return regression(
+    splits = [sequences(size, length, seed) for seed, size in enumerate(sizes)]
+    return Task(
         "adding",
-        f"addition problem, T = {length} ({train_size} training, {validation_size} validation, "
-        f"{test_size} test sequences)",
-        train,
-        validation,
-        test,
+        described(f"addition problem, T = {length}", splits, "sequences"),
+        *splits,
+        input_size=2,
+        output_size=1,
+        loss=functional.mse_loss,
+        errors=_squared_errors,
+        metric="mean squared error",
+        error_of_loss=float,
     )
 
 
@@ -290,17 +292,6 @@ def digits(*, read: Literal["rows", "pixels"] = "rows", data_dir: Path | None = 
     # Grey values run from 0 to 16.
     inputs = torch.as_tensor(pixels, dtype=torch.float32).div(16.0).reshape(-1, steps, width)
     targets = torch.as_tensor(classes, dtype=torch.int64)
-    order = mixed(len(inputs))
-    train, validation, test = (
-        Split(inputs[part], targets[part])
-        for part in order.tensor_split((TRAIN, TRAIN + VALIDATION))
-    )
-    return classification(
-        "digits",
-        f"scikit-learn digits, {steps} steps of {width} ({len(train)} training, "
-        f"{len(validation)} validation, {len(test)} test images)",
-        train,
-        validation,
-        test,
-        classes=10,
-    )
+    splits = split_in_three(inputs, targets, (TRAIN, TRAIN + VALIDATION))
+    title = f"scikit-learn digits, {steps} steps of {width}"
+    return classification("digits", described(title, splits, "images"), splits, 10)

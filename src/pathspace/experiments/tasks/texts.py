@@ -15,7 +15,7 @@ those on all of it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -26,9 +26,14 @@ from torch import Tensor
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.layers import Count, Natural
 from pathspace.experiments.tasks.corpora import CHARACTERS, WORDS, read_corpus
-from pathspace.experiments.tasks.task import Split, Task, prediction, windows
+from pathspace.experiments.tasks.task import Task, described, prediction, windows
 
 UNKNOWN, END = "<unk>", "<eos>"
+# What reports call different symbols, and the error.
+KINDS: dict[str, tuple[str, Literal["bits per character", "perplexity"]]] = {
+    "characters": ("symbols", "bits per character"),
+    "words": ("types", "perplexity"),
+}
 PRESETS: dict[str, dict[str, Any]] = {
     "characters": {
         # A few minutes on two cores: 600 steps.
@@ -77,25 +82,15 @@ def characters(
         stream: Whether windows are read in the order of the text, each from the state that the one
             before it left; then there is no context.
         data_dir: The folder that holds the files, or the data set's folder with them.
-
-    Raises:
-        ConfigurationError: A size is impossible, or there is no data.
     """
     corpus = CHARACTERS[dataset]
     texts = read_corpus(corpus, data_dir)
     if dataset == "ptb":  # a space follows every character
         texts = tuple(text[::2] for text in texts)
     alphabet = sorted(set().union(*texts))
-    sizes = {"train_size": train_size, "validation_size": validation_size, "test_size": test_size}
-    return next_symbol(
-        "characters",
-        [_numbers(text, alphabet) for text in texts],
-        Cutting(length, context, stream, sizes),
-        title=corpus.title,
-        symbols=len(alphabet),
-        kinds="symbols",
-        metric="bits per character",
-    )
+    cutting = Cutting(length, context, train_size, validation_size, test_size, stream)
+    numbers = [_numbers(text, alphabet) for text in texts]
+    return next_symbol("characters", corpus.title, numbers, len(alphabet), cutting)
 
 
 def _numbers(text: str, alphabet: list[str]) -> Tensor:
@@ -133,24 +128,13 @@ def words(
         test_size: See `characters`.
         stream: See `characters`.
         data_dir: See `characters`.
-
-    Raises:
-        ConfigurationError: A size is impossible, or there is no data.
     """
     corpus = WORDS[dataset]
     texts = [text.replace("\n", f" {END} ").split() for text in read_corpus(corpus, data_dir)]
     known = {word: number for number, word in enumerate(sorted(_types(texts[0], vocabulary)))}
     numbers = [torch.tensor([known.get(word, known[UNKNOWN]) for word in text]) for text in texts]
-    sizes = {"train_size": train_size, "validation_size": validation_size, "test_size": test_size}
-    return next_symbol(
-        "words",
-        numbers,
-        Cutting(length, context, stream, sizes),
-        title=corpus.title,
-        symbols=len(known),
-        kinds="types",
-        metric="perplexity",
-    )
+    cutting = Cutting(length, context, train_size, validation_size, test_size, stream)
+    return next_symbol("words", corpus.title, numbers, len(known), cutting)
 
 
 def _types(text: list[str], vocabulary: int) -> set[str]:
@@ -170,72 +154,55 @@ def _types(text: list[str], vocabulary: int) -> set[str]:
 
 @dataclass(frozen=True)
 class Cutting:
-    """The cutting of three parts of a text into windows.
-
-    Attributes:
-        length: T, predictions per window.
-        context: Steps that validation and test windows read before those that count; none in a
-            stream.
-        stream: Whether windows are read in the order of the text, each from the state that the one
-            before it left.
-        sizes: Symbols from the beginning of the training, the validation and the test part, by the
-            names of the options; 0 takes all.
-    """
+    """The options by which three parts of a text are cut into windows; see `characters`."""
 
     length: int
-    context: int
-    stream: bool
-    sizes: Mapping[str, int]
+    context: int = 0
+    train_size: int = 0
+    validation_size: int = 0
+    test_size: int = 0
+    stream: bool = False
 
 
 def next_symbol(
     task: Literal["characters", "words"],
-    text: Sequence[Tensor],
-    cutting: Cutting,
-    *,
     title: str,
+    parts: Sequence[Tensor],
     symbols: int,
-    kinds: str,
-    metric: Literal["bits per character", "perplexity"],
+    cutting: Cutting,
 ) -> Task:
     """Return the prediction of the next symbol of a text as a task.
 
     Args:
         task: Its name in the registry, which is also what its symbols are called.
-        text: The numbers of the symbols of training, validation and test part, int64.
-        cutting: How they are cut.
         title: What reports call the text.
+        parts: The numbers of the symbols of training, validation and test part, int64.
         symbols: How many different ones there are.
-        kinds: What reports call those.
-        metric: See `task.prediction`.
-
-    Raises:
-        ConfigurationError: An option is impossible; the message names it.
+        cutting: How they are cut.
     """
     context = 0 if cutting.stream else cutting.context
-    train, validation, test = (
-        _shortened(part, size, name, least=cutting.length + context + 1, task=task)
-        for part, (name, size) in zip(text, cutting.sizes.items(), strict=True)
-    )
+    least = cutting.length + context + 1
+    sizes = ("train_size", "validation_size", "test_size")
+    texts = [
+        _shortened(part, getattr(cutting, name), f"The option {name!r} of the task {task!r}", least)
+        for part, name in zip(parts, sizes, strict=True)
+    ]
+    train, *others = texts
+    splits = [windows(train, cutting.length)]
+    splits += [windows(part, cutting.length, context) for part in others]
+    kinds, metric = KINDS[task]
     how = "a stream read in segments" if cutting.stream else "windows"
-    splits: list[Split] = [windows(train, cutting.length)]
-    splits += [windows(part, cutting.length, context) for part in (validation, test)]
+    words = f"{title}, {symbols} {kinds}, {how} of {cutting.length}"
     return prediction(
-        task,
-        f"{title}, {symbols} {kinds}, {how} of {cutting.length} ({len(train)} training, {len(validation)} validation, "
-        f"{len(test)} test {task})",
-        *splits,
-        symbols=symbols,
-        metric=metric,
-        stream=cutting.stream,
+        task, described(words, texts, task), splits, symbols, metric, stream=cutting.stream
     )
 
 
-def _shortened(text: Tensor, size: int, name: str, *, least: int, task: str) -> Tensor:
+def _shortened(text: Tensor, size: int, option: str, least: int) -> Tensor:
     """Return the first `size` symbols of a text; 0 stands for all."""
     if size > len(text) or 0 < size < least:
         raise ConfigurationError(
-            f"The option {name!r} of the task {task!r} is {size!r}: give a whole number from {least} (one window) "
-            f"to {len(text)} (the whole text), or 0 for all."
+            f"{option} is {size!r}: give a whole number from {least} (one window) to {len(text)} (the whole text), "
+            "or 0 for all."
         )
     return text[:size] if size else text
