@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import nn, optim
 
 import pathspace.optim
 from pathspace.experiments.errors import unknown_name
-from pathspace.experiments.model_source import ABOUT, NETWORKS, build_network, example_loss
+from pathspace.experiments.model_source import NETWORKS, build_network, example_loss
 from pathspace.experiments.storage import finite
 from pathspace.experiments.terminal import output_console, print_json
 from pathspace.tools.progress import shown
@@ -23,19 +23,11 @@ from pathspace.tools.progress import shown
 
 @dataclass(frozen=True)
 class Candidate:
-    """An optimizer to check.
-
-    Attributes:
-        build: (model, traced network) -> the optimizer.
-        invariant: Whether it claims that rescaling changes nothing.
-        kind: The name of its class.
-        options: What it is given, in words.
-    """
+    """An optimizer to check: what builds it for a model and its network, its claim that rescaling changes nothing."""
 
     build: Callable[[nn.Module, Any], optim.Optimizer]
     invariant: bool
-    kind: str = ""
-    options: str = ""
+    words: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,46 +45,31 @@ class Verdict:
         return self.claimed and not self.report.passed
 
 
-def _of(name: str, *, invariant: bool = True, **options: Any) -> Candidate:
-    """Return an optimizer of the library."""
+def _of(name: str, *, invariant: bool = True, rule: Any = None, **options: Any) -> Candidate:
+    """Return an optimizer of the library, or one of `torch.optim`, which knows no network."""
+    of_torch = name.startswith("torch.")
 
     def build(model: nn.Module, network: Any) -> optim.Optimizer:
-        return getattr(pathspace.optim, name)(model.parameters(), network, **options)
+        if of_torch:
+            return getattr(optim, name.rpartition(".")[2])(model.parameters(), **options)
+        given = [network] if rule is None else [network, rule]
+        return getattr(pathspace.optim, name)(model.parameters(), *given, **options)
 
-    return Candidate(build, invariant, name, _in_words(options))
-
-
-def _of_torch(name: str, **options: Any) -> Candidate:
-    """Return an optimizer of torch, which knows no network."""
-
-    def build(model: nn.Module, _network: Any) -> optim.Optimizer:
-        return getattr(optim, name)(model.parameters(), **options)
-
-    return Candidate(build, False, f"torch.optim.{name}", _in_words(options))
-
-
-def _in_words(options: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in options.items())
-
-
-def _invariant(model: nn.Module, network: Any) -> optim.Optimizer:
-    return pathspace.optim.Invariant(
-        model.parameters(), network, optim.AdamW, lr=0.003, weight_decay=0.1
-    )
+    told = [] if rule is None else [f"torch.optim.{rule.__name__}"]
+    told += [f"{key}={value}" for key, value in options.items()]
+    return Candidate(build, invariant and not of_torch, f"{name}({', '.join(told)})")
 
 
 CANDIDATES = {
-    "sgd": _of_torch("SGD", lr=0.05),
-    "adam": _of_torch("Adam", lr=0.003),
+    "sgd": _of("torch.optim.SGD", lr=0.05),
+    "adam": _of("torch.optim.Adam", lr=0.003),
     "path-sgd": _of("PathSGD", lr=0.05),
     "path-sgd-momentum": _of("PathSGD", lr=0.02, momentum=0.9),
     "path-sgd-nesterov": _of("PathSGD", lr=0.02, momentum=0.9, nesterov=True),
     "path-sgd-decay": _of("PathSGD", lr=0.05, weight_decay=0.01),
     "path-sgd-clipping": _of("PathSGD", lr=0.05, clip_norm=0.1),
     "path-sgd-fresh": _of("PathSGD", lr=0.05, refresh_every=1),
-    "invariant-adamw": Candidate(
-        _invariant, True, "Invariant", "torch.optim.AdamW, lr=0.003, weight_decay=0.1"
-    ),
+    "invariant-adamw": _of("Invariant", rule=optim.AdamW, lr=0.003, weight_decay=0.1),
     "path-adam": _of("PathAdam", lr=0.003),
     "path-soap": _of("PathSOAP", lr=0.003),
     "path-muon": _of("PathMuon", lr=0.003),
@@ -109,7 +86,7 @@ CANDIDATES = {
 
 def _other_optimizers() -> dict[str, Candidate]:
     """Return the optimizers of the library that have no row above, as they come: PathRMSprop as path-rmsprop."""
-    there = {candidate.kind for candidate in CANDIDATES.values()}
+    there = {candidate.words.partition("(")[0] for candidate in CANDIDATES.values()}
     found = {}
     for name in pathspace.optim.__all__:
         kind = getattr(pathspace.optim, name)
@@ -129,12 +106,12 @@ def list_candidates() -> str:
     lines = []
     for title, claimed in claims.items():
         lines.append(f"{title}:")
-        for name, one in CANDIDATES.items():
-            if one.invariant is claimed:
-                lines.append(f"  {name:<{indent}}{one.kind}({one.options})")
+        chosen = {name: one for name, one in CANDIDATES.items() if one.invariant is claimed}
+        lines += [f"  {name:<{indent}}{one.words}" for name, one in chosen.items()]
         lines.append("")
     lines.append("Networks:")
-    return "\n".join([*lines, *(f"  {name:<{indent}}{ABOUT[name]}" for name in NETWORKS)])
+    lines += [f"  {name:<{indent}}{about}" for name, (about, _) in NETWORKS.items()]
+    return "\n".join(lines)
 
 
 def check_all(
@@ -182,23 +159,18 @@ def print_verdicts(verdicts: Sequence[Verdict], console: Console) -> None:
 
 def verdicts_as_json(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
     """Return the verdicts as plain values."""
-    return [_as_json(verdict) for verdict in verdicts]
-
-
-def _as_json(verdict: Verdict) -> dict[str, Any]:
-    report = verdict.report
-    return {
-        "optimizer": verdict.optimizer,
-        "network": verdict.network,
-        "claims_invariance": verdict.claimed,
-        "passed": report.passed,
-        "outputs_equal": report.outputs_equal,
-        "largest_output_difference": finite(report.largest_output_difference),
-        "weights_equal": report.weights_equal,
-        "largest_weight_difference": finite(report.largest_weight_difference),
-        "differs_from_sgd": report.differs_from_sgd,
-        "steps": report.steps,
-    }
+    of_report = (
+        "passed", "outputs_equal", "largest_output_difference", "weights_equal", "largest_weight_difference",
+        "differs_from_sgd", "steps",
+    )  # fmt: skip
+    found = []
+    for verdict in verdicts:
+        which = {"optimizer": verdict.optimizer, "network": verdict.network}
+        values = {name: getattr(verdict.report, name) for name in of_report}
+        for name in ("largest_output_difference", "largest_weight_difference"):
+            values[name] = finite(values[name])
+        found.append({**which, "claims_invariance": verdict.claimed, **values})
+    return found
 
 
 def _cell(verdict: Verdict) -> str:
@@ -228,8 +200,13 @@ def run_check_invariance(
 ) -> bool:
     """Do what `pathspace check-invariance` was asked for; None stands for all. Says whether every claim held."""
     optimizers, networks = optimizers or list(CANDIDATES), networks or list(NETWORKS)
-    _check_names("optimizer", optimizers, CANDIDATES)
-    _check_names("network", networks, NETWORKS)
+    for kind, names, known in (
+        ("optimizer", optimizers, CANDIDATES),
+        ("network", networks, NETWORKS),
+    ):
+        for name in names:
+            if name not in known:
+                raise unknown_name(kind, name, known, f"--{kind}s")
     torch.set_num_threads(1)  # the networks are tiny: more threads only wait for each other
     whole = len(optimizers) * len(networks)
     verdicts = []
@@ -243,9 +220,3 @@ def run_check_invariance(
     else:
         print_verdicts(verdicts, output_console())
     return not any(verdict.broken for verdict in verdicts)
-
-
-def _check_names(kind: str, names: Sequence[str], known: Mapping[str, Any]) -> None:
-    for name in names:
-        if name not in known:
-            raise unknown_name(kind, name, known, f"--{kind}s")

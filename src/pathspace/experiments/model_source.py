@@ -35,12 +35,13 @@ class ConvolutionalBlock(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.first = nn.Sequential(
-            nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels)
-        )
-        self.second = nn.Sequential(
-            nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels)
-        )
+        self.first = self._layer(channels)
+        self.second = self._layer(channels)
+
+    @staticmethod
+    def _layer(channels: int) -> nn.Sequential:
+        convolution = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        return nn.Sequential(convolution, nn.BatchNorm2d(channels))
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images (B, C, height, width) to images of the same shape."""
@@ -68,19 +69,10 @@ class HandWrittenLoop(nn.Module):
 class LastStep(nn.Module):
     """A recurrent layer or stack whose last step is read by a linear layer."""
 
-    def __init__(
-        self, inputs: int, hidden: int, outputs: int, *, layers: int, bidirectional: bool
-    ) -> None:
+    def __init__(self, inputs: int, hidden: int, outputs: int, **options: Any) -> None:
         super().__init__()
-        self.rnn = nn.RNN(
-            inputs,
-            hidden,
-            layers,
-            nonlinearity="relu",
-            batch_first=True,
-            bidirectional=bidirectional,
-        )
-        self.readout = nn.Linear(hidden * (1 + bidirectional), outputs)
+        self.rnn = nn.RNN(inputs, hidden, nonlinearity="relu", batch_first=True, **options)
+        self.readout = nn.Linear(hidden * (1 + self.rnn.bidirectional), outputs)
 
     def forward(self, sequences: Tensor) -> Tensor:
         """Map sequences (B, T, D) to outputs (B, K)."""
@@ -126,25 +118,28 @@ def _residual() -> Case:
     return _with_statistics(model), torch.randn(4, 2, 8, 8)
 
 
-NETWORKS: dict[str, Callable[[], Case]] = {
-    "mlp": _mlp,
-    "cnn": _convolutional,
-    "resnet": _residual,
-    "rnn": lambda: (LastStep(3, 10, 4, layers=1, bidirectional=False), torch.randn(8, 7, 3)),
-    "stacked-rnn": lambda: (LastStep(3, 8, 4, layers=2, bidirectional=True), torch.randn(8, 5, 3)),
-    "loop": lambda: (HandWrittenLoop(3, 10, 4), torch.randn(8, 7, 3)),
-    "tied-embedding": lambda: (TiedEmbedding(12, 8), torch.randint(12, (4, 6))),
+NETWORKS: dict[str, tuple[str, Callable[[], Case]]] = {
+    "mlp": ("two hidden layers of ReLU units", _mlp),
+    "cnn": ("convolutions, BatchNorm, max and average pooling", _convolutional),
+    "resnet": ("two residual blocks with BatchNorm", _residual),
+    "rnn": (
+        "one ReLU layer of torch.nn.RNN, read at its last step",
+        lambda: (LastStep(3, 10, 4), torch.randn(8, 7, 3)),
+    ),
+    "stacked-rnn": (
+        "two bidirectional layers of the same",
+        lambda: (LastStep(3, 8, 4, num_layers=2, bidirectional=True), torch.randn(8, 5, 3)),
+    ),
+    "loop": (
+        "a recurrent network written as a loop",
+        lambda: (HandWrittenLoop(3, 10, 4), torch.randn(8, 7, 3)),
+    ),
+    "tied-embedding": (
+        "a language model whose embedding is its decoder too",
+        lambda: (TiedEmbedding(12, 8), torch.randint(12, (4, 6))),
+    ),
 }
-
-ABOUT = {
-    "mlp": "two hidden layers of ReLU units",
-    "cnn": "convolutions, BatchNorm, max and average pooling",
-    "resnet": "two residual blocks with BatchNorm",
-    "rnn": "one ReLU layer of torch.nn.RNN, read at its last step",
-    "stacked-rnn": "two bidirectional layers of the same",
-    "loop": "a recurrent network written as a loop",
-    "tied-embedding": "a language model whose embedding is its decoder too",
-}
+"""By name what a network is, and what makes it with an example."""
 
 
 def build_network(name: str, seed: int = 0) -> Case:
@@ -154,7 +149,8 @@ def build_network(name: str, seed: int = 0) -> Case:
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model, example = NETWORKS[name]()
+        _, make = NETWORKS[name]
+        model, example = make()
     return model.eval(), example
 
 
@@ -176,14 +172,10 @@ def _with_statistics(model: nn.Module) -> nn.Module:
     return model
 
 
-EXAMPLES = 256
-"""How many examples are drawn where a model comes without any."""
-MODULE = "__pathspace_model__"
-"""The name of a file's module, which hides no other one."""
+EXAMPLES = 256  # drawn where a model comes without any
+OPEN_BATCH = 8  # examples drawn where a file leaves the batch open
+MODULE = "__pathspace_model__"  # of a file; it hides no other one
 _PICKLED = (".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin")
-ENDING = ".onnx"
-OPEN_BATCH = 8
-"""How many examples are drawn where the file leaves the batch open."""
 
 
 def load_model(
@@ -199,9 +191,6 @@ def load_model(
             alone; such examples are standard normal, of the type and on the device of the model's
             weights.
         seed: Decides built-in weights and drawn examples.
-
-    Raises:
-        ConfigurationError: There is no such model, or no example for it, or the function failed.
     """
     if source in NETWORKS:
         if shape is not None:
@@ -209,7 +198,7 @@ def load_model(
         return _built_in(source, seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if source.endswith(ENDING):
+        if source.endswith(".onnx"):
             return load_onnx(Path(source), shape)
         model, examples = _made(source)
         if examples is None:
@@ -228,12 +217,9 @@ def trace_model(model: nn.Module, examples: Any) -> Network:
     try:
         return pathspace.trace(model, examples)
     except UntraceableError:
-        if not isinstance(examples, Tensor) or len(examples) != 1:
-            raise
-        try:
-            return pathspace.trace(model, examples, batch_dim=None)
-        except UntraceableError:
-            pass
+        if isinstance(examples, Tensor) and len(examples) == 1:
+            with suppress(UntraceableError):
+                return pathspace.trace(model, examples, batch_dim=None)
         raise
 
 
@@ -340,11 +326,7 @@ def run_users(source: str, code: Callable[[], Any]) -> Any:
 
 
 def module_of_file(path: Path) -> Any:
-    """Return the module that a Python file makes, with what stands beside it importable, as for a script.
-
-    Raises:
-        ConfigurationError: There is no such file, or its code failed.
-    """
+    """Return the module that a Python file makes, with what stands beside it importable, as for a script."""
     if not path.is_file():
         raise ConfigurationError(f"There is no file {str(path)!r}: give FILE.py:FUNCTION.")
     spec = importlib.util.spec_from_file_location(MODULE, path)
@@ -354,7 +336,6 @@ def module_of_file(path: Path) -> Any:
         )
     # where dataclasses look for it
     module = sys.modules[MODULE] = importlib.util.module_from_spec(spec)
-    # what stands beside it can be imported, as for a script
     with _importing_from(path.resolve().parent):
         run_users(str(path), functools.partial(spec.loader.exec_module, module))
     return module
@@ -374,23 +355,18 @@ def _from_module(name: str) -> Any:
 
 @contextmanager
 def _importing_from(folder: Path) -> Iterator[None]:
-    place = str(folder)
-    sys.path.insert(0, place)
+    sys.path.insert(0, str(folder))
     try:
         yield
     finally:
         with suppress(ValueError):  # the code may have taken it out
-            sys.path.remove(place)
+            sys.path.remove(str(folder))
 
 
 def load_onnx(file: Path, shape: Sequence[int] | None) -> tuple[nn.Module, Any]:
     """Return the network of a file, which onnx2torch converts, in evaluation form, and examples drawn for it.
 
     A `shape` of one example is for a file that leaves sizes open.
-
-    Raises:
-        ConfigurationError: There is no such file, a package is missing, an operator has no
-            counterpart, or a size is neither in the file nor given.
     """
     if not file.is_file():
         raise ConfigurationError(f"There is no file {str(file)!r}: give the path of an ONNX file.")
@@ -431,18 +407,16 @@ def _converted(file: Path) -> tuple[nn.Module, Any]:
 @contextmanager
 def _torchvision_replaced() -> Iterator[None]:
     """Let onnx2torch be imported without torchvision, which it needs for two operators of detection alone."""
+    replaced = {}
     try:
         import_module("torchvision")
     except (ImportError, RuntimeError):  # RuntimeError: of another version of torch
-        replaced = {name: ModuleType(name) for name in ("torchvision", "torchvision.ops")}
-    else:
-        yield
-        return
-    operators = replaced["torchvision.ops"]
-    operators.__dict__.update(
-        dict.fromkeys(("roi_align", "nms", "box_convert"), _needs_torchvision)
-    )
-    replaced["torchvision"].__dict__["ops"] = operators
+        operators = ModuleType("torchvision.ops")
+        needed = ("roi_align", "nms", "box_convert")
+        operators.__dict__.update(dict.fromkeys(needed, _needs_torchvision))
+        package = ModuleType("torchvision")
+        package.__dict__["ops"] = operators
+        replaced = {"torchvision": package, "torchvision.ops": operators}
     sys.modules.update(replaced)
     try:
         yield
