@@ -111,7 +111,7 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """One look: passes until then, share of wrong lines of the validation text, nats of a training line."""
+    """A look at a network: passes until then, share of wrong lines of the validation text, nats of a training line."""
 
     passes: int
     wrong: float
@@ -138,10 +138,8 @@ class Result:
         """The result as one line of text."""
         cell = self.cell
         last = self.looks[-1]
-        return (
-            f"{cell.steps} steps, seed {cell.seed}: {last.wrong:.2%} wrong after {last.passes} passes, "
-            f"{self.seconds:.0f} s"
-        )
+        found = f"{last.wrong:.2%} wrong after {last.passes} passes, {self.seconds:.0f} s"
+        return f"{cell.steps} steps, seed {cell.seed}: {found}"
 
     def learned(self, protocol: Protocol) -> bool:
         """Say whether the validation text was predicted well enough at the last look."""
@@ -197,8 +195,8 @@ def texts(cell: Cell, protocol: Protocol) -> tuple[str, str, str]:
 
     from pathspace.sequences.tasks import xor
 
-    drawn_from = [protocol.data_seed, cell.seed] if protocol.own_texts else [protocol.data_seed]
-    generators = [np.random.default_rng([*drawn_from, which]) for which in (1, 2, 3)]
+    seeds = [protocol.data_seed, *([cell.seed] if protocol.own_texts else [])]
+    generators = [np.random.default_rng([*seeds, which]) for which in (1, 2, 3)]
     training, watched, test = (xor.generate(g, protocol.lines, protocol.length) for g in generators)
     return training, watched, test
 
@@ -306,18 +304,15 @@ def sections_of(
     protocol: Protocol, results: Sequence[Result], published: Published | None
 ) -> tuple[list[Section], dict[str, Any]]:
     """Return the sections of the report and its numbers; see `execution`."""
-    looks = [
-        (result.cell.steps, result.cell.seed, *astuple(look))
-        for result in results
-        for look in result.looks
-    ]
+    looks = [(*astuple(result.cell), *astuple(look)) for result in results for look in result.looks]
     looks_csv = Lines(("steps", "seed", "passes", "wrong", "nats_a_line"), looks)
     figure = Figure("xor.png", partial(draw, protocol, results))
     table = build_table(protocol, results)
     sections = [Section("Results", table, "table.csv", figure, numbers={"looks.csv": looks_csv})]
     if published is not None:
         sections.append(published_section(published))
-    learned = dict.fromkeys(protocol.steps, 0)
-    for result in results:
-        learned[result.cell.steps] += result.learned(protocol)
+    learned = {
+        steps: sum(one.learned(protocol) for one in results if one.cell.steps == steps)
+        for steps in protocol.steps
+    }
     return sections, {"learned": learned, "networks": [asdict(result) for result in results]}

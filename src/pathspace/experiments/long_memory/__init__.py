@@ -53,12 +53,18 @@ CONTROLS = ("#000000", "#7f7f7f", "#cc79a7", "#e69f00", "#56b4e9")
 LINES = {"path": "-", "balanced once": (0, (4, 1.5)), "the weights": (0, (1, 1.5)), "control": "-"}
 
 
+MEASURED = {
+    "learned": ("learns it on more seeds than", "on fewer than"),
+    "steps": ("learns it sooner than", "later than"),
+    "window": ("learns it at more rates than", "at fewer than"),
+}
+"""What methods are compared by, and the words for more and fewer."""
+
+
 def settings(protocol: Protocol) -> list[Setting]:
     """Return all settings, in the order of the tables."""
-    return [
-        Setting(problem, length, hidden)
-        for length, hidden, problem in product(protocol.lengths, protocol.hidden, protocol.problems)
-    ]
+    forms = product(protocol.lengths, protocol.hidden, protocol.problems)
+    return [Setting(problem, length, hidden) for length, hidden, problem in forms]
 
 
 def tuning_cells(protocol: Protocol, setting: Setting) -> list[Cell]:
@@ -70,10 +76,8 @@ def tuning_cells(protocol: Protocol, setting: Setting) -> list[Cell]:
 
 def reported_cells(protocol: Protocol, setting: Setting, rates: Mapping[str, float]) -> list[Cell]:
     """Return the runs that are reported, of every method at its rate."""
-    return [
-        Cell(setting, method, rates[method], seed)
-        for method, seed in product(protocol.methods, range(protocol.seeds))
-    ]
+    each = product(protocol.methods, range(protocol.seeds))
+    return [Cell(setting, method, rates[method], seed) for method, seed in each]
 
 
 def by_rate(results: Sequence[Result], method: str) -> dict[float, list[Result]]:
@@ -169,7 +173,7 @@ def compared(
 ) -> dict[str, Row]:
     """Return the rows of a setting by method."""
     rows = {}
-    measures: dict[str, dict[str, Sequence[float]]] = {"learned": {}, "steps": {}, "window": {}}
+    measures: dict[str, dict[str, Sequence[float]]] = {what: {} for what in MEASURED}
     for method in protocol.methods:
         runs = [run for run in reported if run.cell.method == method]
         steps = [math.inf if run.steps is None else run.steps for run in runs]
@@ -188,6 +192,10 @@ def _row(
     tuning: Mapping[float, Sequence[Result]], runs: Sequence[Result], steps: Sequence[float]
 ) -> Row:
     """Return the row of a method, not compared yet; `steps` are infinite where a run never learned."""
+    reported = [
+        {"rate": run.cell.rate, "seed": run.cell.seed, "steps": run.steps, "error": run.error}
+        for run in runs
+    ]
     tried = {rate: [run.steps is not None for run in some] for rate, some in tuning.items()}
     return Row(
         rate=runs[0].cell.rate,
@@ -198,26 +206,21 @@ def _row(
         runs=len(runs),
         median_steps=finite(statistics.median(steps)),
         against_reference={},
-        reported=[_reported(run) for run in runs],
+        reported=reported,
     )
-
-
-def _reported(run: Result) -> dict[str, Any]:
-    """Return what the JSON of a row says of a run."""
-    cell = run.cell
-    return {"rate": cell.rate, "seed": cell.seed, "steps": run.steps, "error": run.error}
 
 
 def _against(values: Mapping[str, Sequence[float]], reference: str) -> dict[str, Against]:
     """Return each method but the reference against it, by values of pairs, of which the greater is better."""
-    others = [method for method in values if method != reference]
-    signs: list[tuple[int, int]] = []
-    for method in others:
+    signs: dict[str, tuple[int, int]] = {}
+    for method in values:
+        if method == reference:
+            continue
         pairs = list(zip(values[method], values[reference], strict=True))
-        signs.append((sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)))
-    adjusted = holm([sign_test(*each) for each in signs])
-    tests = zip(others, signs, adjusted, strict=True)
-    return {method: Against(*each, p) for method, each, p in tests}
+        signs[method] = (sum(a > b for a, b in pairs), sum(a < b for a, b in pairs))
+    adjusted = holm([sign_test(*each) for each in signs.values()])
+    tests = zip(signs.items(), adjusted, strict=True)
+    return {method: Against(*each, p) for (method, each), p in tests}
 
 
 def build_tables(protocol: Protocol, rows: Mapping[Setting, Mapping[str, Row]]) -> list[Table]:
@@ -264,11 +267,7 @@ def _verdicts(protocol: Protocol, rows: Mapping[str, Row]) -> list[str]:
     """Say against which methods the reference stands out, and in what."""
     reference = METHODS[protocol.reference].label
     sentences = []
-    for what, more, fewer in (
-        ("learned", "learns it on more seeds than", "on fewer than"),
-        ("steps", "learns it sooner than", "later than"),
-        ("window", "learns it at more rates than", "at fewer than"),
-    ):
+    for what, (more, fewer) in MEASURED.items():
         found: dict[str, list[str]] = {"worse": [], "better": [], "": []}
         for name, row in rows.items():
             if row.against_reference:

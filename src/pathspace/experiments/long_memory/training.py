@@ -286,37 +286,33 @@ class Trainer:
     """A network in training, from the identity, with PyTorch's own input and output weights."""
 
     def __init__(self, cell: Cell, protocol: Protocol) -> None:
-        setting = cell.setting
-        seed = cell.seed
         self.cell = cell
         self.protocol = protocol
         self.step = 0
-        self.steps = protocol.steps_per_length * setting.length
-        self.problem = PROBLEMS[setting.problem]
+        self.steps = protocol.steps_per_length * cell.setting.length
+        self.problem = PROBLEMS[cell.setting.problem]
         with torch.random.fork_rng(devices=()):
-            torch.manual_seed(seed)
-            self.model = ReluRNN(2, 1, hidden=setting.hidden, start="identity-recurrent")
+            torch.manual_seed(cell.seed)
+            self.model = ReluRNN(2, 1, hidden=cell.setting.hidden, start="identity-recurrent")
         ps.nn.fast_(self.model)
-        network = ps.trace(self.model, torch.zeros(1, setting.length, 2))
-        chosen = METHODS[cell.method]
-        if chosen.balanced:
+        network = ps.trace(self.model, torch.zeros(1, cell.setting.length, 2))
+        if METHODS[cell.method].balanced:
             ps.rescaling.balance_(network)
-        self.clips_itself = chosen.power > 0
         self.optimizer = _optimizer(cell, protocol, self.model, network)
-        self.batches = _generator(BATCHES + seed)
+        self.batches = _generator(BATCHES + cell.seed)
 
     def advance(self) -> float | None:
         """Take a step; return the loss before it, or None if the loss, the gradient or the step is not finite."""
         protocol = self.protocol
-        length = self.cell.setting.length
-        x, y = self.problem.draw(self.batches, protocol.batch_size, length)
+        x, y = self.problem.draw(self.batches, protocol.batch_size, self.cell.setting.length)
         self.optimizer.zero_grad()
-        loss = self._error(x, y)
+        loss = self.loss(x, y)
         loss.backward()
         rate = self.cell.rate * factor("cosine", protocol.warmup, self.step, self.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        if not self.clips_itself:
+        # a method with a metric clips in its own coordinates
+        if not METHODS[self.cell.method].power:
             most = protocol.clip_norm or math.inf
             norm = nn.utils.clip_grad_norm_(self.model.parameters(), most)
             if not torch.isfinite(norm):
@@ -329,12 +325,8 @@ class Trainer:
         value = loss.item()
         return value if math.isfinite(value) else None
 
-    @torch.no_grad()
-    def error(self, x: Tensor, y: Tensor) -> float:
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the mean squared error on sequences and their answers."""
-        return self._error(x, y).item()
-
-    def _error(self, x: Tensor, y: Tensor) -> Tensor:
         return (self.model(x)[:, 0] - y).square().mean()
 
 
@@ -383,6 +375,11 @@ def _train(trainer: Trainer, report: ProgressCallback) -> tuple[int | None, floa
     steps, target = trainer.steps, trainer.problem.target
     test = _generator(TEST_SEED)
     x, y = trainer.problem.draw(test, trainer.protocol.test_size, trainer.cell.setting.length)
+
+    @torch.no_grad()
+    def tested() -> float:
+        return trainer.loss(x, y).item()
+
     recent: deque[float] = deque(maxlen=CHECK_EVERY)
     while trainer.step < steps:
         loss = trainer.advance()
@@ -392,10 +389,10 @@ def _train(trainer: Trainer, report: ProgressCallback) -> tuple[int | None, floa
         report(trainer.step / steps, f"step {trainer.step}/{steps}, loss {loss:.4g}")
         checks = trainer.step % CHECK_EVERY == 0 or trainer.step == steps
         if checks and sum(recent) / len(recent) < target:
-            error = trainer.error(x, y)
+            error = tested()
             if error < target:
                 return trainer.step, error
-    return None, finite(trainer.error(x, y))
+    return None, finite(tested())
 
 
 def _generator(seed: int) -> torch.Generator:

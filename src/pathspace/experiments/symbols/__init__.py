@@ -65,8 +65,9 @@ def build_table(protocol: Protocol, scores: Sequence[Score], published: Publishe
         group, variant = ("baseline", row) if row in BASELINES else row.split(", ")
         draws = [[chosen[row, text, k] for k in range(protocol.seeds)] for text in protocol.texts]
         seconds = sum(score.seconds for score in scores if score.cell.row == row)
-        cells = (*map(_regret, draws), "/".join(map(_sizes, draws)), f"{seconds:.0f}")
-        rows.append((group, variant, *cells))
+        taken = [sorted({score.cell.size for score in some}) for some in draws]
+        sizes = "/".join(",".join(str(size or NOTHING) for size in some) for some in taken)
+        rows.append((group, variant, *map(_regret, draws), sizes, f"{seconds:.0f}"))
     broken = any(BROKEN in cell for row in rows for cell in row)
     if published is not None:
         rows += _published_rows(protocol, published)
@@ -80,12 +81,6 @@ def _regret(draws: Sequence[Score]) -> str:
     bits = [score.test for score in draws]
     broken = BROKEN * any(score.broke_off for score in draws)
     return number_label(mean(bits), ",.1f", stdev(bits) if len(bits) > 1 else None) + broken
-
-
-def _sizes(draws: Sequence[Score]) -> str:
-    """Return the sizes that were chosen."""
-    taken = sorted({score.cell.size for score in draws})
-    return ",".join(str(size or NOTHING) for size in taken)
 
 
 def _published_rows(protocol: Protocol, published: Published) -> list[tuple[str, ...]]:
@@ -108,7 +103,7 @@ def notes(
     protocol: Protocol, published: Published | None, *, broken: bool = False
 ) -> tuple[str, ...]:
     """Say what a reader has to know in order to trust the table."""
-    passes = ", ".join(f"{text} {protocol.passes[text]}" for text in protocol.texts)
+    passes = _by_text(protocol, protocol.passes)
     units, states, depths = (
         ", ".join(map(str, v)) for v in (protocol.units, protocol.states, protocol.depths)
     )
@@ -125,14 +120,16 @@ def notes(
             f"Mean ± standard deviation of {protocol.seeds} draws, each with texts, graphs and start values of its own."
         )
     if protocol.seconds:
+        budgets = {text: f"{seconds:g}" for text, seconds in protocol.seconds.items()}
         found.append(
             f"Budget of work: at most so many processor seconds for one network of one size, from its first pass on, "
-            f"with the passes that were undone: {_budgets(protocol)}."
+            f"with the passes that were undone: {_by_text(protocol, budgets)}."
         )
     if MERGED in protocol.rows:
+        merged = {t: f"{o['ensemble']} of {o['restarts']}" for t, o in protocol.merged.items()}
         found.append(
-            f"Merged: not in the paper. So many networks made one: {_merged_of(protocol)}; half of them learned the "
-            "training text and stopped on the validation text, the others the reverse, so that it has learned two "
+            f"Merged: not in the paper. So many networks made one: {_by_text(protocol, merged)}; half of them learned "
+            "the training text and stopped on the validation text, the others the reverse, so that it has learned two "
             "texts where all other rows have learned one."
         )
     if broken:
@@ -147,27 +144,17 @@ def notes(
     return tuple(found)
 
 
-def _budgets(protocol: Protocol) -> str:
-    bounded = [text for text in protocol.texts if text in protocol.seconds]
-    return ", ".join(f"{text} {protocol.seconds[text]:g}" for text in bounded)
-
-
-def _merged_of(protocol: Protocol) -> str:
-    options = ((text, protocol.merged[text]) for text in protocol.texts)
-    return ", ".join(f"{text} {o['ensemble']} of {o['restarts']}" for text, o in options)
+def _by_text(protocol: Protocol, values: Mapping[str, object]) -> str:
+    """Name the values of the columns that have one."""
+    return ", ".join(f"{text} {values[text]}" for text in protocol.texts if text in values)
 
 
 def _starts(protocol: Protocol) -> str:
-    starts = [protocol.restarts.get(text, 1) for text in protocol.texts]
-    if max(starts) == 1:
+    starts = {text: protocol.restarts.get(text, 1) for text in protocol.texts}
+    if max(starts.values()) == 1:
         return "1 start of each size"
-    told = ", ".join(f"{text} {count}" for text, count in zip(protocol.texts, starts, strict=True))
-    heat = (
-        f", of which the better quarter went on after {protocol.heat} passes"
-        if protocol.heat
-        else ""
-    )
-    return f"starts of each size: {told}{heat}"
+    heat = f", of which the better quarter went on after {protocol.heat} passes"
+    return f"starts of each size: {_by_text(protocol, starts)}{heat * (protocol.heat > 0)}"
 
 
 def sizes_table(protocol: Protocol, scores: Sequence[Score]) -> Table:
@@ -175,9 +162,8 @@ def sizes_table(protocol: Protocol, scores: Sequence[Score]) -> Table:
 
     def order(score: Score) -> tuple[int, int, int, int]:
         cell = score.cell
-        text = protocol.texts.index(cell.text)
-        row = protocol.rows.index(cell.row)
-        return text, row, cell.draw, cell.size
+        place = protocol.texts.index(cell.text), protocol.rows.index(cell.row)
+        return (*place, cell.draw, cell.size)
 
     several = protocol.seeds > 1
     rows = []
@@ -211,16 +197,12 @@ def samples(protocol: Protocol, scores: Sequence[Score]) -> tuple[tuple[str, str
     found = []
     for text in protocol.texts:
         found.append((f"{text}: the generator", shown(texts(text, protocol)[2])))
-        for score in _preferred([score for score in chosen if score.cell.text == text]):
+        here = [score for score in chosen if score.cell.text == text]
+        single = [score for score in here if score.cell.row != MERGED]
+        merged = [score for score in here if score.cell.row == MERGED]
+        for score in [*sorted(single, key=lambda score: score.validation)[:1], *merged]:
             found.append((f"{text}: {score.cell.row}, {score.cell.size} units", score.sample))
     return tuple(found)
-
-
-def _preferred(scores: Sequence[Score]) -> list[Score]:
-    """Return the network that the validation text prefers, and the merged ones."""
-    single = [score for score in scores if score.cell.row != MERGED]
-    merged = [score for score in scores if score.cell.row == MERGED]
-    return [*sorted(single, key=lambda score: score.validation)[:1], *merged]
 
 
 def sections_of(
@@ -234,9 +216,9 @@ def sections_of(
     if pairs:
         compared = pairs_table(protocol, pairs)
         sections.append(Section(compared.title, compared, "pairs.csv"))
-    over_time = None
-    if any(score.curve for score in scores):
-        over_time = Figure("validation.png", partial(draw_over_time, protocol, scores))
+    over_time = Figure("validation.png", partial(draw_over_time, protocol, scores))
+    if not any(score.curve for score in scores):
+        over_time = None
     sizes = sizes_table(protocol, scores)
     sections.append(Section("All sizes", sizes, figure=over_time, printed=False))
     chosen = best(scores)
@@ -315,16 +297,20 @@ def draw_over_time(protocol: Protocol, scores: Sequence[Score]) -> Drawing:
     colours = dict(zip(sizes, shades, strict=True))
     size = (1.4 + 3.2 * len(protocol.texts), 0.6 + 1.7 * len(rows))
     figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(
-        len(rows), len(protocol.texts), sharex="col", sharey="col", squeeze=False
-    )
+    shared: dict[str, Any] = {"sharex": "col", "sharey": "col", "squeeze": False}
+    axes = figure.subplots(len(rows), len(protocol.texts), **shared)
     for axis in axes.flat:
         axis.set(xscale="log", yscale="log")
         axis.grid(alpha=0.25)
     lines = {}
     for score in curves:
-        axis = axes[rows.index(score.cell.row), protocol.texts.index(score.cell.text)]
-        lines[score.cell.size] = _draw_curve(axis, score, colours[score.cell.size])
+        cell = score.cell
+        _, seconds, regrets = zip(*score.curve, strict=True)
+        # logarithms: no pass takes less than the clock tells, and luck can beat the generator
+        at = [max(second, LEAST_SECONDS) for second in seconds]
+        floored = [max(regret, 1.0) for regret in regrets]
+        axis = axes[rows.index(cell.row), protocol.texts.index(cell.text)]
+        (lines[cell.size],) = axis.plot(at, floored, color=colours[cell.size], linewidth=1)
     for row, axis in zip(rows, axes[:, 0], strict=True):
         axis.set_ylabel(row, fontsize=8)
     for text, top, bottom in zip(protocol.texts, axes[0], axes[-1], strict=True):
@@ -335,15 +321,6 @@ def draw_over_time(protocol: Protocol, scores: Sequence[Score]) -> Drawing:
     )
     figure.supylabel("bits beyond the truth, validation text")
     return figure
-
-
-def _draw_curve(axis: Axes, score: Score, colour: Any) -> Any:
-    _, seconds, regrets = zip(*score.curve, strict=True)
-    # logarithms: no pass takes less than the clock tells, and luck can beat the generator
-    at = [max(second, LEAST_SECONDS) for second in seconds]
-    floored = [max(regret, 1.0) for regret in regrets]
-    (line,) = axis.plot(at, floored, color=colour, linewidth=1)
-    return line
 
 
 @dataclass(frozen=True)

@@ -47,12 +47,7 @@ NETWORKS = ("RNN", "CNN", "PCNN")
 RULES = {"DH+FB": ("dh", "fb"), "QDH+RUTSD": ("qdh", "rutsd"), "QDH+RBP": ("qdh", "rbp")}
 INVARIANT = ("QDH+RUTSD", "QDH+RBP")
 # the last one not in the paper: hmmlearn's, from its own start
-BASELINES = (
-    "bzip2",
-    "CTW",
-    "HMM",
-    "dense HMM",
-)
+BASELINES = ("bzip2", "CTW", "HMM", "dense HMM")
 ROWS = (*BASELINES, *(f"{network}, {rule}" for network in NETWORKS for rule in RULES))
 # Not in the paper: several networks made one, which have learned the training and the validation
 # text in turn.
@@ -229,7 +224,7 @@ class Score:
 
 @dataclass(frozen=True)
 class _Trained:
-    """A network and its code lengths, in bits; the order is that of preference."""
+    """A network, if it is one, and its code lengths, in bits; see `Score`."""
 
     held: float
     test: float
@@ -278,10 +273,8 @@ def texts(name: str, protocol: Protocol) -> Drawn:
     from pathspace.sequences.tasks import TASKS
 
     length = {LENGTHS[name]: protocol.lengths[name]} if name in protocol.lengths else {}
-    text, held, test = (
-        TASKS[name].generate(np.random.default_rng([protocol.data_seed, k]), **length)
-        for k in (1, 2, 3)
-    )
+    generators = [np.random.default_rng([protocol.data_seed, k]) for k in (1, 2, 3)]
+    text, held, test = (TASKS[name].generate(generator, **length) for generator in generators)
     return text, held, test
 
 
@@ -320,14 +313,13 @@ def compute(cell: Cell, protocol: Protocol, report: ProgressCallback = unheard) 
     if found.model is None:
         return score
     training = found.model.training_
+    curve = [(passes, at, regret(cell.text, held, bits)) for passes, at, bits in found.curve]
     return replace(
         score,
         passes=training.passes,
         broke_off=training.broke_off,
         tries=training.tries,
-        curve=tuple(
-            (passes, at, regret(cell.text, held, bits)) for passes, at, bits in found.curve
-        ),
+        curve=tuple(curve),
         sample=shown(found.model.sample(DRAWN, seed=0)),
     )
 
@@ -344,12 +336,10 @@ def _baseline(cell: Cell, protocol: Protocol, drawn: Drawn) -> list[float]:
     text, *parts = (alphabet.encode(part) for part in drawn)
     if cell.row == "CTW":
         return [baselines.context_tree_bits(p, len(alphabet), cell.size, text) for p in parts]
+    hidden = baselines.HiddenMarkov(cell.size, protocol.iterations)
     if cell.row == "HMM":
-        hidden = baselines.SparseHiddenMarkov(
-            cell.size, iterations=protocol.iterations, seed=protocol.seed
-        )
-    else:
-        hidden = baselines.HiddenMarkov(cell.size, protocol.iterations)
+        options = {"iterations": protocol.iterations, "seed": protocol.seed}
+        hidden = baselines.SparseHiddenMarkov(cell.size, **options)
     hidden.fit(text, len(alphabet))
     return [hidden.bits(part) for part in parts]
 
