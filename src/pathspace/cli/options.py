@@ -53,11 +53,7 @@ ListMethodsOption = Annotated[
 
 
 def names_in(text: str | None, where: str) -> list[str] | None:
-    """Split names at commas; None stands for an option that was not given.
-
-    Raises:
-        ConfigurationError: There is not a single one.
-    """
+    """Split names at commas; None stands for an option that was not given."""
     if text is None:
         return None
     names = [name.strip() for name in text.split(",") if name.strip()]
@@ -67,11 +63,7 @@ def names_in(text: str | None, where: str) -> list[str] | None:
 
 
 def numbers_in(text: str | None, where: str, example: str = "0.03,0.1,0.3") -> list[float] | None:
-    """Read numbers between commas; None stands for an option that was not given.
-
-    Raises:
-        ConfigurationError: Something between commas is no number.
-    """
+    """Read numbers between commas; None stands for an option that was not given."""
     try:
         return None if text is None else [float(part) for part in names_in(text, where) or []]
     except ValueError:
@@ -152,11 +144,7 @@ class SettingOptions:
         return {name: value for name, value in vars(self).items() if name != "settings"}
 
     def chosen(self, **more: Any) -> dict[str, Any]:
-        """Return the settings that were given, with more of them by name; None stands for one that was not.
-
-        Raises:
-            ConfigurationError: A value is out of its range, or given twice; says of which option.
-        """
+        """Return the settings that were given, with more of them by name; None stands for one that was not."""
         from pathspace.experiments.layers import check_setting, parse_settings
         from pathspace.experiments.settings import Settings
 
@@ -235,11 +223,7 @@ def clear_errors(command: str, *, extra: str = "experiments") -> Iterator[None]:
 
 
 def _expect_one_process(command: str) -> None:
-    """Refuse to do the same work in each of the processes that torchrun starts.
-
-    Raises:
-        ConfigurationError: torchrun started several.
-    """
+    """Refuse to do the same work in each of the processes that torchrun starts."""
     count = int(os.environ.get("WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in os.environ else 1
     if count > 1:
         raise ConfigurationError(

@@ -231,7 +231,7 @@ def sweep(
 
 def _expect_survivors(comparisons: Iterable[Comparison]) -> None:
     """End the command if no run came through; a recipe without comparisons has told itself what it saw."""
-    runs = [run for comparison in comparisons for row in comparison.rows for run in row.runs]
+    runs = [run for comparison in comparisons for run in comparison.runs]
     if not runs or any(run.lost_at is None for run in runs):
         return
     rates = sorted({run.config.learning_rate for run in runs})

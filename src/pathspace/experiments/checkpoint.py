@@ -61,9 +61,6 @@ def load(
 
     A checkpoint of another device goes on here, and `noted` is told so in a sentence: from there on the
     run is not the one that a single device would have done, to the last bits.
-
-    Raises:
-        ConfigurationError: The file is damaged, or belongs to another configuration.
     """
     _restore(_read(folder / FILE, config), state, noted)
 

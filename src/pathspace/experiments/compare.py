@@ -265,6 +265,16 @@ class Comparison:
     tuning: tuple[RunResult, ...]
     weights: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def runs(self) -> list[RunResult]:
+        """The runs that are reported, row by row."""
+        return [run for row in self.rows for run in row.runs]
+
+    def own_rows(self, start: str) -> list[Row]:
+        """Return `own_row` of every method from a start, in the order of the rows."""
+        methods = dict.fromkeys(row.method for row in self.rows if row.start == start)
+        return [self.own_row(method, start) for method in methods]
+
     def own_row(self, method: str, start: str) -> Row:
         """Return the row at the rate that was chosen from its start; the only one where both starts chose the same."""
         rows = [row for row in self.rows if (row.method, row.start) == (method, start)]
@@ -281,11 +291,7 @@ class Comparison:
 
 
 def check_task_of(settings: Settings, data_dir: Path | None) -> Task:
-    """Return the task of a comparison, before any of its runs begins.
-
-    Raises:
-        ConfigurationError: The task cannot be had, or a setting does not fit it.
-    """
+    """Return the task of a comparison, before any of its runs begins."""
     task = load_task(settings.task, settings.task_options, data_dir)
     steps_per_epoch(settings.batch_size, task)
     return task
@@ -440,11 +446,7 @@ def run_distinct(configs: Sequence[RunConfig], run: Run, title: str) -> list[Run
 
 
 def check_symmetry(configs: Iterable[RunConfig], run: Run, title: str) -> None:
-    """Do the runs that others stand for, and these, and compare them bit by bit.
-
-    Raises:
-        ConfigurationError: A run differs from what was to stand for it.
-    """
+    """Do the runs that others stand for, and these, and compare them bit by bit."""
     pairs = [(config, representative(config)) for config in configs]
     pairs = [(config, stands) for config, stands in pairs if config != stands]
     needed = {config.key: config for pair in pairs for config in pair}

@@ -177,10 +177,6 @@ def begun(asked: Command, context: Context, *, given: bool) -> Iterator[tuple[Co
 
     Yields:
         What is to be done, and the folder, with no results in it but those that are taken over.
-
-    Raises:
-        ConfigurationError: The folder holds something else, or a setting does not fit this machine
-            or the task.
     """
 
     def goes_on(folder: Path) -> bool:
@@ -236,12 +232,7 @@ def _settle(asked: Command, output: Path, context: Context, *, given: bool) -> t
 
 
 def read(output: Path, asked: Command) -> Command:
-    """Read `config.json` as that of a command of the same kind.
-
-    Raises:
-        ConfigurationError: There is none, it is broken or of another kind, or it was written by
-            other versions, whose results differ.
-    """
+    """Read `config.json` as that of a command of the same kind."""
     content = _content(output)
     if any(kind in content for kind in KINDS if kind != asked.kind):
         command = " ".join(str(content[key]) for key in ("command", "recipe") if content.get(key))

@@ -89,11 +89,7 @@ class Context:
 
     @property
     def run_device(self) -> str:
-        """The device of the runs. A cluster's machines may have one that this machine lacks.
-
-        Raises:
-            ConfigurationError: There is no such device here, and runs are to be done here.
-        """
+        """The device of the runs. A cluster's machines may have one that this machine lacks."""
         return self.device if self.address and self.device != "auto" else chosen_device(self.device)
 
     def runner(self, threads: int = 1, device: str = "") -> Runner:
@@ -152,11 +148,7 @@ class EngineContext(Context):
 
 
 def chosen_device(name: str) -> str:
-    """Return the device that `--device` asks for; `auto` is a GPU where there is one, else the processor.
-
-    Raises:
-        ConfigurationError: There is no such device.
-    """
+    """Return the device that `--device` asks for; `auto` is a GPU where there is one, else the processor."""
     if name.lower() == "gpu":  # whose spelling is nearest to cpu
         raise ConfigurationError(
             f"Unknown device {name!r} in --device: choose from {', '.join(DEVICES)}. Did you mean 'cuda'?"

@@ -118,9 +118,6 @@ def summarize(
         limit: How many paths may be listed for the rank.
         seed: For the rule `"random"`.
         begin: Is called with the name of each step as it begins.
-
-    Raises:
-        ConfigurationError: The model cannot be traced, or does not take the examples.
     """
     begin("Tracing the model")
     network, outputs = _traced(model, examples)
@@ -166,11 +163,7 @@ def summarize(
 
 
 def _traced(model: nn.Module, examples: Any) -> tuple[Network, list[Tensor]]:
-    """Trace a model, and call it; returns the network and the model's outputs.
-
-    Raises:
-        ConfigurationError: The model cannot be traced, or does not take the examples.
-    """
+    """Trace a model, and call it; returns the network and the model's outputs."""
     try:
         network = trace_model(model, examples)
         if not network.parameters:

@@ -95,10 +95,6 @@ def run(
         finished: Given the model as the last step left it, to look at.
         device: Where it computes, as `torch.device` takes it. On the processor the result is the
             same to the last bit, resumed or not.
-
-    Raises:
-        ConfigurationError: The configuration is impossible, or the checkpoint belongs to another
-            one.
     """
     chosen = method(config.method)
     place = torch.device(device)
@@ -141,11 +137,7 @@ def kernel_of(model: torch.nn.Module) -> str | None:
 
 
 def steps_per_epoch(batch_size: int, task: Task) -> int:
-    """Return how many whole batches the training split gives.
-
-    Raises:
-        ConfigurationError: Not a single one.
-    """
+    """Return how many whole batches the training split gives."""
     if batch_size > len(task.train):
         raise ConfigurationError(
             f"The batch size {batch_size} exceeds the {len(task.train)} training sequences of the task "

@@ -86,11 +86,7 @@ Several = Annotated[tuple[Item, ...], Field(strict=False, min_length=1), AfterVa
 
 
 def laid_over(schema: type[Laid], layers: Iterable[Layer]) -> Laid:
-    """Return the settings of all layers over the defaults; later ones win, and tables are merged.
-
-    Raises:
-        ConfigurationError: A name is unknown, or a value impossible.
-    """
+    """Return the settings of all layers over the defaults; later ones win, and tables are merged."""
     names = [item.name for item in fields(schema)]
     values: dict[str, Any] = {}
     for where, layer in layers:
@@ -111,11 +107,7 @@ def _merged(under: Any, over: Any) -> Any:
 
 
 def check_setting(schema: type, name: str, value: Any, option: str = "") -> None:
-    """Check one setting by itself; names that are no settings pass.
-
-    Raises:
-        ConfigurationError: Names the option that it came by, or the setting, and what to give.
-    """
+    """Check one setting by itself; names that are no settings pass."""
     hint = _hints(schema).get(name)
     wanted = problem(hint, value) if hint is not None else ""
     if wanted:
@@ -137,11 +129,7 @@ def wrong(name: str, value: Any, wanted: str, option: str = "") -> Configuration
 
 
 def problem(hint: Any, value: Any) -> str:
-    """Return what to give in the place of a value; empty if it fits the type.
-
-    Raises:
-        ConfigurationError: It is none of the names that the type knows.
-    """
+    """Return what to give in the place of a value; empty if it fits the type."""
     try:
         _adapter(hint).validate_python(value)
     except ValidationError as error:
@@ -186,11 +174,7 @@ def _translated(error: ValidationError, values: Mapping[str, Any]) -> Configurat
 
 
 def parse_settings(assignments: Sequence[str]) -> dict[str, Any]:
-    """Read `--set NAME=VALUE` options; the values as `read_value` takes them.
-
-    Raises:
-        ConfigurationError: There is no equals sign.
-    """
+    """Read `--set NAME=VALUE` options; the values as `read_value` takes them."""
     settings: dict[str, Any] = {}
     for assignment in assignments:
         name, equals, text = assignment.partition("=")

@@ -48,10 +48,6 @@ def move_to_start(
             nothing is rounded.
         factor: f; where it is not 0, the factors are any numbers between 1/f and f instead,
             log-uniform.
-
-    Raises:
-        ConfigurationError: The start is unknown, or the factors are too large for the type of the
-            weights.
     """
     check_start(start)
     if start == "default":
@@ -464,12 +460,7 @@ MAIN_METHODS = ("sgd", "path-sgd", "adamw", "path-adam", "muon", "path-muon")
 
 
 def method(name: str, where: str = "--methods") -> Method:
-    """Return the method called `name`.
-
-    Raises:
-        ConfigurationError: There is none, with the names there are; `where` is the option that
-            asked for it.
-    """
+    """Return the method called `name`."""
     if name not in METHODS:
         raise unknown_name("method", name, METHODS, where)
     return METHODS[name]

@@ -107,9 +107,6 @@ class Transformer(nn.Module):
         heads: H, of every attention.
         gate: `"swiglu"` with 8 W / 3 hidden units, or `"squared-relu"` with 4 W; as many weights.
         output: Every step is read.
-
-    Raises:
-        ConfigurationError: The width does not part into heads of an even number of dimensions.
     """
 
     def __init__(
@@ -438,11 +435,7 @@ OF_IMAGES = ("recurrent-cnn",)
 def build_model(
     name: str, input_size: int, output_size: int, options: Mapping[str, Any]
 ) -> nn.Module:
-    """Return the model called `name`, freshly initialised from torch's global random state.
-
-    Raises:
-        ConfigurationError: The name or an option is unknown, or a value is impossible.
-    """
+    """Return the model called `name`, freshly initialised from torch's global random state."""
     check_model(name, options)
     return MODELS[name](input_size, output_size, **options)
 
@@ -456,11 +449,7 @@ def count_weights(name: str, input_size: int, output_size: int, options: Mapping
 
 
 def options_of(name: str) -> list[str]:
-    """Return the names of the options that the model takes.
-
-    Raises:
-        ConfigurationError: There is no such model.
-    """
+    """Return the names of the options that the model takes."""
     if name not in MODELS:
         raise unknown_name("model", name, MODELS, "the setting 'model'")
     return keyword_options(MODELS[name])

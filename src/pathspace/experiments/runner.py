@@ -77,11 +77,7 @@ class Job(Work):
         raise NotImplementedError
 
     def stored(self) -> Any | None:
-        """Return the result that is there already; None if there is none.
-
-        Raises:
-            ConfigurationError: It cannot be read.
-        """
+        """Return the result that is there already; None if there is none."""
         try:
             return read_checked(self.file, TypeAdapter(self.kind).validate_python)
         except FileNotFoundError:
@@ -119,9 +115,6 @@ class Runner:
         address: Of a Ray cluster; empty: Ray is started here, and ends with the statement.
         threads: Of a job.
         gpus: Of a job, on a cluster.
-
-    Raises:
-        ConfigurationError: There is no such engine, an address without Ray, or no process.
     """
 
     engine: str = "local"
@@ -233,11 +226,7 @@ def runs_at_a_time(threads: int = 1) -> int:
 
 
 def connect(address: str, processes: int | None, threads: int = 1) -> None:
-    """Join the Ray cluster at an address, or start Ray here, for so many processes or as many as there are processors.
-
-    Raises:
-        ConfigurationError: There is no such cluster, or Ray does not start.
-    """
+    """Join the Ray cluster at an address, or start Ray here, for so many processes; None: one for each processor."""
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     try:
         if address:

@@ -329,9 +329,6 @@ def settings_from(*layers: Layer) -> Settings:
     Args:
         layers: Pairs of where the settings stand, for errors, and their names and values. Tables
             are merged entry by entry, and so are the options of one method.
-
-    Raises:
-        ConfigurationError: A name is unknown or a value impossible.
     """
     task: Any = Settings.task
     for _, layer in layers:

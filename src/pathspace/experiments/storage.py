@@ -121,9 +121,6 @@ def writable_folder(path: Path, where: str) -> Path:
 
     A command that is refused after this leaves no empty folder behind; one that goes on calls
     `make_folder`.
-
-    Raises:
-        ConfigurationError: The folder cannot be created or written to; `where` is its option.
     """
     try:
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
@@ -140,11 +137,7 @@ def writable_folder(path: Path, where: str) -> Path:
 
 
 def picture_file(picture: Path | None) -> Path | None:
-    """Return the file of the option `--picture`, wherever the code of a model goes; None where none is asked for.
-
-    Raises:
-        ConfigurationError: It is no PNG file, or cannot be written.
-    """
+    """Return the file of the option `--picture`, wherever the code of a model goes; None where none is asked for."""
     if picture is None:
         return None
     if picture.suffix.lower() != ".png":

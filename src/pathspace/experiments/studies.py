@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,11 +38,10 @@ from pathspace.experiments.report import (
     Lines,
     Section,
     Table,
-    TableRow,
-    grouped_rows,
     lines_of,
     panels,
     set_log_axis,
+    titled_table,
 )
 from pathspace.experiments.report.table import error_label
 from pathspace.experiments.settings import Settings
@@ -106,20 +106,17 @@ def cost(
         "cost.json": {"rounds": rounds, "steps": steps, "costs": [asdict(one) for one in costs]},
     }
     rows = [
-        TableRow(
-            (
-                METHODS[cost.method].label,
-                f"{cost.seconds:.3f}",
-                f"{cost.ratio:.2f}",
-                f"{cost.lower:.2f} to {cost.upper:.2f}",
-            )
-        )
+        {
+            "optimizer": METHODS[cost.method].label,
+            "seconds": f"{cost.seconds:.3f}",
+            f"beside {METHODS[costs[0].method].label}": f"{cost.ratio:.2f}",
+            "quartiles": f"{cost.lower:.2f} to {cost.upper:.2f}",
+        }
         for cost in costs
     ]
     heading = "Cost of an epoch"
-    columns = ("optimizer", "seconds", f"beside {METHODS[costs[0].method].label}", "quartiles")
     note = f"Medians over {rounds} rounds of {steps} steps a method, taken in turn; quartiles."
-    return [Section(heading, Table(heading, columns, tuple(rows), (note,)), numbers=numbers)]
+    return [Section(heading, titled_table(heading, rows, [note]), numbers=numbers)]
 
 
 def measure_costs(
@@ -160,8 +157,8 @@ def _turn(settings: Settings, task: Task, name: str, steps: int) -> Callable[[],
     model = state.model
     optimizer = state.optimizer
     clip_norm = None if METHODS[name].clips_itself else config.clip_norm
-    inputs, targets = (t[: settings.batch_size] for t in (task.train.inputs, task.train.targets))
-
+    inputs = task.train.inputs[: settings.batch_size]
+    targets = task.train.targets[: settings.batch_size]
     clock = time.thread_time if settings.threads == 1 else time.perf_counter
 
     def turn() -> float:
@@ -226,18 +223,15 @@ def second_term(
         hidden: H.
         data_dir: Where the task looks for its data.
     """
-    starts = [
-        start for start, method in SHORT_STEPS.items() if method in comparison.settings.methods
-    ]
+    methods = comparison.settings.methods
+    starts = [start for start, method in SHORT_STEPS.items() if method in methods]
     if not starts:
-        needed = (
-            f"It was not measured: it needs one of the methods {', '.join(SHORT_STEPS.values())}."
-        )
+        names = ", ".join(SHORT_STEPS.values())
+        needed = f"It was not measured: it needs one of the methods {names}."
         return [Section("Second term", Table("The ratio of the terms", (), (), (needed,)))]
-    networks = [(start, units) for start in starts for units in hidden]
     rows = []
-    for number, (start, units) in enumerate(networks):
-        part = Part(monitor, f"{start} start, H = {units}", number, len(networks))
+    for number, (start, units) in enumerate(product(starts, hidden)):
+        part = Part(monitor, f"{start} start, H = {units}", number, len(starts) * len(hidden))
         rows += measure_ratios(comparison, start, lengths, units, data_dir, part)
     numbers = {
         "second-term.csv": lines_of(rows),
@@ -310,19 +304,18 @@ def ratios(model: Any, lengths: Sequence[int]) -> list[float | None]:
 
 
 def _ratios_table(start: str, rows: Sequence[Ratio]) -> Table:
-    cells: dict[int, list[str]] = {}
+    lines: dict[int, dict[str, str]] = {}
     for row in sorted(rows, key=lambda row: (row.hidden, row.length)):
         if row.start == start:
             values = ("not finite" if v is None else f"{v:.2g}" for v in (row.before, row.after))
-            cells.setdefault(row.hidden, [str(row.hidden)]).append(" > ".join(values))
-    lines = tuple(TableRow(tuple(line)) for line in cells.values())
+            cells = lines.setdefault(row.hidden, {"H": str(row.hidden)})
+            cells[f"T = {row.length}"] = " > ".join(values)
     title = f"|kappa2| / |kappa1| of the recurrent matrix, {start} start: before > after training"
     note = (
         "Before: mean over the seeds. After: training as above, one seed. Not finite: training diverged, or a term "
         "exceeds float64."
     )
-    columns = ("H", *(f"T = {length}" for length in sorted({row.length for row in rows})))
-    return Table(title, columns, lines, (note,))
+    return titled_table(title, list(lines.values()), [note])
 
 
 def _draw_ratios(rows: Sequence[Ratio]) -> Drawing:
@@ -448,20 +441,22 @@ def _entry(comparison: Comparison, measure: str, use: str, method: str) -> Entry
 
 
 def _measures_table(comparison: Comparison, found: Sequence[Entry]) -> Table:
-    rows = []
-    for entry in sorted(found, key=lambda entry: USES.index(entry.use)):
-        same = {None: NOTHING, True: "yes", False: "no"}[entry.same_curve]
-        label = METHODS[entry.method].label
-        cells = (entry.use, entry.measure, label, *entry.labels.values(), same)
-        rows.append((*cells, f"{entry.milliseconds:.2f}"))
+    rows = [
+        {
+            "use": entry.use,
+            "measure": entry.measure,
+            "method": METHODS[entry.method].label,
+            **entry.labels,
+            "same curve": {None: NOTHING, True: "yes", False: "no"}[entry.same_curve],
+            "ms a step": f"{entry.milliseconds:.2f}",
+        }
+        for entry in sorted(found, key=lambda entry: USES.index(entry.use))
+    ]
     note = (
         "D: paths; M: second moment; C: covariance of what enters a node. Errors: each start at the rate that is best "
         "from it. Same curve: whether the training losses from all starts agree to the last bit at one rate."
     )
-    starts = comparison.settings.starts
-    columns = ("use", "measure", "method", *starts, "same curve", "ms a step")
-    title = f"Test {comparison.metric}, by measure and use"
-    return Table(title, columns, grouped_rows(rows), (note,))
+    return titled_table(f"Test {comparison.metric}, by measure and use", rows, [note])
 
 
 def _draw_measures(comparison: Comparison, found: Sequence[Entry]) -> Drawing:
@@ -511,10 +506,6 @@ def run_study(
     data_dir: Path | None,
     monitor: Monitor = UNHEARD,
 ) -> list[Section]:
-    """Do a study of a comparison; returns sections for the report.
-
-    Raises:
-        ConfigurationError: There is no such study, it has no such options, or it cannot be done.
-    """
+    """Do a study of a comparison; returns sections for the report."""
     check_study(name, options, f"the study {name!r}")
     return STUDIES[name](comparison, monitor, data_dir=data_dir, **options)

@@ -100,11 +100,7 @@ class Recipe:
     measured: Mapping[str, Measured] = field(default_factory=dict)
 
     def layers(self, size: str) -> list[Layer]:
-        """Return what `settings_from` takes for one size; an empty name stands for the first one.
-
-        Raises:
-            ConfigurationError: There is no such size.
-        """
+        """Return what `settings_from` takes for one size; an empty name stands for the first one."""
         where = f"recipes/{self.name}.toml"
         if not size and self.sizes:
             size = next(iter(self.sizes))
@@ -128,11 +124,7 @@ def recipe_names() -> list[str]:
 
 
 def load_recipe(name: str) -> Recipe:
-    """Read a recipe; the sizes of one with parts are those that all parts have.
-
-    Raises:
-        ConfigurationError: There is none of this name.
-    """
+    """Read a recipe; the sizes of one with parts are those that all parts have."""
     if name not in recipe_names():
         raise unknown_name("recipe", name, recipe_names(), "reproduce")
     file = files("pathspace.experiments").joinpath("recipes", f"{name}.toml")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -223,13 +223,19 @@ def grouped_rows(rows: Iterable[Iterable[str]], *, once: bool = False) -> tuple[
     return tuple(found)
 
 
-def titled_row(
-    cells: Mapping[str, str], marks: Mapping[str, str], *, begins_method: bool
-) -> TableRow:
-    """Return a row from its cells, and marks of some of them, by the titles of the columns."""
-    places = {title: place for place, title in enumerate(cells)}
-    of_cells = {places[title]: mark for title, mark in marks.items() if title in places}
-    return TableRow(tuple(cells.values()), of_cells, begins_method)
+def titled_table(
+    title: str,
+    rows: Sequence[Mapping[str, str]],
+    notes: Iterable[str] = (),
+    marks: Sequence[Mapping[str, str]] = (),
+) -> Table:
+    """Return a table of groups, from the cells of each row by the titles of the columns, and marks of some of them."""
+    columns = tuple(rows[0]) if rows else ()
+    cells = grouped_rows(row.values() for row in rows)
+    if marks:
+        by_place = [{columns.index(t): m for t, m in of.items() if t in columns} for of in marks]
+        cells = tuple(replace(row, marks=of) for row, of in zip(cells, by_place, strict=True))
+    return Table(title, columns, cells, tuple(notes))
 
 
 def number_label(value: float | None, digits: str, spread: float | None = None) -> str:
@@ -290,15 +296,11 @@ def _page(report: Report, drawings: Sequence[str]) -> str:
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
-    source = (
-        files("pathspace.experiments.report")
-        .joinpath("page.html.jinja")
-        .read_text(encoding="utf-8")
-    )
+    source = files("pathspace.experiments.report").joinpath("page.html.jinja")
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return environment.from_string(source).render(
+    return environment.from_string(source.read_text(encoding="utf-8")).render(
         report=report,
         sections=[
             (section, drawing, _legend(section.table))
@@ -352,7 +354,7 @@ def _rich_table(table: Table, room: int) -> RichTable:
     for row in table.rows:
         if grouped and row.begins_method and row is not table.rows[0]:
             text.add_section()
-        first, *others = map(_coloured, row.cells, _colours(row))
+        first, *others = (_coloured(cell, row.marks.get(k)) for k, cell in enumerate(row.cells))
         text.add_row(first if row.begins_method else "", *others)
     least = [_least_width(table, index) for index in range(len(table.columns))]
     whole = sum(least) + 2 * len(least) + 1  # a blank on either side of each, and the edge
@@ -363,12 +365,8 @@ def _rich_table(table: Table, room: int) -> RichTable:
     return text
 
 
-def _colours(row: TableRow) -> list[str]:
-    return [COLOURS.get(row.marks.get(number, ""), "") for number in range(len(row.cells))]
-
-
-def _coloured(cell: str, colour: str) -> str:
-    return f"[{colour}]{escape(cell)}[/]" if colour else escape(cell)
+def _coloured(cell: str, mark: str | None) -> str:
+    return f"[{COLOURS[mark]}]{escape(cell)}[/]" if mark else escape(cell)
 
 
 def _wraps(index: int, title: str) -> bool:
@@ -378,8 +376,6 @@ def _wraps(index: int, title: str) -> bool:
 def _least_width(table: Table, index: int) -> int:
     """Return the width that a column must have: of its longest word if it wraps, or else of its longest line."""
     title = table.columns[index]
-    texts = [title, *(row.cells[index] for row in table.rows)]
-    parts = [
-        p for text in texts for p in (text.split() if _wraps(index, title) else text.splitlines())
-    ]
+    text = "\n".join([title, *(row.cells[index] for row in table.rows)])
+    parts = text.split() if _wraps(index, title) else text.splitlines()
     return max([REASON if title == "reason" else 0, *map(cell_len, parts)])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pathspace.experiments.compare import Choice, Comparison, Row
 from pathspace.experiments.methods import METHODS
-from pathspace.experiments.report import Table, panels, titled_row
+from pathspace.experiments.report import Table, panels, titled_table
 from pathspace.experiments.report.statistics import Interval, interval_label, t_interval
 from pathspace.experiments.report.table import (
     count,
@@ -22,8 +22,10 @@ from pathspace.experiments.report.table import (
     digits_of,
     early_end,
     given_rates,
+    numbers,
     own_grids,
     rescaled_by,
+    share_label,
 )
 from pathspace.experiments.run import RunResult
 
@@ -36,6 +38,7 @@ STYLES: tuple[dict[str, Any], ...] = (
     {"color": "#b3400e", "marker": "D", "markerfacecolor": "white"},
     {"color": "#55752f", "marker": "s", "markerfacecolor": "white"},
 )
+MARKS = {"better": "good", "worse": "bad", "failed": "bad"}
 WIDE = 20  # errors further apart than this factor are drawn on a logarithmic axis
 
 
@@ -81,9 +84,7 @@ class Standing:
         runs, diverged = self.row.runs, self.row.diverged
         failed = sum(run.failed for run in runs)
         word = "diverged" if failed == diverged else "failed"
-        if failed == 0:
-            return ""
-        return word if failed == len(runs) else f"{word} ({failed} of {len(runs)})"
+        return share_label(word, failed, len(runs)) if failed else ""
 
 
 def standings(comparison: Comparison) -> list[Standing]:
@@ -91,9 +92,13 @@ def standings(comparison: Comparison) -> list[Standing]:
     settings = comparison.settings
     found = []
     for start in settings.starts:
-        rows = {method: comparison.own_row(method, start) for method in settings.methods}
-        best = best_baseline([rows[method] for method in settings.baselines])
-        found += [_standing(comparison, row, best) for row in rows.values()]
+        rows = comparison.own_rows(start)
+        baselines = [row for row in rows if row.method in settings.baselines]
+        # of equals the one that the settings name first
+        best = best_baseline(
+            sorted(baselines, key=lambda row: settings.baselines.index(row.method))
+        )
+        found += [_standing(comparison, row, best) for row in rows]
     return found
 
 
@@ -147,31 +152,22 @@ def _interval(values: Sequence[float | None]) -> Interval | None:
 
 def claim_table(comparison: Comparison) -> Table:
     """Put the standings into words."""
-    found = standings(comparison)
-    starts = comparison.settings.starts
     methods = comparison.settings.methods
-    rows = []
-    cells = {}
-    for standing in sorted(found, key=lambda one: methods.index(one.row.method)):
-        cells = _cells(comparison, standing)
-        mark = {"better": "good", "worse": "bad", "failed": "bad"}.get(standing.verdict)
-        errors = (f"test {comparison.metric}", "against best")
-        marks = dict.fromkeys(errors, mark) if mark else {}
-        begins = standing.row.start == starts[0]
-        rows.append(titled_row(cells, marks, begins_method=begins))
-    said = tuple(_notes(comparison, found))
-    return Table(comparison.task_description, tuple(cells), tuple(rows), said)
+    found = sorted(standings(comparison), key=lambda one: methods.index(one.row.method))
+    errors = (f"test {comparison.metric}", "against best")
+    marks = [dict.fromkeys(errors, MARKS[one.verdict]) if one.verdict else {} for one in found]
+    rows = [_cells(comparison, one) for one in found]
+    notes = _notes(comparison, found[0].choice.tried)
+    return titled_table(comparison.task_description, rows, notes, marks)
 
 
 def claim_sentences(comparison: Comparison) -> list[str]:
     """Say for each start which methods are better and worse than the best baseline."""
-    found = standings(comparison)
-    return [
-        _verdict(
-            start, [one for one in found if one.row.start == start], comparison.settings.baselines
-        )
-        for start in comparison.settings.starts
-    ]
+    here: dict[str, list[Standing]] = {}
+    for standing in standings(comparison):
+        here.setdefault(standing.row.start, []).append(standing)
+    baselines = comparison.settings.baselines
+    return [_verdict(start, found, baselines) for start, found in here.items()]
 
 
 def _cells(comparison: Comparison, standing: Standing) -> dict[str, str]:
@@ -204,9 +200,9 @@ def _cells(comparison: Comparison, standing: Standing) -> dict[str, str]:
     return cells
 
 
-def _notes(comparison: Comparison, found: Sequence[Standing]) -> list[str]:
+def _notes(comparison: Comparison, tried: int) -> list[str]:
+    """Say what a reader has to know; rates and decays were chosen by so many runs each."""
     settings = comparison.settings
-    tried = found[0].choice.tried
     pairs = "one after the other" if settings.tuning == "in turn" else "every pair"
     notes = [
         f"Means ± half of the 95 % interval (Student's t) over {count(settings.seeds, 'seed')}, after "
@@ -219,39 +215,31 @@ def _notes(comparison: Comparison, found: Sequence[Standing]) -> list[str]:
     length = count(settings.tuning_epochs or settings.epochs, "epoch")
     if tried:
         notes += [
-            f"Rate and decay: the same grid for every method and start (rates {_list(settings.learning_rates)}; decays "
-            f"{_list(settings.weight_decays)}; {pairs}), {count(tried, 'run')} of {length} on other seeds, judged on "
-            "the validation split. * at the edge of the grid. The column failed counts these runs.",
+            "Rate and decay: the same grid for every method and start (rates "
+            f"{numbers(settings.learning_rates)}; decays {numbers(settings.weight_decays)}; {pairs}), "
+            f"{count(tried, 'run')} of {length} on other seeds, judged on the validation split. * at the edge of the "
+            "grid. The column failed counts these runs.",
             *own_grids(settings),
         ]
     else:
         notes.append(f"{given_rates(settings)} Decay: {settings.weight_decays[0]:g}.")
-    notes += [
-        "A run failed if it diverged, or ended with no less validation loss than it began with.",
-    ]
+    notes.append(
+        "A run failed if it diverged, or ended with no less validation loss than it began with."
+    )
     if "rescaled" in settings.starts:
         notes.append(rescaled_by(settings))
     same = [METHODS[name].label for name, apart in comparison.differences.items() if apart == 0.0]
     if same:
-        seeds = settings.verified_seeds
-        how = (
-            f"checked on {seeds} seed{'s' * (seeds > 1)} in runs of {length}; one run stands for all"
-            if seeds
-            else f"on {settings.seeds} seed{'s' * (settings.seeds > 1)}"
-        )
+        how = f"on {count(settings.verified_seeds or settings.seeds, 'seed')}"
+        if settings.verified_seeds:
+            how = f"checked {how} in runs of {length}; one run stands for all"
         notes.append(
             f"The same training curve from every start, to the last bit ({how}): {', '.join(same)}."
         )
-    notes.append(
-        f"Time: the median step of a run, {settings.threads} thread{'s' * (settings.threads > 1)}"
-        + (
-            f"; to a validation error of {settings.target_error:g}, at the validations."
-            if settings.target_error
-            else "."
-        )
-    )
-    notes += devices_note(comparison)
-    return notes
+    target = f"; to a validation error of {settings.target_error:g}, at the validations"
+    timed = f"Time: the median step of a run, {count(settings.threads, 'thread')}"
+    notes.append(f"{timed}{target if settings.target_error else ''}.")
+    return notes + devices_note(comparison)
 
 
 def _verdict(start: str, here: Sequence[Standing], baselines: Sequence[str]) -> str:
@@ -262,11 +250,8 @@ def _verdict(start: str, here: Sequence[Standing], baselines: Sequence[str]) -> 
         return f"From the {start} start every baseline has a run that failed."
     if best is None:
         return f"From the {start} start there is one method only, and nothing to compare it with."
-    told = [
-        f"better: {_labels(here, 'better', best) or 'none'}",
-        f"worse: {_labels(here, 'worse', best) or 'none'}",
-        f"no difference shown: {_labels(here, '', best) or 'none'}",
-    ]
+    words = {"better": "better", "worse": "worse", "": "no difference shown"}
+    told = [f"{said}: {_labels(here, verdict, best) or 'none'}" for verdict, said in words.items()]
     if failed := _labels(here, "failed", best):
         told.append(f"not compared, a run failed: {failed}")
     return f"From the {start} start, against {METHODS[best].label} (the best baseline): {'; '.join(told)}."
@@ -276,10 +261,6 @@ def _labels(here: Sequence[Standing], verdict: str, best: str) -> str:
     """Name the methods but the best baseline of which a verdict holds."""
     found = [s.row.method for s in here if s.verdict == verdict and s.row.method != best]
     return ", ".join(METHODS[name].label for name in found)
-
-
-def _list(values: Sequence[float]) -> str:
-    return ", ".join(f"{value:g}" for value in values)
 
 
 def as_json(comparison: Comparison) -> list[dict[str, object]]:

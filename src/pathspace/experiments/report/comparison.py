@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from decimal import Decimal
 from functools import partial
 from typing import Any, Literal
@@ -18,9 +18,9 @@ from pathspace.experiments.report import (
     Report,
     Section,
     Table,
-    TableRow,
     claim,
     published_section,
+    titled_table,
 )
 from pathspace.experiments.report.claim import (
     claim_sentences,
@@ -44,6 +44,9 @@ from pathspace.experiments.storage import finite
 
 CLAIM = "claim.png"
 RUN = ("method", "start", "learning_rate", "weight_decay", "seed")
+CELLS_OF_A_RUN = (
+    "purpose", "test_error", "validation_error", "validation_loss", "diverged_at", "steps", "seconds", "step_seconds",
+)  # fmt: skip
 STANDINGS = {
     LEVEL_WITH: "not told apart from it (the 95 % intervals overlap)",
     WORSE: "worse (the intervals lie apart)",
@@ -92,10 +95,9 @@ def parts_report(
     parts: Mapping[str, Comparison], *, title: str, configuration: Mapping[str, Any]
 ) -> Report:
     """Return the report that brings comparisons with baselines together, with one figure; each has its own report."""
-    sections = []
-    for name, part in parts.items():
-        first = Figure(CLAIM, partial(draw_claim, list(parts.values()))) if not sections else None
-        sections.append(Section(name, claim_table(part), figure=first))
+    sections = [Section(name, claim_table(part)) for name, part in parts.items()]
+    figure = Figure(CLAIM, partial(draw_claim, list(parts.values())))
+    sections[0] = replace(sections[0], figure=figure)
     found = [f"{name}: {sentence}" for name, part in parts.items() for sentence in conclusion(part)]
     return Report(title, sections, configuration, None, found)
 
@@ -139,8 +141,7 @@ def _same_curves(comparison: Comparison) -> list[str]:
 
 
 def _errors(comparison: Comparison, start: str) -> str:
-    methods = dict.fromkeys(row.method for row in comparison.rows if row.start == start)
-    rows = [comparison.own_row(method, start) for method in methods]
+    rows = comparison.own_rows(start)
     if len(rows) < 2:
         return ""
     standings = rank([error_interval(row) for row in rows])
@@ -153,17 +154,12 @@ def _errors(comparison: Comparison, start: str) -> str:
     ]
     is_single = comparison.settings.seeds == 1
     for standing, words in STANDINGS.items():
-        names = _that_stand(rows, standings, standing)
+        names = [row.method for row, own in zip(rows, standings, strict=True) if own == standing]
         if names and not (is_single and standing == LEVEL_WITH):
             parts.append(f"{words}: {_names(names)}")
     if is_single:
         parts.append("a single seed has no interval, so the others are not told apart from it")
     return "; ".join(parts) + "."
-
-
-def _that_stand(rows: Sequence[Row], standings: Sequence[str], standing: str) -> list[str]:
-    """Return the methods of the rows that have a standing."""
-    return [row.method for row, own in zip(rows, standings, strict=True) if own == standing]
 
 
 def _names(methods: Sequence[str]) -> str:
@@ -172,29 +168,17 @@ def _names(methods: Sequence[str]) -> str:
 
 def _numbers(comparison: Comparison) -> dict[str, Lines]:
     """Return the numbers of single runs: `purpose` tells those that chose a rate from those that are reported."""
-    final = [run for row in comparison.rows for run in row.runs]
-    purposes = [
-        *((run, "validation") for run in comparison.tuning),
-        *((run, "result") for run in final),
-    ]
-    runs = [
-        "purpose", "test_error", "validation_error", "validation_loss", "diverged_at", "steps", "seconds",
-        "step_seconds",
-    ]  # fmt: skip
+    final = comparison.runs
+    runs = [(*_key(run), *_run_cells(run, "validation")) for run in comparison.tuning]
+    runs += [(*_key(run), *_run_cells(run, "result")) for run in final]
+    curves = [(*_key(run), *each) for run in final for each in enumerate(run.losses)]
+    validations = [(*_key(run), *astuple(each)) for run in final for each in run.validations]
+    epochs = [(*_key(run), *astuple(each)) for run in final for each in run.epochs]
     return {
-        "runs.csv": Lines((*RUN, *runs), [_run_line(run, purpose) for run, purpose in purposes]),
-        "curves.csv": Lines(
-            (*RUN, "step", "training_loss"),
-            ((*_key(run), step, loss) for run in final for step, loss in enumerate(run.losses)),
-        ),
-        "validation.csv": Lines(
-            (*RUN, "step", "validation_loss", "validation_error"),
-            ((*_key(run), v.step, v.loss, v.error) for run in final for v in run.validations),
-        ),
-        "epochs.csv": Lines(
-            (*RUN, "step", "training_error", "test_error"),
-            ((*_key(run), e.step, e.training, e.test) for run in final for e in run.epochs),
-        ),
+        "runs.csv": Lines((*RUN, *CELLS_OF_A_RUN), runs),
+        "curves.csv": Lines((*RUN, "step", "training_loss"), curves),
+        "validation.csv": Lines((*RUN, "step", "validation_loss", "validation_error"), validations),
+        "epochs.csv": Lines((*RUN, "step", "training_error", "test_error"), epochs),
     }
 
 
@@ -202,39 +186,36 @@ def _key(run: RunResult) -> tuple[Any, ...]:
     return tuple(getattr(run.config, name) for name in RUN)
 
 
-def _run_line(run: RunResult, purpose: str) -> tuple[Any, ...]:
+def _run_cells(run: RunResult, purpose: str) -> tuple[Any, ...]:
     last = run.validations[-1]
     step_seconds = "" if run.step_seconds is None else f"{run.step_seconds:.6f}"
-    return (
-        *_key(run), purpose, run.test_error, last.error, last.loss, run.diverged_at, len(run.losses),
-        f"{run.seconds:.4f}", step_seconds,
-    )  # fmt: skip
+    ended = run.diverged_at, len(run.losses), f"{run.seconds:.4f}", step_seconds
+    return (purpose, run.test_error, last.error, last.loss, *ended)
 
 
 def as_json(
     comparison: Comparison, configuration: Mapping[str, Any], published: Published | None = None
 ) -> dict[str, Any]:
     """Return a comparison as plain values for JSON, with None for what is missing or not finite."""
-    rows = []
-    for row in comparison.rows:
-        rows.append(
-            {
-                "method": row.method,
-                "label": METHODS[row.method].label,
-                "start": row.start,
-                "learning_rate": row.learning_rate,
-                "weight_decay": row.weight_decay,
-                "rate_chosen_from": row.rate_chosen_from,
-                "test_error_mean": row.mean_test_error,
-                "test_error_deviation": row.test_error_deviation,
-                "test_errors": [run.test_error for run in row.runs],
-                "diverged": row.diverged,
-                "seconds": row.mean_seconds,
-                "devices": sorted({run.device for run in row.runs}),
-                "same_curve": None if row.difference is None else row.difference == 0.0,
-                "largest_difference": finite(row.difference),
-            }
-        )
+    rows = [
+        {
+            "method": row.method,
+            "label": METHODS[row.method].label,
+            "start": row.start,
+            "learning_rate": row.learning_rate,
+            "weight_decay": row.weight_decay,
+            "rate_chosen_from": row.rate_chosen_from,
+            "test_error_mean": row.mean_test_error,
+            "test_error_deviation": row.test_error_deviation,
+            "test_errors": [run.test_error for run in row.runs],
+            "diverged": row.diverged,
+            "seconds": row.mean_seconds,
+            "devices": sorted({run.device for run in row.runs}),
+            "same_curve": None if row.difference is None else row.difference == 0.0,
+            "largest_difference": finite(row.difference),
+        }
+        for row in comparison.rows
+    ]
     choices = [
         {
             "method": method,
@@ -263,17 +244,15 @@ def as_json(
         "weights": dict(comparison.weights),
         "claim": claim.as_json(comparison) if claims_something(comparison) else None,
         "pairs": pairs_as_json(pairs_of(comparison, published)),
-        "published": None
-        if published is None
-        else {
-            "source": published.source,
-            "setting": published.setting,
-            "results": [
-                {"label": r.label, "value": r.value, "method": r.method} for r in published.results
-            ],
-        },
+        "published": None if published is None else _published_as_json(published),
         "configuration": configuration,
     }
+
+
+def _published_as_json(published: Published) -> dict[str, Any]:
+    found = published.results
+    results = [{"label": r.label, "value": r.value, "method": r.method} for r in found]
+    return {"source": published.source, "setting": published.setting, "results": results}
 
 
 @dataclass(frozen=True)
@@ -299,31 +278,26 @@ def pairs_of(comparison: Comparison, published: Published | None) -> list[Pair]:
     if published is None:
         return []
     settings = comparison.settings
-    start = settings.starts[0]
-    methods = {row.method for row in comparison.rows if row.start == start}
-    rows = {method: comparison.own_row(method, start) for method in methods}
+    rows = {row.method: row for row in comparison.own_rows(settings.starts[0])}
     found = []
     epochs = published.protocol(settings).epochs
     long = epochs is not None and settings.epochs >= SHARE * epochs
-    for first, second in _that_ran(published.pairs, methods):
-        numbers = [published.result(settings, name) for name in (first, second)]
+    # a rule as printed is the paper's, too
+    pairs = [
+        (name, second)
+        for first, second in published.pairs
+        for name in (first, f"{first}{AS_PRINTED}")
+    ]
+    for pair in pairs:
+        if not set(pair) <= rows.keys():
+            continue
+        numbers = [published.result(settings, name) for name in pair]
         printed = [Decimal(number.words) for number in numbers if number is not None]
         theirs = printed[0] - printed[1] if len(printed) == 2 else None
-        ours = paired_difference(rows[first], rows[second])
-        found.append(
-            Pair(rows[first], rows[second], ours, theirs, _pair_verdict(ours, theirs, long=long))
-        )
+        first, second = (rows[name] for name in pair)
+        ours = paired_difference(first, second)
+        found.append(Pair(first, second, ours, theirs, _pair_verdict(ours, theirs, long=long)))
     return found
-
-
-def _that_ran(pairs: Sequence[tuple[str, str]], methods: set[str]) -> list[tuple[str, str]]:
-    """Return pairs of methods that ran; a rule as printed is the paper's, too."""
-    return [
-        (one, second)
-        for first, second in pairs
-        for one in (first, f"{first}{AS_PRINTED}")
-        if {one, second} <= methods
-    ]
 
 
 def _pair_verdict(ours: Interval | None, theirs: Decimal | None, *, long: bool) -> Verdict | None:
@@ -336,24 +310,21 @@ def _pair_verdict(ours: Interval | None, theirs: Decimal | None, *, long: bool) 
 
 def pairs_table(comparison: Comparison, pairs: list[Pair]) -> Table:
     """Put pairs into words."""
-    rows = tuple(
-        TableRow(
-            (
-                f"{METHODS[pair.first.method].label} against {METHODS[pair.second.method].label}",
-                interval_label(pair.difference, f"+{digits_of(comparison.metric)}"),
-                NOTHING if pair.published is None else f"{pair.published:+}",
-                pair.verdict or NOTHING,
-            ),
-        )
+    digits = f"+{digits_of(comparison.metric)}"
+    rows = [
+        {
+            "pair": f"{_names([pair.first.method])} against {_names([pair.second.method])}",
+            "difference": interval_label(pair.difference, digits),
+            "published": NOTHING if pair.published is None else f"{pair.published:+}",
+            "verdict": pair.verdict or NOTHING,
+        }
         for pair in pairs
-    )
+    ]
     note = (
         "Difference: test error of the first minus that of the second, paired by seeds, ± half of Student's 95 % "
         f"interval. Confirmed or refuted: it excludes 0 after at least {100 * SHARE:g} % of the paper's epochs."
     )
-    return Table(
-        "What the paper compares", ("pair", "difference", "published", "verdict"), rows, (note,)
-    )
+    return titled_table("What the paper compares", rows, [note])
 
 
 def pairs_as_json(pairs: list[Pair]) -> list[dict[str, Any]]:

@@ -211,7 +211,7 @@ def draw_losses(axis: Axes, runs: Sequence[RunResult], **style: Any) -> None:
 
 def kinds_of_error(comparison: Comparison) -> list[str]:
     """Return the names in `KINDS` of errors that were written down; validation alone where no epoch was ended."""
-    epochs = [epoch for row in comparison.rows for run in row.runs for epoch in run.epochs]
+    epochs = [epoch for run in comparison.runs for epoch in run.epochs]
     written = {
         "training": any(epoch.training is not None for epoch in epochs),
         "validation": True,
@@ -255,11 +255,9 @@ def draw_errors(
 
 def steps_per_epoch(comparison: Comparison) -> float:
     """Return where the first epoch of a run ended; where none did, the longest run over the epochs asked for."""
-    runs = [run for row in comparison.rows for run in row.runs]
-    ends = [run.epochs[0].step for run in runs if run.epochs]
-    return max(
-        1.0, ends[0] if ends else max(len(run.losses) for run in runs) / comparison.settings.epochs
-    )
+    ends = [run.epochs[0].step for run in comparison.runs if run.epochs]
+    longest = max(len(run.losses) for run in comparison.runs)
+    return max(1.0, ends[0] if ends else longest / comparison.settings.epochs)
 
 
 def averaged(runs: Sequence[RunResult]) -> tuple[np.ndarray, np.ndarray]:

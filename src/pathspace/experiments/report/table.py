@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 
 from pathspace.experiments.compare import Comparison, Row
 from pathspace.experiments.methods import METHODS, SKELETON_ONES, are_one_function
 from pathspace.experiments.recipes import Published
-from pathspace.experiments.report import NOTHING, Table, number_label, titled_row
+from pathspace.experiments.report import NOTHING, Table, number_label, titled_table
 from pathspace.experiments.report.statistics import (
     BEST,
     DIVERGED,
@@ -35,13 +36,11 @@ def build_table(comparison: Comparison, published: Published | None = None) -> T
     title = ""
     if published is not None and not set(beside) <= {NOTHING}:
         title = _published_title(comparison, published)
-    rows = []
-    cells = {}
-    for row, marks, words in zip(comparison.rows, _marks(comparison), beside, strict=True):
-        cells = _cells(comparison, row) | ({title: words} if title else {})
-        begins = row.start == comparison.settings.starts[0]
-        rows.append(titled_row(cells, marks, begins_method=begins))
-    return Table(comparison.task_description, tuple(cells), tuple(rows), notes(comparison))
+    rows = [
+        _cells(comparison, row) | ({title: words} if title else {})
+        for row, words in zip(comparison.rows, beside, strict=True)
+    ]
+    return titled_table(comparison.task_description, rows, notes(comparison), _marks(comparison))
 
 
 def _cells(comparison: Comparison, row: Row) -> dict[str, str]:
@@ -63,11 +62,11 @@ def _cells(comparison: Comparison, row: Row) -> dict[str, str]:
 
 def _marks(comparison: Comparison) -> list[dict[str, str]]:
     """Mark the errors of rows of the same start that lie apart, and whether a curve is the same, by column."""
-    marks: list[dict[str, str]] = [{} for _ in comparison.rows]
-    for row, mark in zip(comparison.rows, marks, strict=True):
-        if row.difference is not None:
-            mark["same curve"] = "same" if row.difference == 0.0 else "differs"
-            mark["difference"] = mark["same curve"]
+    marks: list[dict[str, str]] = []
+    for row in comparison.rows:
+        mark = "same" if row.difference == 0.0 else "differs"
+        known = row.difference is not None
+        marks.append({"same curve": mark, "difference": mark} if known else {})
     for start in comparison.settings.starts:
         here = [place for place, row in enumerate(comparison.rows) if row.start == start]
         standings = rank([error_interval(comparison.rows[place]) for place in here])
@@ -95,12 +94,13 @@ def rate_label(comparison: Comparison, row: Row) -> str:
 def error_label(comparison: Comparison, row: Row) -> str:
     """Print the mean test error ± its deviation, or how many runs diverged."""
     if row.diverged:
-        return (
-            "diverged"
-            if row.diverged == len(row.runs)
-            else f"diverged ({row.diverged} of {len(row.runs)})"
-        )
+        return share_label("diverged", row.diverged, len(row.runs))
     return number_label(row.mean_test_error, digits_of(comparison.metric), row.test_error_deviation)
+
+
+def share_label(word: str, some: int, number: int) -> str:
+    """Print what happened to some runs, and to how many where not to all."""
+    return word if some == number else f"{word} ({some} of {number})"
 
 
 def error_interval(row: Row) -> Interval | None:
@@ -157,7 +157,7 @@ def _rates_note(comparison: Comparison) -> list[str]:
     settings = comparison.settings
     if not comparison.tuning:
         return [given_rates(settings)] if comparison.choices else []
-    rates = ", ".join(f"{rate:g}" for rate in sorted(settings.learning_rates))
+    rates = numbers(sorted(settings.learning_rates))
     length = f", {count(settings.tuning_epochs, 'epoch')}" if settings.tuning_epochs else ""
     sentence = (
         "Learning rates were chosen on the validation split, by the same grid for every method and "
@@ -167,7 +167,7 @@ def _rates_note(comparison: Comparison) -> list[str]:
         sentence += " The least rate within one standard error of the best."
     sentences = [sentence, *own_grids(settings)]
     if settings.weight_decays != (0.0,):
-        decays = ", ".join(f"{decay:g}" for decay in settings.weight_decays)
+        decays = numbers(settings.weight_decays)
         sentences.append(f"Weight decays, chosen along with the rates: {decays}.")
     return sentences
 
@@ -215,18 +215,17 @@ def _choices_note(comparison: Comparison) -> list[str]:
 
 def own_grids(settings: Settings) -> list[str]:
     """Name the grids of the methods that have one of their own."""
-    grids = {
-        name: settings.rates_of(name) for name in settings.methods if name in settings.method_rates
-    }
-    labels = {
-        rates: [METHODS[name].label for name in grids if grids[name] == rates]
-        for rates in grids.values()
-    }
-    told = (
-        f"{'; '.join(names)}: {', '.join(f'{r:g}' for r in sorted(rates))}."
-        for rates, names in labels.items()
-    )
-    return [f"A grid of its own, of as many rates, has: {' '.join(told)}"] if grids else []
+    labels: dict[tuple[float, ...], list[str]] = {}
+    for name in settings.methods:
+        if name in settings.method_rates:
+            labels.setdefault(settings.rates_of(name), []).append(METHODS[name].label)
+    told = (f"{'; '.join(names)}: {numbers(sorted(rates))}." for rates, names in labels.items())
+    return [f"A grid of its own, of as many rates, has: {' '.join(told)}"] if labels else []
+
+
+def numbers(values: Iterable[float]) -> str:
+    """Print numbers between commas."""
+    return ", ".join(f"{value:g}" for value in values)
 
 
 def given_rates(settings: Settings) -> str:
@@ -261,8 +260,7 @@ def _weights_note(comparison: Comparison) -> list[str]:
 
 def devices_note(comparison: Comparison) -> list[str]:
     """Say where runs were computed, if not all by one process on the processor."""
-    runs = [*comparison.tuning, *(run for row in comparison.rows for run in row.runs)]
-    devices = Counter(run.device for run in runs)
+    devices = Counter(run.device for run in [*comparison.tuning, *comparison.runs])
     if set(devices) <= {"cpu"}:
         return []
     told = "; ".join(f"{device} ({count(number, 'run')})" for device, number in devices.items())
@@ -291,17 +289,6 @@ def _published_title(comparison: Comparison, published: Published) -> str:
         data = "its data: not given"
     else:
         data = f"{100 * size / paper.train_size:.3g} % of its data"
-    seeds = len(comparison.rows[0].runs)
-    return "\n".join(
-        (
-            "published;",
-            "ours has",
-            data,
-            _share(settings.epochs, paper.epochs, "epochs"),
-            _share(seeds, paper.seeds, "seeds"),
-        )
-    )
-
-
-def _share(ours: int, of_paper: int | None, thing: str) -> str:
-    return f"{ours} of {of_paper or '?'} {thing}"
+    epochs = f"{settings.epochs} of {paper.epochs or '?'} epochs"
+    seeds = f"{len(comparison.rows[0].runs)} of {paper.seeds or '?'} seeds"
+    return "\n".join(("published;", "ours has", data, epochs, seeds))

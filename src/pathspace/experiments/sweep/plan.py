@@ -116,11 +116,7 @@ def plan_from(
     settings: Settings, searched: Sequence[str] = (), sampler: str = "grid", trials: int | None = None,
     prune: str = "none",
 ) -> Plan:  # fmt: skip
-    """Read what a sweep is asked for: grids of rates and decays of the settings, unless `searched` names them.
-
-    Raises:
-        ConfigurationError: Says what is wrong, and what to give.
-    """
+    """Read what a sweep is asked for: grids of rates and decays of the settings, unless `searched` names them."""
     _check_options(sampler, trials, prune)
     dimensions = [parse_search(text) for text in searched]
     names = [dimension.name for dimension in dimensions]
@@ -171,11 +167,7 @@ def _rates(settings: Settings, sampler: str) -> Dimension:
 
 
 def parse_search(text: str) -> Dimension:
-    """Read one `--search`.
-
-    Raises:
-        ConfigurationError: Says what is wrong, and what to give.
-    """
+    """Read one `--search`."""
     name, equals, rest = text.partition("=")
     if not equals or not rest:
         raise ConfigurationError(f"--search {text!r} says nothing to search: write {EXAMPLE}.")
@@ -245,11 +237,7 @@ def _check_corners(settings: Settings, plan: Plan) -> None:
 def config_of(
     settings: Settings, study: tuple[str, str], point: Mapping[str, Any], seed: int
 ) -> RunConfig:
-    """Return the run at a point, of a method and start: one that looks at the validation split alone.
-
-    Raises:
-        ConfigurationError: The settings of the point are impossible.
-    """
+    """Return the run at a point, of a method and start: one that looks at the validation split alone."""
     laid: dict[str, Any] = {}
     for name, value in point.items():
         table, dot, entry = name.partition(".")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +17,9 @@ from pathspace.experiments.report import (
     Section,
     Table,
     TableRow,
-    grouped_rows,
     number_label,
     panels,
+    titled_table,
 )
 from pathspace.experiments.report.table import count, digits_of
 from pathspace.experiments.sweep.plan import DECAY, RATE, Plan
@@ -56,7 +56,8 @@ def best_points(found: Sweep) -> list[Point]:
 def best_table(found: Sweep) -> Table:
     """Return the best point of every method and start."""
     best = best_points(found)
-    return _table(found.task_description, [_cells(found, p) for p in best], _notes(found, best))
+    rows = [_cells(found, point) for point in best]
+    return titled_table(found.task_description, rows, _notes(found, best))
 
 
 def points_table(found: Sweep) -> Table:
@@ -64,7 +65,7 @@ def points_table(found: Sweep) -> Table:
     points = points_of(found)
     runs = sum(len(point.runs) for point in found.points)
     title = f"{count(len(points), 'point')}, {count(runs, 'run')}"
-    return _table(title, [_cells(found, point) for point in points])
+    return titled_table(title, [_cells(found, point) for point in points])
 
 
 def failures_table(found: Sweep) -> Table | None:
@@ -80,12 +81,6 @@ def failures_table(found: Sweep) -> Table | None:
     notes = (f"And {more} more, in trials.csv.",) if more else ()
     cells = tuple(TableRow(tuple(row.values())) for row in rows)
     return Table("Runs without a result that counts, and why", tuple(rows[0]), cells, notes)
-
-
-def _table(title: str, rows: Sequence[Mapping[str, str]], notes: Sequence[str] = ()) -> Table:
-    """Return a table of rows that have their cells by the titles of the columns, which are the same in all."""
-    cells = grouped_rows(row.values() for row in rows)
-    return Table(title, tuple(rows[0]) if rows else (), cells, tuple(notes))
 
 
 def _names(point: Point) -> dict[str, str]:
