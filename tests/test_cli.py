@@ -650,11 +650,12 @@ def test_a_stopped_run_resumes_to_the_same_curves(
 def killed(*arguments: str) -> None:
     """A command that kills its process where the second checkpoint is due: three steps are lost."""
     from pathspace.experiments import checkpoint
+    from pathspace.experiments.run import CHECKPOINT
 
     save = checkpoint.save
 
     def save_or_die(folder: Path, config: Any, state: Any) -> None:
-        if checkpoint.exists(folder):
+        if (folder / CHECKPOINT).exists():
             os.kill(os.getpid(), signal.SIGKILL)
         save(folder, config, state)
 

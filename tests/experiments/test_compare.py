@@ -13,8 +13,8 @@ from pathspace.experiments.report import write_report
 from pathspace.experiments.report.claim import claim_table
 from pathspace.experiments.report.comparison import comparison_report, conclusion
 from pathspace.experiments.report.table import notes
-from pathspace.experiments.run import RunConfig, RunResult, Validation
-from pathspace.experiments.runner import RESULT, RUNS, Runner, Runs
+from pathspace.experiments.run import RESULT, RunConfig, RunResult, Validation
+from pathspace.experiments.runner import RUNS, Runner, Runs
 from pathspace.experiments.settings import Settings
 from pathspace.experiments.storage import write_checked
 from pathspace.experiments.terminal import Monitor

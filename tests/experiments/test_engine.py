@@ -12,12 +12,12 @@ from pydantic import TypeAdapter
 from cases import slow_besides
 from experiments.conftest import stopped
 from experiments.rules import EACH_RULE
-from pathspace.experiments import checkpoint, engine
+from pathspace.experiments import engine
 from pathspace.experiments.engine import epoch_order, run, total_steps
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.models import RESCALABLE
-from pathspace.experiments.run import RunConfig, RunResult, Validation
+from pathspace.experiments.run import CHECKPOINT, RunConfig, RunResult, Validation
 from pathspace.experiments.tasks import build_task
 from pathspace.experiments.tasks.task import Split, Task
 
@@ -66,7 +66,7 @@ def test_without_resume_an_old_checkpoint_is_ignored(
 ) -> None:
     config = tiny_config()
     run(config, tiny_task, folder=tmp_path, checkpoint_every=3)
-    assert checkpoint.exists(tmp_path)
+    assert (tmp_path / CHECKPOINT).exists()
     assert same(run(config, tiny_task, folder=tmp_path), run(config, tiny_task))
 
 
@@ -99,7 +99,7 @@ def test_a_checkpoint_of_an_earlier_version_lacks_what_came_later(
 
 def test_a_broken_checkpoint_is_named(tiny_config: Config, tiny_task: Task, tmp_path: Path) -> None:
     for content in (b"nothing", b"", b"n" * 1000):
-        (tmp_path / checkpoint.FILE).write_bytes(content)
+        (tmp_path / CHECKPOINT).write_bytes(content)
         with pytest.raises(
             ConfigurationError, match=r"checkpoint\.pt' cannot be read \(.*\): delete it"
         ):
@@ -110,8 +110,8 @@ def test_a_checkpoint_of_another_form_is_refused(
     tiny_config: Config, tiny_task: Task, tmp_path: Path
 ) -> None:
     run(tiny_config(), tiny_task, folder=tmp_path, checkpoint_every=3)
-    content = torch.load(tmp_path / checkpoint.FILE, weights_only=True)
-    torch.save(content | content.pop("plain"), tmp_path / checkpoint.FILE)  # as it was before
+    content = torch.load(tmp_path / CHECKPOINT, weights_only=True)
+    torch.save(content | content.pop("plain"), tmp_path / CHECKPOINT)  # as it was before
     with pytest.raises(
         ConfigurationError, match=r"earlier version of pathspace: delete it and give"
     ):

@@ -14,11 +14,11 @@ import pytest
 from typer.testing import CliRunner
 
 from pathspace.cli import app
-from pathspace.experiments import checkpoint, runner
+from pathspace.experiments import runner
 from pathspace.experiments.context import EngineContext
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.layers import parse_settings
-from pathspace.experiments.run import RunConfig, RunResult, Validation
+from pathspace.experiments.run import CHECKPOINT, RunConfig, RunResult, Validation
 from pathspace.experiments.runner import Job, JobOutcome, PlacedRun, Runner, Runs, WorkerDiedError
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.terminal import Monitor
@@ -33,7 +33,7 @@ class Kills(Monitor):
         self.run, self.mark = run, mark
 
     def validated(self, config: RunConfig, validation: Validation) -> None:  # noqa: ARG002
-        if checkpoint.exists(self.run.folder):
+        if (self.run.folder / CHECKPOINT).exists():
             self.mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -22,8 +22,8 @@ import command_line
 import pathspace
 from command_line import call
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.run import RunConfig, Validation
-from pathspace.experiments.runner import RESULT, JobOutcome, Runner, Runs, WorkerDiedError
+from pathspace.experiments.run import RESULT, RunConfig, Validation
+from pathspace.experiments.runner import JobOutcome, Runner, Runs, WorkerDiedError
 from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings
 from pathspace.experiments.sweep.plan import Dimension, Plan, config_of, parse_search, plan_from
 from pathspace.experiments.sweep.report import best_table, failures_table, points_of

@@ -13,8 +13,8 @@ from faults.readers import MEBIBYTE, memory_below, mutants
 from pathspace.experiments import checkpoint
 from pathspace.experiments.engine import run
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.run import RunConfig, RunResult
-from pathspace.experiments.runner import RESULT, RUNS, Job, PlacedRun, Runs
+from pathspace.experiments.run import CHECKPOINT, RESULT, RunConfig, RunResult
+from pathspace.experiments.runner import RUNS, Job, PlacedRun, Runs
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.tasks import build_task
 from pathspace.experiments.tasks.task import Task
@@ -75,8 +75,8 @@ def same(one: RunResult, other: RunResult) -> bool:
 def test_a_run_goes_on_from_its_checkpoint_to_the_same_result(
     stopped: Path, config: RunConfig, task: Task, whole: RunResult
 ) -> None:
-    assert [path.name for path in stopped.iterdir()] == [checkpoint.FILE]
-    assert checkpoint._read(stopped / checkpoint.FILE, config)["plain"]["step"] == 12
+    assert [path.name for path in stopped.iterdir()] == [CHECKPOINT]
+    assert checkpoint._read(stopped / CHECKPOINT, config)["plain"]["step"] == 12
     assert same(resumed(config, task, stopped), whole)
 
 
@@ -102,7 +102,7 @@ def damage(path: Path, config: RunConfig, written: dict[str, Any]) -> str:
 
 def check_mutants(stopped: Path, config: RunConfig, count: int) -> None:
     """A damaged file is named, or it holds what was written: bytes between its parts mean nothing."""
-    path, named = stopped / checkpoint.FILE, 0
+    path, named = stopped / CHECKPOINT, 0
     content = path.read_bytes()
     written = checkpoint._read(path, config)
     for damaged in mutants(content, count, seed=1):

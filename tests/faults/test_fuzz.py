@@ -19,8 +19,8 @@ from safetensors.numpy import save as written
 from faults.readers import MEBIBYTE, memory_below, mutants
 from pathspace.experiments import configuration, context
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.run import RunResult, Validation
-from pathspace.experiments.runner import RESULT, RUNS, PlacedRun
+from pathspace.experiments.run import RESULT, RunResult, Validation
+from pathspace.experiments.runner import RUNS, PlacedRun
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.storage import write_json
 from pathspace.experiments.tasks.images import read_idx

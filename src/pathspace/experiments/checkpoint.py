@@ -13,22 +13,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.run import Epoch, RunConfig, RunState, Validation
+from pathspace.experiments.run import CHECKPOINT, Epoch, RunConfig, RunState, Validation
 from pathspace.experiments.storage import make_folder, write_atomically
 
-FILE = "checkpoint.pt"
 PLAIN = ("step", "seconds", "diverged_at", "losses", "durations", "errors")
 """What of a run is numbers and lists of them."""
-
-
-def exists(folder: Path) -> bool:
-    """Say whether `folder` holds a checkpoint."""
-    return (folder / FILE).exists()
-
-
-def remove(folder: Path) -> None:
-    """Delete the checkpoint of a run that is done."""
-    (folder / FILE).unlink(missing_ok=True)
 
 
 def save(folder: Path, config: RunConfig, state: RunState) -> None:
@@ -48,7 +37,7 @@ def save(folder: Path, config: RunConfig, state: RunState) -> None:
         "epochs": [astuple(epoch) for epoch in state.epochs],
         "plain": {name: getattr(state, name) for name in PLAIN},
     }
-    write_atomically(folder / FILE, lambda file: torch.save(content, file))
+    write_atomically(folder / CHECKPOINT, lambda file: torch.save(content, file))
 
 
 def load(
@@ -62,7 +51,7 @@ def load(
     A checkpoint of another device goes on here, and `noted` is told so in a sentence: from there on the
     run is not the one that a single device would have done, to the last bits.
     """
-    _restore(_read(folder / FILE, config), state, noted)
+    _restore(_read(folder / CHECKPOINT, config), state, noted)
 
 
 def _read(path: Path, config: RunConfig) -> dict[str, Any]:
@@ -103,7 +92,8 @@ def _restore(content: dict[str, Any], state: RunState, noted: Callable[[str], ob
     if before[-1] == str(device):
         state.devices = before
         if content["device_random"] is not None:
-            _set_random_state(device, content["device_random"])
+            of_device = content["device_random"]
+            torch.get_device_module(device).set_rng_state(of_device, device)
     else:
         state.devices = [*before, str(device)]
         noted(
@@ -120,16 +110,9 @@ def _restore(content: dict[str, Any], state: RunState, noted: Callable[[str], ob
 
 def _random_state(device: torch.device) -> torch.Tensor | None:
     """Return the random state of a device beside the processor; None for the processor, whose state is torch's own."""
-    return (
-        None
-        if device.type == "cpu"
-        else torch.get_device_module(device).get_rng_state(device).cpu()
-    )
-
-
-def _set_random_state(device: torch.device, state: torch.Tensor) -> None:
-    """Undo `_random_state`."""
-    torch.get_device_module(device).set_rng_state(state, device)
+    if device.type == "cpu":
+        return None
+    return torch.get_device_module(device).get_rng_state(device).cpu()
 
 
 def _on_cpu(values: Any) -> Any:

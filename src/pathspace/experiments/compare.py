@@ -90,12 +90,10 @@ def decay_runs(settings: Settings, choices: Mapping[tuple[str, str], Choice]) ->
 
 def only_choices(settings: Settings) -> dict[tuple[str, str], Choice]:
     """Return the one rate and decay of every (method, start), where there is nothing to choose."""
+    decay = settings.weight_decays[0]
     return {
-        (method, start): Choice(
-            settings.rates_of(method)[0], {}, False, False, settings.weight_decays[0]
-        )
-        for method in settings.methods
-        for start in settings.starts
+        (method, start): Choice(settings.rates_of(method)[0], {}, False, False, decay)
+        for method, start in product(settings.methods, settings.starts)
     }
 
 
@@ -103,9 +101,7 @@ def chosen_runs(
     settings: Settings, choices: Mapping[tuple[str, str], Choice], *, seeds: int
 ) -> list[RunConfig]:
     """Return runs of the length of tuning runs, with what was chosen, for every method and start."""
-    points = [
-        (*pair, choice.learning_rate, choice.weight_decay) for pair, choice in choices.items()
-    ]
+    points = [(*pair, one.learning_rate, one.weight_decay) for pair, one in choices.items()]
     return _tuning(settings, points, seeds)
 
 
@@ -316,11 +312,9 @@ def compare(settings: Settings, runs: Runs, seed: int | None = None) -> Comparis
             return runs.results(configs, title, settings.checkpoint_every)
 
         def run(configs: Sequence[RunConfig], title: str) -> list[RunResult]:
-            return (
-                run_distinct(configs, every, title)
-                if settings.verified_seeds
-                else every(configs, title)
-            )
+            if settings.verified_seeds:
+                return run_distinct(configs, every, title)
+            return every(configs, title)
 
         tuning: list[RunResult] = []
         choices = only_choices(settings)
@@ -333,7 +327,7 @@ def compare(settings: Settings, runs: Runs, seed: int | None = None) -> Comparis
             checks = chosen_runs(settings, choices, seeds=settings.verified_seeds)
             check_symmetry(checks, every, "Checking that equal runs are equal")
         rows = [row for method in settings.methods for row in _rows(settings, method, choices)]
-        configs = [config for row in rows for config in _configs(settings, row, seeds)]
+        configs = [_config(settings, row, seed) for row, seed in product(rows, seeds)]
         final = run(configs, "Training with the chosen rates" if tuning else "Training")
     return Comparison(
         settings=settings,
@@ -361,30 +355,21 @@ def _rows(settings: Settings, method: str, choices: dict[tuple[str, str], Choice
     at_shared = Row(method, first, shared.learning_rate, first, weight_decay=shared.weight_decay)
     rows = [at_shared]
     for start in others:
-        own = choices[method, start]
-        differs = (own.learning_rate, own.weight_decay) != (
-            shared.learning_rate,
-            shared.weight_decay,
-        )
+        choice = choices[method, start]
+        own = Row(method, start, choice.learning_rate, start, weight_decay=choice.weight_decay)
+        at_first = replace(at_shared, start=start)
+        chosen = own.learning_rate, own.weight_decay
+        differs = chosen != (shared.learning_rate, shared.weight_decay)
         if settings.shared_rates or not differs:
-            rows.append(replace(at_shared, start=start))
+            rows.append(at_first)
         if differs:
-            rows.append(Row(method, start, own.learning_rate, start, weight_decay=own.weight_decay))
+            rows.append(own)
     return rows
 
 
-def _configs(settings: Settings, row: Row, seeds: Iterable[int]) -> list[RunConfig]:
-    return [
-        settings.run_config(
-            row.method,
-            row.start,
-            row.learning_rate,
-            seed,
-            evaluate_test=True,
-            weight_decay=row.weight_decay,
-        )
-        for seed in seeds
-    ]
+def _config(settings: Settings, row: Row, seed: int) -> RunConfig:
+    which = row.method, row.start, row.learning_rate, seed
+    return settings.run_config(*which, evaluate_test=True, weight_decay=row.weight_decay)
 
 
 def _with_runs(

@@ -13,7 +13,6 @@ from typing import Any, TypeVar, cast
 
 import pydantic
 
-from pathspace.experiments import checkpoint
 from pathspace.experiments.compare import check_task_of, is_tuned
 from pathspace.experiments.context import (
     CONFIGURATION,
@@ -27,12 +26,13 @@ from pathspace.experiments.context import (
 )
 from pathspace.experiments.errors import ConfigurationError, StorageError
 from pathspace.experiments.layers import CONFIG, plain_values
-from pathspace.experiments.runner import RESULT, RUNS, versions
+from pathspace.experiments.run import CHECKPOINT, RESULT
+from pathspace.experiments.runner import RUNS, versions
 from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings, settings_from
 from pathspace.experiments.storage import remove_file, write_json
 
 JOURNAL = "sweep.journal"
-RESULTS = (f"{RUNS}/*/{RESULT}", f"{RUNS}/*/{checkpoint.FILE}", JOURNAL)
+RESULTS = (f"{RUNS}/*/{RESULT}", f"{RUNS}/*/{CHECKPOINT}", JOURNAL)
 """Patterns of the files with the results of runs, in an output folder."""
 KINDS = ("settings", "parts", "protocol")
 

@@ -35,7 +35,7 @@ from pathspace.network.program import told
 from pathspace.paths.listing.listing import count_in_words
 from pathspace.paths.space.condensation import cover
 from pathspace.paths.space.skeleton import Rule, Skeleton
-from pathspace.rescaling.imbalance import Imbalance, imbalance
+from pathspace.rescaling.imbalance import imbalance
 from pathspace.tools.progress import steps_shown
 
 WRAPPERS = ("module.", "_orig_mod.")
@@ -96,10 +96,6 @@ class PathSummary:
     no_rank: str | None = None
 
 
-def _unshown(_: str) -> None:
-    """Show nothing of a step."""
-
-
 def summarize(
     model: nn.Module,
     examples: Any,
@@ -107,7 +103,7 @@ def summarize(
     rule: Rule = "largest",
     limit: int = 10_000,
     seed: int = 0,
-    begin: Callable[[str], None] = _unshown,
+    begin: Callable[[str], object] = lambda _: None,
 ) -> tuple[PathSummary, Network, Skeleton]:
     """Trace a model and count; returns the numbers, the traced network and its skeleton.
 
@@ -117,7 +113,7 @@ def summarize(
         rule: How skeleton edges are chosen.
         limit: How many paths may be listed for the rank.
         seed: For the rule `"random"`.
-        begin: Is called with the name of each step as it begins.
+        begin: Is called with the name of each step as it begins; by default nothing is shown.
     """
     begin("Tracing the model")
     network, outputs = _traced(model, examples)
@@ -138,7 +134,9 @@ def summarize(
     multipliers = None if without_basis else _multipliers(network, skeleton, on_a_path)
     # a few times as many derivatives as weights are enough, and quick
     enough = min(count, -(-3 * graph.num_edges * count // max(1, derivatives)))
-    some = _first(network, examples, enough) if isinstance(examples, Tensor) else examples
+    some = examples
+    if isinstance(examples, Tensor) and network.call.batch_dim is not None:
+        some = examples.narrow(network.call.batch_dim, 0, enough)
     used = _count(network, some)
     derivatives = derivatives * used // count
     small = derivatives * graph.num_edges <= LARGEST_JACOBIAN // 4
@@ -172,8 +170,9 @@ def _traced(model: nn.Module, examples: Any) -> tuple[Network, list[Tensor]]:
             )
         if any(p.is_meta for p in network.parameters.values()):
             raise ConfigurationError("The model is on the meta device: build it with values.")
+        args, kwargs = arguments_in(examples)
         with torch.no_grad():
-            return network, network.returned(_call(model, examples))
+            return network, network.returned(model(*args, **kwargs))
     except (TypeError, ValueError) as error:
         raise ConfigurationError(in_words_of_commands(error, examples)) from error
     except RuntimeError as error:  # the model's own, from a forward pass
@@ -201,16 +200,6 @@ def _count(network: Network, examples: Any) -> int:
     batch = network.call.batch_dim
     first = next(t for t in pytree.tree_leaves(examples) if isinstance(t, Tensor))
     return 1 if batch is None else first.shape[batch]
-
-
-def _first(network: Network, examples: Tensor, count: int) -> Tensor:
-    batch = network.call.batch_dim
-    return examples if batch is None else examples.narrow(batch, 0, count)
-
-
-def _call(model: nn.Module, examples: Any) -> Any:
-    args, kwargs = arguments_in(examples)
-    return model(*args, **kwargs)
 
 
 def _multipliers(
@@ -249,25 +238,19 @@ def _rows(summary: PathSummary) -> list[tuple[str, str, str]]:
     degrees_are = "rank of the outputs' derivative"
     if summary.degrees_on_data == summary.derivatives:
         degrees_are = "at most that many"
-    examples = f"{summary.examples_used} examples, {summary.derivatives:,} outputs"
+    degrees_are += f": {summary.examples_used} examples, {summary.derivatives:,} outputs"
+    of_basis = "weights - classes, of those on a path"
+    dead_are = f"classes that say nothing on {summary.examples} examples"
     all_paths = NONE if summary.paths is None else count_in_words(summary.paths)
     rows = [
-        ("weights", f"{summary.weights:,}", "edges of the reduction graph"),
-        ("unit classes", f"{summary.classes:,}", "its nodes; what may be rescaled"),
+        ("weights", _number(summary.weights), "edges of the reduction graph"),
+        ("unit classes", _number(summary.classes), "its nodes; what may be rescaled"),
         ("paths", all_paths, paths_are),
         ("basis paths", _number(summary.basis_paths), "their values determine all others"),
         ("rank", _number(summary.rank), rank_is),
-        (
-            "degrees of freedom",
-            f"{summary.degrees_of_freedom:,}",
-            "weights - classes, of those on a path",
-        ),
-        ("degrees on the data", _number(summary.degrees_on_data), f"{degrees_are}: {examples}"),
-        (
-            "dead units",
-            f"{summary.dead_units:,}",
-            f"classes that say nothing on {summary.examples} examples",
-        ),
+        ("degrees of freedom", _number(summary.degrees_of_freedom), of_basis),
+        ("degrees on the data", _number(summary.degrees_on_data), degrees_are),
+        ("dead units", _number(summary.dead_units), dead_are),
     ]
     return rows + _rows_of_the_rest(summary)
 
@@ -276,17 +259,17 @@ def _rows_of_the_rest(summary: PathSummary) -> list[tuple[str, str, str]]:
     """Return rows about what is not covered, and about G-SGD, where there is anything to say."""
     rows = []
     if summary.unused:
-        rows.append(("unused weights", f"{summary.unused:,}", "on no path"))
+        rows.append(("unused weights", _number(summary.unused), "on no path"))
     if summary.outside:
-        rows.append(("other weights", f"{summary.outside:,}", "no edges; they take the plain rule"))
+        plain = "no edges; they take the plain rule"
+        rows.append(("other weights", _number(summary.outside), plain))
     what = "what enters counts as an output, what leaves as an input"
     for line in summary.cuts:
         rows.append((f"cut at {line}", "", what))
         what = ""
     if summary.incomplete:
-        rows.append(
-            ("incomplete classes", f"{summary.incomplete:,}", "without a skeleton edge in or out")
-        )
+        without = "without a skeleton edge in or out"
+        rows.append(("incomplete classes", _number(summary.incomplete), without))
     if summary.multipliers is not None:
         low, middle, high = summary.multipliers
         what = f"1 / (A B)^2 outside the skeleton; median {middle:.2g}"
@@ -383,7 +366,9 @@ def run_check_scale(asked: ModelRequest, *, weights: Path | None) -> None:
             said = in_words_of_commands(error, examples)
             raise ConfigurationError(f"{asked.source!r}: {said}") from error
     if file is not None:
-        write_picture(file, _png(found))
+        buffer = io.BytesIO()
+        found.figure().savefig(buffer, format="png", dpi=120)
+        write_picture(file, buffer.getvalue())
     if asked.as_json:
         content = asdict(found) | {"scales": found.scales.tolist()}
         print_json({"model": asked.source, **content, "verdict": found.verdict})
@@ -395,9 +380,9 @@ def run_check_scale(asked: ModelRequest, *, weights: Path | None) -> None:
 
 def _load(model: nn.Module, file: Path) -> None:
     """Load a file with a state dict into a model; no code in it is run."""
-    if not file.is_file():
-        raise ConfigurationError(f"--weights {str(file)!r}: there is no such file.")
     option = f"--weights {str(file)!r}"
+    if not file.is_file():
+        raise ConfigurationError(f"{option}: there is no such file.")
     # without torch's own words, which advise to run the code in the file
     unreadable = ConfigurationError(
         f"{option}: this is no state dict that torch.save wrote. Save one with torch.save(model.state_dict(), FILE)."
@@ -406,9 +391,9 @@ def _load(model: nn.Module, file: Path) -> None:
         content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # of many kinds: bytes that are no pickle may mean anything
         raise unreadable from error
-    if not isinstance(content, Mapping):
-        raise unreadable
-    state = content.get("model", content.get("state_dict", content))
+    state = content
+    if isinstance(content, Mapping):
+        state = content.get("model", content.get("state_dict", content))
     if not isinstance(state, Mapping):
         raise unreadable
     state = dict(state)
@@ -420,9 +405,3 @@ def _load(model: nn.Module, file: Path) -> None:
         raise ConfigurationError(
             f"{option}: these weights do not fit the model: {error}"
         ) from error
-
-
-def _png(found: Imbalance) -> bytes:
-    buffer = io.BytesIO()
-    found.figure().savefig(buffer, format="png", dpi=120)
-    return buffer.getvalue()

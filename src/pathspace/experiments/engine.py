@@ -29,6 +29,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,15 @@ from pathspace.experiments import checkpoint
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import Method, balance_once_, method, move_to_start
 from pathspace.experiments.models import OUTSIDE, RESCALABLE, build_model
-from pathspace.experiments.run import Epoch, RunConfig, RunResult, RunState, Validation, factor
+from pathspace.experiments.run import (
+    CHECKPOINT,
+    Epoch,
+    RunConfig,
+    RunResult,
+    RunState,
+    Validation,
+    factor,
+)
 from pathspace.experiments.tasks import OWN
 from pathspace.experiments.terminal import UNHEARD, Monitor
 from pathspace.network import Network, UntraceableError
@@ -98,13 +107,11 @@ def run(
     """
     chosen = method(config.method)
     place = torch.device(device)
-    stored = folder is not None and resume and checkpoint.exists(folder)
+    stored = folder is not None and resume and (folder / CHECKPOINT).exists()
     with _isolated(config, place):
         state = initial_state(config, task, chosen, fresh=not stored, device=place)
         if stored and folder is not None:
-            checkpoint.load(
-                folder, config, state, lambda sentence: listener.noted(config.label, sentence)
-            )
+            checkpoint.load(folder, config, state, partial(listener.noted, config.label))
         clip_norm = None if chosen.clips_itself else config.clip_norm
         training = _Training(config, task, state, clip_norm, folder, checkpoint_every, listener)
         training.run()
@@ -165,13 +172,8 @@ def initial_state(
         pathspace.nn.fast_(model)
     network = _traced(config, task, chosen, model)
     if fresh and network is not None:  # a checkpoint brings its own weights
-        move_to_start(
-            network,
-            config.start,
-            seed=config.seed,
-            exponent=config.rescale_exponent,
-            factor=config.rescale_factor,
-        )
+        sizes = {"exponent": config.rescale_exponent, "factor": config.rescale_factor}
+        move_to_start(network, config.start, seed=config.seed, **sizes)
         if chosen.balances_first:
             balance_once_(network)
     if device.type != "cpu":
@@ -235,10 +237,8 @@ class _Training:
         steps = total_steps(config, self.task)
         last_report = 0.0
         while state.diverged_at is None and state.step < steps and not self._has_learned():
-            loss = self._timed_step(
-                self._next_batch(epoch_steps),
-                config.learning_rate * factor(config.schedule, config.warmup, state.step, steps),
-            )
+            part = factor(config.schedule, config.warmup, state.step, steps)
+            loss = self._timed_step(self._next_batch(epoch_steps), config.learning_rate * part)
             if loss is None:
                 state.diverged_at = state.step
                 break
@@ -392,9 +392,9 @@ def _forked_random_state(device: torch.device) -> Iterator[None]:
         with torch.random.fork_rng(devices=[]):
             yield
         return
-    index = (
-        torch.get_device_module(device).current_device() if device.index is None else device.index
-    )
+    index = device.index
+    if index is None:
+        index = torch.get_device_module(device).current_device()
     with torch.random.fork_rng(devices=[index], device_type=device.type):
         yield
 

@@ -298,11 +298,6 @@ class StoredCell(Job):
         return self.cell.key
 
     @property
-    def label(self) -> str:
-        """See `runner.Job`."""
-        return self.cell.key
-
-    @property
     def file(self) -> Path:
         """See `runner.Job`."""
         return self.folder / f"{self.key}.json"

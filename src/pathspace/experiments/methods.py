@@ -30,9 +30,8 @@ STARTS = {
     "skeleton-ones": "PyTorch's initialisation with the weights of the cyclic skeleton set to 1; another function",
 }
 SKELETON_ONES = "skeleton-ones"  # where S19's Algorithm 2 has to begin
-BALANCED = (
-    1e-5  # how far from 1 the factors that would balance a network may be, for it to be balanced
-)
+# how far from 1 the factors that would balance a network may be, for it to be balanced
+BALANCED = 1e-5
 
 
 def move_to_start(
@@ -70,9 +69,9 @@ def move_to_start(
                 generator=torch.Generator().manual_seed(seed),
             )
         except OverflowError as error:
-            named = (
-                f"'rescale_factor' is {factor:g}" if factor else f"'rescale_exponent' is {exponent}"
-            )
+            named = f"'rescale_exponent' is {exponent}"
+            if factor:
+                named = f"'rescale_factor' is {factor:g}"
             raise ConfigurationError(
                 f"The setting {named}, which the weights' type cannot hold: give a smaller number."
             ) from error
@@ -180,34 +179,11 @@ def _ends_apart(model: nn.Module) -> list[dict[str, Any]]:
     return [{"params": others}, {"params": [*ends.values()], "use_muon": False}]
 
 
-def _plain(
-    module: str, name: str, groups: Callable[[nn.Module], Any] = _together, **options: Any
-) -> Build:
-    """Return the builder of a rule on the weights, which takes rate and decay of the settings.
-
-    `groups` makes a model's param groups.
-    """
-
-    def build(model: nn.Module, _network: Any, run: RunConfig) -> optim.Optimizer:
-        rule = getattr(import_module(module), name)
-        params = groups(model)
-        return rule(params, lr=run.learning_rate, weight_decay=run.weight_decay, **options)
-
-    return build
-
-
 def _natural(model: nn.Module, network: Any, run: RunConfig) -> optim.Optimizer:
     from pathspace.experiments.plain_rules import NaturalGradient
 
-    return NaturalGradient(
-        model,
-        network,
-        run.learning_rate,
-        run.momentum,
-        run.weight_decay,
-        run.damping,
-        run.clip_norm,
-    )
+    names = ("learning_rate", "momentum", "weight_decay", "damping", "clip_norm")
+    return NaturalGradient(model, network, *(getattr(run, name) for name in names))
 
 
 _METRIC = ("clip_norm", "refresh_every", "damping")
@@ -232,23 +208,22 @@ _NO_NODES: Mapping[str, str] = dict.fromkeys(
 )
 
 
-def _ours(
-    name: str,
+def _rule(
+    place: str,
     *takes: str,
     clips: str = "clip_norm",
     least_damping: float = 0.0,
     groups: Callable[[nn.Module], Any] = _together,
     **options: Any,
 ) -> Build:
-    """Return the builder of the optimizer `name` of `pathspace.optim`.
+    """Return the builder of an optimizer by its place; one of `pathspace.optim` is given the network.
 
     Of the configuration it `takes` some besides rate and decay. Its option `clips` is what the
     clipping norm goes to; `groups` makes a model's param groups.
     """
+    module, _, name = place.rpartition(".")
 
     def build(model: nn.Module, network: Any, run: RunConfig) -> optim.Optimizer:
-        import pathspace.optim
-
         given = {
             take: getattr(run, take) for take in takes if getattr(run, take) or take not in _BOUNDS
         }
@@ -256,12 +231,15 @@ def _ours(
             given = {clips: given.pop("clip_norm"), **given}
         if "damping" in given:
             given["damping"] = max(given["damping"], least_damping)
-        rate, decay = run.learning_rate, run.weight_decay
-        return getattr(pathspace.optim, name)(
-            groups(model), network, lr=rate, weight_decay=decay, **given, **options
-        )
+        given |= {"lr": run.learning_rate, "weight_decay": run.weight_decay, **options}
+        known = [network] if module == "pathspace.optim" else []
+        return getattr(import_module(module), name)(groups(model), *known, **given)
 
     return build
+
+
+def _ours(name: str, *takes: str, **options: Any) -> Build:
+    return _rule(f"pathspace.optim.{name}", *takes, **options)
 
 
 def _blind(label: str, about: str, build: Build, learning_rate: float, **more: Any) -> Method:
@@ -317,11 +295,10 @@ def _with(of: Method, label: str, about: str, model: str, **model_options: Any) 
     return replace(of, label=label, about=about, model=model, model_options=model_options)
 
 
-_ADAM = _plain("torch.optim", "AdamW")
-_SOAP = _plain("pathspace.optim.rules.soap", "SOAP", precondition_frequency=40)
-_MUON, _MUON_HIDDEN = (
-    _plain("pathspace.optim.rules.muon", "MuonAdamW", groups) for groups in (_together, _ends_apart)
-)
+_ADAM = _rule("torch.optim.AdamW")
+_SOAP = _rule("pathspace.optim.rules.soap.SOAP", precondition_frequency=40)
+_MUON = _rule("pathspace.optim.rules.muon.MuonAdamW")
+_MUON_HIDDEN = _rule("pathspace.optim.rules.muon.MuonAdamW", groups=_ends_apart)
 _PLAIN = {
     "sgd": Method("SGD", "stochastic gradient descent, with the momentum of the settings", _sgd),
     "adam": Method("Adam", "torch's AdamW, which without decay is Adam", _ADAM,

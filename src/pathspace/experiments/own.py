@@ -71,16 +71,12 @@ def with_own_file(options: Mapping[str, Any], file: Path | None, *, quick: bool)
         return given
     for name in ("task", "task_options", "model", "model_options"):
         if name in options:
+            option = "--task" if name == "task" else f"--set {name}"
             raise ConfigurationError(
-                f"The file {str(file)!r} brings its own data and model: leave out {_option(name)}."
+                f"The file {str(file)!r} brings its own data and model: leave out {option}."
             )
     of_file = options_of_file(file)
     return {**given, "task": OWN, "task_options": of_file, "model_options": of_file}
-
-
-def _option(name: str) -> str:
-    """Return how the command line gives a setting."""
-    return "--task" if name == "task" else f"--set {name}"
 
 
 def options_of_file(file: Path) -> dict[str, str]:
@@ -120,15 +116,11 @@ def examples_of(file: str, digest: str) -> tuple[Tensor, Tensor]:
 
 def _all_examples(file: str, digest: str) -> tuple[Tensor, Tensor]:
     """Return what `batches()` yields, joined, at most `MOST_EXAMPLES`."""
-    batches = _call(file, digest, "batches")
-    inputs: list[Tensor] = []
-    targets: list[Tensor] = []
+    pairs: list[tuple[Tensor, Tensor]] = []
     taken = 0
-    for batch in _iterated(file, batches):
-        x, y = _pair(file, batch)
-        inputs.append(x)
-        targets.append(y)
-        taken += len(x)
+    for pair in _pairs(file, digest):
+        pairs.append(pair)
+        taken += len(pair[0])
         if taken >= MOST_EXAMPLES:
             break
     if taken < LEAST_EXAMPLES:
@@ -136,7 +128,15 @@ def _all_examples(file: str, digest: str) -> tuple[Tensor, Tensor]:
             f"batches() in {file!r} has {taken} examples: give {LEAST_EXAMPLES} at least, of which 70 % train, 15 % "
             "choose learning rates and 15 % test."
         )
-    return _joined(file, inputs)[:MOST_EXAMPLES], _joined(file, targets)[:MOST_EXAMPLES]
+    try:
+        inputs, targets = (
+            torch.cat(parts).cpu()[:MOST_EXAMPLES] for parts in zip(*pairs, strict=True)
+        )
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"The batches in {file!r} cannot be joined: give examples of one shape and type. {error}"
+        ) from error
+    return inputs, targets
 
 
 @contextmanager
@@ -170,8 +170,8 @@ def _check_finite(file: str, name: str, values: Tensor) -> None:
 
 def _check_repeatable(file: str, digest: str, inputs: Tensor, targets: Tensor) -> None:
     """Refuse data of which a second call yields other examples: runs could not be compared."""
-    batch = next(iter(_iterated(file, _call(file, digest, "batches"))))
-    for first, again in zip((inputs, targets), _pair(file, batch), strict=True):
+    pair = next(_pairs(file, digest))
+    for first, again in zip((inputs, targets), pair, strict=True):
         again = again[: len(first)].cpu()
         if not torch.equal(first[: len(again)], again):
             raise ConfigurationError(
@@ -312,8 +312,9 @@ def _digest(path: Path) -> str:
         ) from None
 
 
-def _iterated(file: str, batches: Any) -> Iterable[Any]:
-    """Yield batches, whose making is the user's code too."""
+def _pairs(file: str, digest: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the pairs of `batches()`, whose making is the user's code too."""
+    batches = _call(file, digest, "batches")
     if not isinstance(batches, Iterable):
         raise ConfigurationError(
             f"Expected pairs (inputs, targets) from batches() in {file!r}, got {type(batches).__name__}: "
@@ -322,30 +323,17 @@ def _iterated(file: str, batches: Any) -> Iterable[Any]:
     iterator = iter(batches)
     end = object()
     while (batch := run_users(f"{file}:batches", lambda: next(iterator, end))) is not end:
-        yield batch
+        yield _pair(file, batch)
 
 
 def _pair(file: str, batch: Any) -> tuple[Tensor, Tensor]:
-    if (
-        isinstance(batch, (tuple, list))
-        and len(batch) == 2
-        and all(isinstance(t, Tensor) for t in batch)
-    ):
+    found = f"a {type(batch).__name__}"
+    is_two = isinstance(batch, (tuple, list)) and len(batch) == 2
+    if is_two and all(isinstance(t, Tensor) for t in batch):
         x, y = batch
         if x.dim() and y.dim() and len(x) == len(y):
             return x, y
         found = f"tensors of shape {tuple(x.shape)} and {tuple(y.shape)}"
-    else:
-        found = f"a {type(batch).__name__}"
     raise ConfigurationError(
         f"batches() in {file!r} yields {found}: give pairs of tensors (inputs, targets) with as many examples each."
     )
-
-
-def _joined(file: str, parts: list[Tensor]) -> Tensor:
-    try:
-        return torch.cat(parts).cpu()
-    except RuntimeError as error:
-        raise ConfigurationError(
-            f"The batches in {file!r} cannot be joined: give examples of one shape and type. {error}"
-        ) from error

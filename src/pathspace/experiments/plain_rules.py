@@ -125,8 +125,6 @@ class NaturalGradient(SGD):
     def _factor(self, gradients: dict[str, Tensor], natural: dict[str, Tensor]) -> float:
         if self.clip_norm is None:
             return 1.0
-        length = (
-            sum(float((natural[name] * g.double().cpu()).sum()) for name, g in gradients.items())
-            ** 0.5
-        )
+        products = ((natural[name] * g.double().cpu()).sum() for name, g in gradients.items())
+        length = sum(map(float, products)) ** 0.5
         return min(1.0, self.clip_norm / length) if length else 1.0

@@ -16,6 +16,9 @@ from pathspace.experiments.storage import finite
 if TYPE_CHECKING:
     from torch import Tensor, nn, optim
 
+CHECKPOINT = "checkpoint.pt"
+RESULT = "result.json"
+"""Files in the folder of a run: of one that was stopped, and of one that is done."""
 Finite = PlainSerializer(finite)
 Stored = Annotated[
     float, BeforeValidator(lambda value: math.nan if value is None else value), Finite

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pydantic import TypeAdapter
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
-from pathspace.experiments.run import RunConfig, RunResult
+from pathspace.experiments.run import CHECKPOINT, RESULT, RunConfig, RunResult
 from pathspace.experiments.storage import make_folder, read_checked, write_checked
 from pathspace.experiments.tasks import build_task
 from pathspace.experiments.terminal import SECONDS_BETWEEN_NOTES, Monitor, Written, pass_on
@@ -33,7 +33,6 @@ from pathspace.tools.processes import Processes
 if TYPE_CHECKING:
     from pathspace.experiments.tasks.task import Task
 
-RESULT = "result.json"
 RUNS = "runs"
 
 ENGINES = ("local", "ray")
@@ -55,7 +54,7 @@ class Work(Protocol):
     @property
     def label(self) -> str:
         """Its name in messages."""
-        ...
+        return self.key
 
     def __call__(self, monitor: Monitor) -> Any:
         """Do the work, from its checkpoint where there is one."""
@@ -323,11 +322,8 @@ def _ended(job: Work, future: Future[Any]) -> JobOutcome:
     if error is None:
         return JobOutcome(job, future.result())
     if _has_died(error):
-        return JobOutcome(
-            job,
-            error=WorkerDiedError(
-                f"The process of {job.label!r} died, perhaps as memory ran out: continue with --resume --workers 1."
-            ),
+        error = WorkerDiedError(
+            f"The process of {job.label!r} died, perhaps as memory ran out: continue with --resume --workers 1."
         )
     cause = getattr(error, "cause", None)  # of Ray's error around ours
     return JobOutcome(job, error=cause if isinstance(cause, Exception) else error)
@@ -367,10 +363,9 @@ class PlacedRun(Job):
         from pathspace.experiments.engine import run
 
         config = self.config
-        task = load_task(config.task, config.task_options, self.data_dir)
         return run(
             config,
-            task,
+            load_task(config.task, config.task_options, self.data_dir),
             folder=make_folder(self.folder),
             checkpoint_every=self.checkpoint_every,
             resume=True,
@@ -381,7 +376,7 @@ class PlacedRun(Job):
     def keep(self, result: RunResult) -> str:
         """Replace the checkpoint by the result, and say how the run ended."""
         words = super().keep(result)
-        self._remove_checkpoint()
+        self.remove_checkpoint()
         return words
 
     def stored(self) -> RunResult | None:
@@ -389,13 +384,12 @@ class PlacedRun(Job):
         result = super().stored()
         if result is None or result.config.key != self.key:
             return None
-        self._remove_checkpoint()  # it was killed between the two
+        self.remove_checkpoint()  # it was killed between the two
         return result
 
-    def _remove_checkpoint(self) -> None:
-        from pathspace.experiments import checkpoint
-
-        checkpoint.remove(self.folder)
+    def remove_checkpoint(self) -> None:
+        """Delete the checkpoint of a run that is done."""
+        (self.folder / CHECKPOINT).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

@@ -212,44 +212,37 @@ class Settings:
                 "method out by --methods."
             )
 
-    def _check_reads(self, model: str) -> None:
-        """Refuse a model that cannot read what the task has."""
+    def _unreadable(self, model: str) -> str:
+        """Say why a model cannot read what the task has, and what to do; nothing if it can."""
         if (model == tasks.OWN) != (self.task == tasks.OWN):
-            raise ConfigurationError(
+            return (
                 f"The model {model!r} does not go with the task {self.task!r}: a file of your own brings both, as "
                 "`pathspace compare FILE.py`, and methods with a model of theirs have to be left out."
             )
         if (model in models.OF_IMAGES) != (self.task in tasks.OF_IMAGES):
             kind = "images" if self.task in tasks.OF_IMAGES else "sequences"
-            raise ConfigurationError(
-                f"The model {model!r} cannot read the {kind} of the task {self.task!r}: choose another task or model."
+            return (
+                f"The model {model!r} cannot read the {kind} of the task {self.task!r}: choose another task or "
+                "model."
             )
         if model in models.OF_SYMBOLS and self.task not in tasks.OF_SYMBOLS:
-            raise ConfigurationError(
+            return (
                 f"The model {model!r} reads symbols, and those of the task {self.task!r} are none: set task to "
                 f"{' or '.join(tasks.OF_SYMBOLS)}."
             )
         stream = self.task_options.get("stream", False) is True
-        if (model in models.OF_STREAMS) != stream:
-            remedy = (
-                "set task_options.stream to true"
-                if not stream
-                else f"set model to {models.OF_STREAMS[0]!r}"
-            )
-            reads = "reads streams alone" if not stream else "carries no state along a stream"
-            raise ConfigurationError(f"The model {model!r} {reads}: {remedy}.")
-
-    def _reads(self, model: str) -> bool:
-        try:
-            self._check_reads(model)
-        except ConfigurationError:
-            return False
-        return True
+        if (model in models.OF_STREAMS) == stream:
+            return ""
+        if stream:
+            other = models.OF_STREAMS[0]
+            return f"The model {model!r} carries no state along a stream: set model to {other!r}."
+        return f"The model {model!r} reads streams alone: set task_options.stream to true."
 
     def _check_model_of(self, name: str) -> None:
         """Refuse a method with a model that it cannot train, or not on this task or from these starts."""
         model, options = self.model_of(name)
-        self._check_reads(model)
+        if unreadable := self._unreadable(model):
+            raise ConfigurationError(unreadable)
         check_model(model, options)
         self._check_trains(name, model)
         ends_alone = options.get("output") != "every"
@@ -270,7 +263,7 @@ class Settings:
         refuses = method(name).refuses
         if model not in refuses:
             return
-        others = [other for other in models.MODELS if other not in refuses and self._reads(other)]
+        others = [m for m in models.MODELS if m not in refuses and not self._unreadable(m)]
         remedy = f", or set model to one that it can train: {', '.join(others)}" if others else ""
         raise ConfigurationError(
             f"The method {name!r} cannot train the model {model!r}: {refuses[model]}. "
@@ -339,11 +332,8 @@ def settings_from(*layers: Layer) -> Settings:
     tuning_epochs: Any = 0
     for where, layer in (("the preset", preset(task)), *layers):
         own = layer
-        if (
-            "epochs" in layer
-            and "tuning_epochs" not in layer
-            and _exceeds(tuning_epochs, layer["epochs"])
-        ):
+        given = "epochs" in layer and "tuning_epochs" not in layer
+        if given and _exceeds(tuning_epochs, layer["epochs"]):
             own = {**layer, "tuning_epochs": 0}  # those were of longer runs
         tuning_epochs = own.get("tuning_epochs", tuning_epochs)
         laid.append((where, own))

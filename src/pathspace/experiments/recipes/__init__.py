@@ -169,13 +169,8 @@ def listing_as_json() -> dict[str, Any]:
             size: asdict(recipe.measured.get(size, Measured()))
             for size in [*recipe.sizes] or [DEFAULT]
         }
-        found[name] = {
-            "title": recipe.title,
-            "paper": recipe.paper,
-            "distance": recipe.distance,
-            "parts": [*recipe.parts],
-            "sizes": sizes,
-        }
+        known = {key: getattr(recipe, key) for key in ("title", "paper", "distance")}
+        found[name] = {**known, "parts": [*recipe.parts], "sizes": sizes}
     return found
 
 

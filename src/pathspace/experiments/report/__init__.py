@@ -107,6 +107,13 @@ def set_log_axis(axis: Axes) -> None:
         axis.yaxis.set_minor_formatter(NullFormatter())
 
 
+def mark_lost(axis: Axes, places: Sequence[float], number: int, mark: str, colour: Any) -> None:
+    """Mark what has no error to be drawn at, as it diverged, at the upper edge; the first number is above."""
+    height = [0.98 - 0.025 * number] * len(places)
+    edge = axis.get_xaxis_transform()
+    axis.plot(places, height, mark, markersize=5, transform=edge, color=colour)
+
+
 # Columns that hold no numbers.
 WORDS = {
     "optimizer", "start", "metric", "method", "model", "variant", "pair", "text", "verdict", "reason", "measure", "use",

@@ -16,7 +16,7 @@ import numpy as np
 
 from pathspace.experiments.compare import Choice, Comparison, Row
 from pathspace.experiments.methods import METHODS
-from pathspace.experiments.report import LINE_COLOURS, set_log_axis, set_rate_axis
+from pathspace.experiments.report import LINE_COLOURS, mark_lost, set_log_axis, set_rate_axis
 from pathspace.experiments.report.table import start_label
 from pathspace.experiments.run import RunResult
 
@@ -139,17 +139,12 @@ def _draw_rates(axis: Axes, choice: Choice, number: int, **style: Any) -> None:
     shown = [error if math.isfinite(error) else math.nan for error in errors]
     axis.plot(rates, shown, marker="o", markersize=3, zorder=2 + number, **style)
     lost = [rate for rate, error in zip(rates, errors, strict=True) if not math.isfinite(error)]
-    # At the upper edge, the first one above: a rate that diverged has no error to be drawn at.
-    height = [0.98 - 0.025 * number] * len(lost)
-    axis.plot(
-        lost, height, "x", markersize=5, color=style["color"], transform=axis.get_xaxis_transform()
-    )
+    mark_lost(axis, lost, number, "x", style["color"])
     if not choice.all_diverged:
         chosen = choice.learning_rate, choice.scores[choice.learning_rate]
         # rings of several starts at one place are seen all
-        axis.plot(
-            *chosen, "o", markersize=7 + 2 * (number % 4), color=style["color"], fillstyle="none"
-        )
+        size = 7 + 2 * (number % 4)
+        axis.plot(*chosen, "o", markersize=size, color=style["color"], fillstyle="none")
 
 
 def _name_axes(axes: Panels, rates: Sequence[float], *, most: int) -> None:
@@ -194,19 +189,14 @@ def draw_losses(axis: Axes, runs: Sequence[RunResult], **style: Any) -> None:
     # A mean of logarithms over seeds, too: one diverging seed must not hide the others.
     middle = np.exp(np.nanmean(np.log(curves), axis=0)) if len(steps) else steps
     axis.plot(steps, middle, **style)
+    colour = style["color"]
     if len(runs) > 1 and len(steps):
-        axis.fill_between(
-            steps,
-            np.nanmin(curves, axis=0),
-            np.nanmax(curves, axis=0),
-            color=style["color"],
-            alpha=0.15,
-        )
+        least, greatest = np.nanmin(curves, axis=0), np.nanmax(curves, axis=0)
+        axis.fill_between(steps, least, greatest, color=colour, alpha=0.15)
     for run in runs:
         if run.diverged_at is not None and run.losses:
-            axis.plot(
-                run.diverged_at, run.losses[0], "x", color=style["color"], markersize=8, zorder=9
-            )
+            place = run.diverged_at, run.losses[0]
+            axis.plot(*place, "x", color=colour, markersize=8, zorder=9)
 
 
 def kinds_of_error(comparison: Comparison) -> list[str]:
@@ -248,9 +238,8 @@ def draw_errors(
         least, greatest = list(map(min, errors)), list(map(max, errors))
         axis.fill_between(places, least, greatest, color=style["color"], alpha=0.15)
     if kind == "validation" and row.mean_test_error is not None:
-        axis.plot(
-            max(places), row.mean_test_error, "o", markersize=4, color=style["color"], zorder=9
-        )
+        place = max(places), row.mean_test_error
+        axis.plot(*place, "o", markersize=4, color=style["color"], zorder=9)
 
 
 def steps_per_epoch(comparison: Comparison) -> float:

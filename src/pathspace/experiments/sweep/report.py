@@ -17,6 +17,7 @@ from pathspace.experiments.report import (
     Section,
     Table,
     TableRow,
+    mark_lost,
     number_label,
     panels,
     titled_table,
@@ -232,11 +233,10 @@ def _panel(axis: Axes, found: Sweep, points: Sequence[Point], name: str, what: s
                 axis.plot([point.point[name]] * len(values), values, ".", alpha=0.5, color=colour)
             best = _best_means(own, name, what)
             line = LINES[place % len(LINES)]
-            axis.plot(
-                sorted(best), [best[x] for x in sorted(best)], line, label=label, color=colour
-            )
-            # first method above: what failed has no error to be drawn at
-            _draw_lost(axis, own, name, height=0.98 - 0.025 * number, colour=colour)
+            axis.plot(list(best), list(best.values()), line, label=label, color=colour)
+            for state, mark in (("failed", "x"), ("pruned", "v")):
+                lost = [point.point[name] for point in own if point.states[state]]
+                mark_lost(axis, lost, number, mark, colour)
 
 
 def _best_means(points: Sequence[Point], name: str, what: str) -> dict[Any, float]:
@@ -247,17 +247,7 @@ def _best_means(points: Sequence[Point], name: str, what: str) -> dict[Any, floa
         if mean is not None:
             x = point.point[name]
             best[x] = min(mean, best.get(x, math.inf))
-    return best
-
-
-def _draw_lost(
-    axis: Axes, points: Sequence[Point], name: str, *, height: float, colour: str
-) -> None:
-    """Mark the points that failed or were pruned, at a height of the axis from 0 to 1."""
-    edge = axis.get_xaxis_transform()
-    for state, mark in (("failed", "x"), ("pruned", "v")):
-        lost = [point.point[name] for point in points if point.states[state]]
-        axis.plot(lost, [height] * len(lost), mark, markersize=5, transform=edge, color=colour)
+    return dict(sorted(best.items()))
 
 
 def _label_axes(axis: Axes, found: Sweep, points: Sequence[Point], name: str, what: str) -> None:

@@ -24,7 +24,6 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
-from pathspace.experiments import checkpoint
 from pathspace.experiments.compare import check_task_of
 from pathspace.experiments.configuration import JOURNAL
 from pathspace.experiments.errors import ConfigurationError, StorageError
@@ -176,7 +175,7 @@ def _end(run: PlacedRun, monitor: Monitor) -> Run:
     except StorageError:
         raise
     except optuna.TrialPruned as pruned:
-        checkpoint.remove(run.folder)
+        run.remove_checkpoint()
         step, error = pruned.args
         reason = f"pruned at step {step}: worse than the median there"
         return Run(seed, "pruned", reason, error, steps=step)
