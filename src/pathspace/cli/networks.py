@@ -3,60 +3,47 @@
 from __future__ import annotations
 
 import math
-from importlib import import_module
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
 import typer
 
-from pathspace.cli.options import LARGEST_SEED, clear_errors, names_in, numbers_in
-from pathspace.experiments.context import JsonOption, QuietOption
+from pathspace.cli.options import (
+    LARGEST_SEED,
+    argument,
+    clear_errors,
+    grouped,
+    names_in,
+    numbers_in,
+)
+from pathspace.experiments.context import json_option, option, quiet_option
 from pathspace.experiments.errors import ConfigurationError
 
 MOST_NUMBERS = 1e15  # of an example: torch counts the bytes of a batch in 63 bits
 
-ModelArgument = Annotated[
-    str,
-    typer.Argument(
-        help="A built-in network, FILE.py:FUNCTION, MODULE:FUNCTION or FILE.onnx.",
-        show_default=False,
-    ),
-]
-ShapeOption = Annotated[
-    str | None,
-    typer.Option(
-        "--input",
-        help="Shape of one example, without the batch; needed if the function returns a model alone.",
-    ),
-]
-SeedOption = Annotated[
-    int,
-    typer.Option("--seed", min=0, max=LARGEST_SEED, help="Seed of weights and random examples."),
-]
+
+def _seed_option(of: str) -> Any:
+    return option(f"Seed of {of}.", default=0, min=0, max=LARGEST_SEED)
 
 
-def check_invariance(
-    optimizers: Annotated[
-        str | None, typer.Option("--optimizers", help="Names separated by commas; default all.")
-    ] = None,
-    networks: Annotated[
-        str | None, typer.Option("--networks", help="Names separated by commas; default all.")
-    ] = None,
-    steps: Annotated[
-        int, typer.Option("--steps", min=1, help="Training steps of each check.")
-    ] = 100,
-    seed: Annotated[
-        int,
-        typer.Option(
-            "--seed", min=0, max=LARGEST_SEED, help="Seed of weights, inputs and factors."
-        ),
-    ] = 0,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    listed: Annotated[
-        bool, typer.Option("--list", help="List the optimizers and networks, and do nothing else.")
-    ] = False,
-) -> None:
+@dataclass(frozen=True)
+class InvarianceOptions:
+    """Options of `pathspace check-invariance`."""
+
+    optimizers: str | None = option("Names separated by commas; default all.")
+    networks: str | None = option("Names separated by commas; default all.")
+    steps: int = option("Training steps of each check.", default=100, min=1)
+    seed: int = _seed_option("weights, inputs and factors")
+    as_json: bool = json_option()
+    quiet: bool = quiet_option()
+    listed: bool = option(
+        "List the optimizers and networks, and do nothing else.", "--list", default=False
+    )
+
+
+@grouped
+def check_invariance(own: InvarianceOptions) -> None:
     """Check which optimizers train alike from a rescaled start, on small networks of every kind.
 
     Every network is trained twice, the second time after a random rescaling by powers of two
@@ -70,38 +57,66 @@ def check_invariance(
       pathspace check-invariance --optimizers sgd,path-sgd-momentum --json
     """  # noqa: D301 (click wants the character, not the letters)
     with clear_errors("check-invariance"):
-        if listed:
-            typer.echo(import_module("pathspace.experiments.invariance").list_candidates())
-            return
-        from pathspace.experiments.invariance import run_check_invariance
+        from pathspace.experiments.invariance import list_candidates, run_check_invariance
 
+        if own.listed:
+            typer.echo(list_candidates())
+            return
         if not run_check_invariance(
-            names_in(optimizers, "--optimizers"),
-            names_in(networks, "--networks"),
-            steps=steps,
-            seed=seed,
-            as_json=as_json,
-            quiet=quiet,
+            names_in(own.optimizers, "--optimizers"),
+            names_in(own.networks, "--networks"),
+            steps=own.steps,
+            seed=own.seed,
+            as_json=own.as_json,
+            quiet=own.quiet,
         ):
             raise typer.Exit(1)
 
 
-def paths(
-    model: ModelArgument,
-    shape: ShapeOption = None,
-    rule: Annotated[
-        str, typer.Option("--rule", help="How to choose the skeleton: largest, cyclic or random.")
-    ] = "largest",
-    limit: Annotated[
-        int, typer.Option("--limit", min=1, help="Compute the rank only up to this many paths.")
-    ] = 10_000,
-    seed: SeedOption = 0,
-    picture: Annotated[
-        Path | None, typer.Option("--picture", help="Draw the reduction graph into this PNG file.")
-    ] = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-) -> None:
+@dataclass(frozen=True)
+class ModelOptions:
+    """The model that a command looks at."""
+
+    model: str = argument(
+        "A built-in network, FILE.py:FUNCTION, MODULE:FUNCTION or FILE.onnx.",
+        ...,
+        show_default=False,
+    )
+    shape: str | None = option(
+        "Shape of one example, without the batch; needed if the function returns a model alone.",
+        "--input",
+    )
+
+
+@dataclass(frozen=True)
+class PathsOptions:
+    """Options of `pathspace paths` alone."""
+
+    rule: str = option("How to choose the skeleton: largest, cyclic or random.", default="largest")
+    limit: int = option("Compute the rank only up to this many paths.", default=10_000, min=1)
+    seed: int = _seed_option("weights and random examples")
+    picture: Path | None = option("Draw the reduction graph into this PNG file.")
+
+
+@dataclass(frozen=True)
+class ScaleOptions:
+    """Options of `pathspace check-scale` alone."""
+
+    weights: Path | None = option("A state dict that torch.save wrote, for the model.")
+    seed: int = _seed_option("weights and random examples")
+    picture: Path | None = option("Draw the scales into this PNG file.")
+
+
+@dataclass(frozen=True)
+class PrintOptions:
+    """Form of the findings, and of the progress."""
+
+    as_json: bool = json_option()
+    quiet: bool = quiet_option()
+
+
+@grouped
+def paths(of: ModelOptions, own: PathsOptions, how: PrintOptions) -> None:
     """Count paths, basis paths, degrees of freedom and dead units of a model, and draw its skeleton.
 
     The built-in networks are those of check-invariance. A function takes no arguments and returns a
@@ -116,24 +131,12 @@ def paths(
     with clear_errors("paths"):
         from pathspace.experiments.diagnosis import ModelRequest, run_paths
 
-        asked = ModelRequest(model, _sizes(shape), seed, picture, as_json, quiet)
-        run_paths(asked, rule=rule, limit=limit)
+        asked = ModelRequest(of.model, _sizes(of.shape), own.seed, own.picture, **vars(how))
+        run_paths(asked, rule=own.rule, limit=own.limit)
 
 
-def check_scale(
-    model: ModelArgument,
-    shape: ShapeOption = None,
-    weights: Annotated[
-        Path | None,
-        typer.Option("--weights", help="A state dict that torch.save wrote, for the model."),
-    ] = None,
-    seed: SeedOption = 0,
-    picture: Annotated[
-        Path | None, typer.Option("--picture", help="Draw the scales into this PNG file.")
-    ] = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-) -> None:
+@grouped
+def check_scale(of: ModelOptions, own: ScaleOptions, how: PrintOptions) -> None:
     """Tell how far the units of a model are from balance, layer by layer.
 
     The table has percentiles of the scales of each layer's unit classes, relative to the balanced
@@ -153,8 +156,8 @@ def check_scale(
     with clear_errors("check-scale"):
         from pathspace.experiments.diagnosis import ModelRequest, run_check_scale
 
-        asked = ModelRequest(model, _sizes(shape), seed, picture, as_json, quiet)
-        run_check_scale(asked, weights=weights)
+        asked = ModelRequest(of.model, _sizes(of.shape), own.seed, own.picture, **vars(how))
+        run_check_scale(asked, weights=own.weights)
 
 
 def _sizes(shape: str | None) -> list[int] | None:

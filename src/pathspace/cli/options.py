@@ -10,11 +10,13 @@ import inspect
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Annotated, Any
+from dataclasses import dataclass, field, fields
+from inspect import Parameter
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from pathspace.experiments.context import option
 from pathspace.experiments.errors import ConfigurationError, StorageError
 from pathspace.experiments.methods import list_methods
 from pathspace.experiments.tasks import OWN, TASKS
@@ -22,17 +24,17 @@ from pathspace.extras import EXTRA_OF, install
 
 LARGEST_SEED = 2**32 - 1
 _BY_TASK = "default by task or recipe"
+_BY_NAME = Parameter.KEYWORD_ONLY
 
-TaskOption = Annotated[
-    str | None,
-    typer.Option("--task", help=f"{', '.join(t for t in TASKS if t != OWN)}; default digits."),
-]
-QuickOption = Annotated[
-    bool,
-    typer.Option(
-        "--quick", help="A first table in half a minute: one seed, three rates, few passes."
-    ),
-]
+
+def task_option() -> Any:
+    """Return the field of the option --task."""
+    return option(f"{', '.join(task for task in TASKS if task != OWN)}; default digits.")
+
+
+def argument(help: str, default: Any = None, **more: Any) -> Any:
+    """Return a field of a dataclass that is an argument of the command line."""
+    return field(default=default, metadata={"kind": typer.Argument, "help": help, **more})
 
 
 def _print_methods(wanted: bool) -> None:
@@ -41,15 +43,17 @@ def _print_methods(wanted: bool) -> None:
         raise typer.Exit
 
 
-ListMethodsOption = Annotated[
-    bool,
-    typer.Option(
+@dataclass(frozen=True)
+class ListOption:
+    """The option that lists the methods instead of training by them."""
+
+    listed: bool = option(
+        "List the methods, and do nothing else.",
         "--list",
+        default=False,
         callback=_print_methods,
         is_eager=True,
-        help="List the methods, and do nothing else.",
-    ),
-]
+    )
 
 
 def names_in(text: str | None, where: str) -> list[str] | None:
@@ -75,32 +79,28 @@ def numbers_in(text: str | None, where: str, example: str = "0.03,0.1,0.3") -> l
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """Return the command with the fields of its dataclasses as parameters of their own, for typer to read.
 
-    A parameter whose annotation is a dataclass stands for one parameter for each field, with its
-    name, annotation and default; the command gets the dataclass.
+    Each parameter of the command is a dataclass, and stands for one parameter for each field, with
+    its name, type and default. Without names of its own an option is `--` and that of the field.
     """
     signature = inspect.signature(command, eval_str=True)
-    groups: dict[str, type[Any]] = {
-        p.name: p.annotation
-        for p in signature.parameters.values()
-        if isinstance(p.annotation, type) and is_dataclass(p.annotation)
-    }
-    flat: list[inspect.Parameter] = []
-    for name, parameter in signature.parameters.items():
-        if name in groups:
-            flat += inspect.signature(groups[name], eval_str=True).parameters.values()
-        else:
-            flat.append(parameter)
+    groups = [parameter.annotation for parameter in signature.parameters.values()]
+    flat = []
+    for group in groups:
+        types = get_type_hints(group)
+        for each in fields(group):
+            declared = dict(each.metadata)
+            kind = declared.pop("kind")
+            names = declared.pop("names", ()) or (f"--{each.name.replace('_', '-')}",)
+            given = kind(*names, **declared) if kind is typer.Option else kind(**declared)
+            hint = Annotated[types[each.name], given]
+            flat.append(Parameter(each.name, _BY_NAME, default=each.default, annotation=hint))
 
     def flattened(**values: Any) -> None:
-        for name, group in groups.items():
-            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
-        command(**values)
+        command(*(group(**{f.name: values[f.name] for f in fields(group)}) for group in groups))
 
     flattened.__name__, flattened.__doc__ = command.__name__, command.__doc__
     flattened.__annotations__ = {p.name: p.annotation for p in flat}
-    flattened.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=[p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in flat]
-    )
+    flattened.__signature__ = signature.replace(parameters=flat)  # type: ignore[attr-defined]
     return flattened
 
 
@@ -108,37 +108,19 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 class SettingOptions:
     """Options of training."""
 
-    epochs: Annotated[
-        int | None, typer.Option("--epochs", help=f"Passes over the training split; {_BY_TASK}.")
-    ] = None
-    batch_size: Annotated[
-        int | None, typer.Option("--batch-size", help=f"Sequences per step; {_BY_TASK}.")
-    ] = None
-    clip_step: Annotated[
-        float | None,
-        typer.Option(
-            "--clip-step",
-            help="Largest step of Path-SGD and DDP-SGD: its length on balanced weights, before the learning rate; "
-            "default none.",
-        ),
-    ] = None
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            help="Any other setting: NAME=VALUE or TABLE.NAME=VALUE, as in a recipe. A wrong NAME lists all names. "
-            "Repeatable.",
-        ),
-    ] = None
-    threads: Annotated[
-        int | None, typer.Option("--threads", help="Threads of each run; default 1.")
-    ] = None
-    plain_rnn: Annotated[
-        bool | None,
-        typer.Option(
-            "--plain-rnn", help="Run ReLU recurrent layers as torch.nn.RNN, not in compiled loops."
-        ),
-    ] = None
+    epochs: int | None = option(f"Passes over the training split; {_BY_TASK}.")
+    batch_size: int | None = option(f"Sequences per step; {_BY_TASK}.")
+    clip_step: float | None = option(
+        "Largest step of Path-SGD and DDP-SGD: its length on balanced weights, before the learning rate; default none."
+    )
+    settings: list[str] | None = option(
+        "Any other setting: NAME=VALUE or TABLE.NAME=VALUE, as in a recipe. A wrong NAME lists all names. Repeatable.",
+        "--set",
+    )
+    threads: int | None = option("Threads of each run; default 1.")
+    plain_rnn: bool | None = option(
+        "Run ReLU recurrent layers as torch.nn.RNN, not in compiled loops.", "--plain-rnn"
+    )
 
     def _by_name(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "settings"}
@@ -154,9 +136,9 @@ class SettingOptions:
             check_setting(Settings, name, value, f"--{name.replace('_', '-')}")
         by_set = parse_settings(self.settings or [])
         if twice := sorted(given.keys() & by_set.keys()):
-            option = twice[0].replace("_", "-")
+            name = twice[0].replace("_", "-")
             raise ConfigurationError(
-                f"{twice[0]!r} is given by --{option} and by --set: leave one of them out."
+                f"{twice[0]!r} is given by --{name} and by --set: leave one of them out."
             )
         return {**by_set, **given}
 
@@ -165,28 +147,15 @@ class SettingOptions:
 class TableOptions(SettingOptions):
     """Options of training by several methods."""
 
-    methods: Annotated[
-        str | None,
-        typer.Option(
-            "--methods",
-            help="Names separated by commas, of those that `pathspace compare --list` shows; default SGD, AdamW and "
-            "Muon, each on the weights and in the path metric, or what the recipe has.",
-        ),
-    ] = None
-    seeds: Annotated[
-        int | None,
-        typer.Option(
-            "--seeds", help=f"Runs per row of the table, or per point of a sweep; {_BY_TASK}."
-        ),
-    ] = None
-    learning_rates: Annotated[
-        str | None,
-        typer.Option(
-            "--learning-rates",
-            help="Grid of learning rates, separated by commas, for all methods without a grid of their own (setting "
-            f"method_rates); {_BY_TASK}.",
-        ),
-    ] = None
+    methods: str | None = option(
+        "Names separated by commas, of those that `pathspace compare --list` shows; default SGD, AdamW and Muon, each "
+        "on the weights and in the path metric, or what the recipe has."
+    )
+    seeds: int | None = option(f"Runs per row of the table, or per point of a sweep; {_BY_TASK}.")
+    learning_rates: str | None = option(
+        "Grid of learning rates, separated by commas, for all methods without a grid of their own (setting "
+        f"method_rates); {_BY_TASK}."
+    )
 
     def _by_name(self) -> dict[str, Any]:
         return super()._by_name() | {

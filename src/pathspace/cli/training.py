@@ -5,23 +5,24 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from pathspace.cli.options import (
     DIVERGED,
     LARGEST_SEED,
-    ListMethodsOption,
-    QuickOption,
+    ListOption,
     SettingOptions,
     TableOptions,
-    TaskOption,
+    argument,
     clear_errors,
     grouped,
+    task_option,
 )
-from pathspace.experiments.context import Context, EngineContext
+from pathspace.experiments.context import Context, EngineContext, option
 from pathspace.experiments.methods import STARTS, method
 
 if TYPE_CHECKING:
@@ -29,26 +30,28 @@ if TYPE_CHECKING:
     from pathspace.experiments.run import RunConfig, RunResult
 
 COMMAND_LINE = "the command line"
-SizeOption = Annotated[
-    str, typer.Option("--size", help="A size of the recipe; default the first one.")
-]
+
+
+def _size_option() -> Any:
+    return option("A size of the recipe; default the first one.", default="")
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """Options of `pathspace compare` alone."""
+
+    file: Path | None = argument(
+        "A Python file with model() and batches(); default a built-in task.", show_default=False
+    )
+    task: str | None = task_option()
+    quick: bool = option(
+        "A first table in half a minute: one seed, three rates, few passes.", default=False
+    )
 
 
 @grouped
 def compare(
-    *,
-    file: Annotated[
-        Path | None,
-        typer.Argument(
-            help="A Python file with model() and batches(); default a built-in task.",
-            show_default=False,
-        ),
-    ] = None,
-    task: TaskOption = None,
-    quick: QuickOption = False,
-    settings: TableOptions,
-    where: EngineContext,
-    _listed: ListMethodsOption = False,
+    own: CompareOptions, settings: TableOptions, where: EngineContext, _listed: ListOption
 ) -> None:
     """Train one network by several optimizers from two starts of the same function, and report.
 
@@ -73,37 +76,25 @@ def compare(
         from pathspace.experiments.execution import run_compare
         from pathspace.experiments.own import with_own_file
 
-        options = with_own_file(settings.chosen(task=task), file, quick=quick)
+        options = with_own_file(settings.chosen(task=own.task), own.file, quick=own.quick)
         _expect_survivors([run_compare((COMMAND_LINE, options), where)])
 
 
+@dataclass(frozen=True)
+class TrainOptions:
+    """Options of `pathspace train` alone."""
+
+    task: str | None = task_option()
+    method: str | None = option("A name that --list has; default path-sgd.")
+    start: str | None = option(
+        f"Start weights: {', '.join(STARTS)}; without it default, the weights as initialised."
+    )
+    learning_rate: float | None = option("Learning rate; default by method.", "--lr")
+    seed: int | None = option("Seed of weights and batches; default 0.", min=0, max=LARGEST_SEED)
+
+
 @grouped
-def train(
-    *,
-    task: TaskOption = None,
-    method_name: Annotated[
-        str | None, typer.Option("--method", help="A name that --list has; default path-sgd.")
-    ] = None,
-    start: Annotated[
-        str | None,
-        typer.Option(
-            "--start",
-            help=f"Start weights: {', '.join(STARTS)}; without it default, the weights as initialised.",
-        ),
-    ] = None,
-    learning_rate: Annotated[
-        float | None, typer.Option("--lr", help="Learning rate; default by method.")
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            "--seed", min=0, max=LARGEST_SEED, help="Seed of weights and batches; default 0."
-        ),
-    ] = None,
-    settings: SettingOptions,
-    where: Context,
-    _listed: ListMethodsOption = False,
-) -> None:
+def train(own: TrainOptions, settings: SettingOptions, where: Context, _listed: ListOption) -> None:
     """Train one network once, with checkpoints; continue it exactly after it was stopped or killed.
 
     The exit code is 1 when the loss or a step is not finite (the run ends there, and its report
@@ -120,26 +111,27 @@ def train(
     with clear_errors("train"):
         from pathspace.experiments.execution import run_train
 
-        one = {"method": method_name, "start": start, "learning_rate": learning_rate, "seed": seed}
-        done = run_train(one, (COMMAND_LINE, settings.chosen(task=task)), where)
-        (run,) = done.rows[0].runs
+        one = vars(own).copy()
+        options = settings.chosen(task=one.pop("task"))
+        done = run_train(one, (COMMAND_LINE, options), where)
+        (run,) = done.runs
         if run.lost_at is not None:
             _say_lost(run)
 
 
+@dataclass(frozen=True)
+class ReproduceOptions:
+    """Options of `pathspace reproduce` alone."""
+
+    name: str | None = argument("The recipe; without it, all of them are listed.")
+    listed: bool = option(
+        "List recipes, sizes, costs and what has been run.", "--list", default=False
+    )
+    size: str = _size_option()
+
+
 @grouped
-def reproduce(
-    *,
-    name: Annotated[
-        str | None, typer.Argument(help="The recipe; without it, all of them are listed.")
-    ] = None,
-    listed: Annotated[
-        bool, typer.Option("--list", help="List recipes, sizes, costs and what has been run.")
-    ] = False,
-    size: SizeOption = "",
-    settings: TableOptions,
-    where: EngineContext,
-) -> None:
+def reproduce(own: ReproduceOptions, settings: TableOptions, where: EngineContext) -> None:
     """Run a published experiment and set the published numbers beside ours.
 
     The exit code is 1 when every run was lost: its loss or a step was not finite, or its loss rose
@@ -153,53 +145,38 @@ def reproduce(
       pathspace reproduce adding --methods sgd,path-adam --learning-rates 0.003,0.01
       pathspace reproduce smnist-784 --set task_options.train_size=5000
     """  # noqa: D301 (click wants the character, not the letters)
-    if name is None or listed:
+    if own.name is None or own.listed:
         _list_recipes(where.as_json)
         return
-    with clear_errors(f"reproduce {name}"):
+    with clear_errors(f"reproduce {own.name}"):
         from pathspace.experiments.execution import run_reproduce
 
-        options = settings.chosen()
-        _expect_survivors(run_reproduce(name, size, (COMMAND_LINE, options), where).values())
+        options = COMMAND_LINE, settings.chosen()
+        _expect_survivors(run_reproduce(own.name, own.size, options, where).values())
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """Options of `pathspace sweep` alone."""
+
+    name: str = argument("A recipe, or else a task; default digits.", "", show_default=False)
+    size: str = _size_option()
+    search: list[str] | None = option(
+        "A setting to search, and its values: NAME=LOW:HIGH, NAME=LOW:HIGH:log, NAME=LOW:HIGH:log:POINTS or "
+        "NAME=A,B,C. NAME is learning_rate, weight_decay or as for --set. Repeatable."
+    )
+    sampler: str | None = option("grid (every combination), random or tpe; default grid.")
+    trials: int | None = option(
+        "Points to try for each optimizer and start, with random and tpe; default 20."
+    )
+    prune: str | None = option(
+        "median: end a point whose first run is worse than the median of earlier ones at the same step; default none."
+    )
 
 
 @grouped
 def sweep(
-    *,
-    name: Annotated[
-        str, typer.Argument(help="A recipe, or else a task; default digits.", show_default=False)
-    ] = "",
-    size: SizeOption = "",
-    search: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--search",
-            help="A setting to search, and its values: NAME=LOW:HIGH, NAME=LOW:HIGH:log, NAME=LOW:HIGH:log:POINTS or "
-            "NAME=A,B,C. NAME is learning_rate, weight_decay or as for --set. Repeatable.",
-        ),
-    ] = None,
-    sampler: Annotated[
-        str | None,
-        typer.Option("--sampler", help="grid (every combination), random or tpe; default grid."),
-    ] = None,
-    trials: Annotated[
-        int | None,
-        typer.Option(
-            "--trials",
-            help="Points to try for each optimizer and start, with random and tpe; default 20.",
-        ),
-    ] = None,
-    prune: Annotated[
-        str | None,
-        typer.Option(
-            "--prune",
-            help="median: end a point whose first run is worse than the median of earlier ones at the same step; "
-            "default none.",
-        ),
-    ] = None,
-    settings: TableOptions,
-    where: EngineContext,
-    _listed: ListMethodsOption = False,
+    own: SweepOptions, settings: TableOptions, where: EngineContext, _listed: ListOption
 ) -> None:
     """Search learning rates, and any other settings, for several optimizers on the validation split.
 
@@ -219,9 +196,7 @@ def sweep(
     with clear_errors("sweep"):
         from pathspace.experiments.sweep import run_sweep
 
-        options = settings.chosen()
-        searched = {"search": search or (), "sampler": sampler, "trials": trials, "prune": prune}
-        done = run_sweep(name, size, (COMMAND_LINE, options), where, **searched)
+        done = run_sweep(options=(COMMAND_LINE, settings.chosen()), context=where, **vars(own))
         if done.all_failed:
             reason = done.points[0].runs[0].reason
             stop = "." * (not reason.endswith((".", "?")))  # some are sentences

@@ -11,9 +11,9 @@ import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -31,12 +31,24 @@ REPORT_FILES = ".report.json"  # the names of the files of the last report
 COMMANDS = ("compare", "train", "reproduce", "sweep")
 
 DEVICES = ("cpu", "cuda", "auto")
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print the results as JSON on standard output.")
-]
-QuietOption = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Show no progress, only results and errors.")
-]
+
+
+def option(help: str, *names: str, default: Any = None, **more: Any) -> Any:
+    """Return a field of a dataclass that the command line has as an option, by its own name or by these."""
+    return field(
+        default=default, metadata={"kind": typer.Option, "names": names, "help": help, **more}
+    )
+
+
+def json_option() -> Any:
+    """Return the field of the option --json."""
+    return option("Print the results as JSON on standard output.", "--json", default=False)
+
+
+def quiet_option() -> Any:
+    """Return the field of the option --quiet."""
+    words = "Show no progress, only results and errors."
+    return option(words, "--quiet", "-q", default=False)
 
 
 @dataclass(frozen=True)
@@ -49,39 +61,23 @@ class Context:
         workers, engine, address: See `EngineContext`.
     """
 
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            help="Folder for runs and report; default runs/NAME, or runs/NAME-2 if that is taken, and so on.",
-        ),
-    ] = None
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(
-            "--data-dir",
-            help="Folder with the data sets (MNIST in `mnist`); default the environment variable PATHSPACE_DATA.",
-        ),
-    ] = None
-    device: Annotated[
-        str,
-        typer.Option(
-            "--device",
-            help=f"Where runs compute: {', '.join(DEVICES)} (a GPU where there is one); may change when resuming.",
-        ),
-    ] = "cpu"
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume",
-            help="Continue the stopped command of the --output folder; default the last folder.",
-        ),
-    ] = False
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start over, whatever the folder holds.")
-    ] = False
-    as_json: JsonOption = False
-    quiet: QuietOption = False
+    output: Path | None = option(
+        "Folder for runs and report; default runs/NAME, or runs/NAME-2 if that is taken, and so on."
+    )
+    data_dir: Path | None = option(
+        "Folder with the data sets (MNIST in `mnist`); default the environment variable PATHSPACE_DATA."
+    )
+    device: str = option(
+        f"Where runs compute: {', '.join(DEVICES)} (a GPU where there is one); may change when resuming.",
+        default="cpu",
+    )
+    resume: bool = option(
+        "Continue the stopped command of the --output folder; default the last folder.",
+        default=False,
+    )
+    fresh: bool = option("Start over, whatever the folder holds.", default=False)
+    as_json: bool = json_option()
+    quiet: bool = quiet_option()
 
     workers = 1
     engine = "local"
@@ -124,27 +120,17 @@ class Context:
 class EngineContext(Context):
     """Options of a command with several runs: besides, who does them, and how many at a time."""
 
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            "--workers",
-            help="Runs at a time; default 2, or 1 where there are too few cores; with --engine ray all processors.",
-        ),
-    ] = None
-    engine: Annotated[
-        str,
-        typer.Option(
-            "--engine",
-            help=f"Engine that does the runs: {', '.join(ENGINES)} (needs {install('ray')}).",
-        ),
-    ] = "local"
-    address: Annotated[
-        str,
-        typer.Option(
-            "--address",
-            help="Address of a Ray cluster, such as auto or 10.0.0.1:6379; without it, Ray is started here.",
-        ),
-    ] = ""
+    workers: int | None = option(
+        "Runs at a time; default 2, or 1 where there are too few cores; with --engine ray all processors."
+    )
+    engine: str = option(
+        f"Engine that does the runs: {', '.join(ENGINES)} (needs {install('ray')}).",
+        default="local",
+    )
+    address: str = option(
+        "Address of a Ray cluster, such as auto or 10.0.0.1:6379; without it, Ray is started here.",
+        default="",
+    )
 
 
 def chosen_device(name: str) -> str:

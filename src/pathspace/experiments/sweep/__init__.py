@@ -28,14 +28,14 @@ def run_sweep(
     options: Layer,
     context: Context,
     *,
-    search: Sequence[str] = (),
+    search: Sequence[str] | None = None,
     sampler: str | None = None,
     trials: int | None = None,
     prune: str | None = None,
 ) -> Sweep:
     """Do what `pathspace sweep` was asked for; see there."""
     recipe, title, settings = _settings(name, size, options)
-    plan = plan_from(settings, search, sampler or "grid", trials, prune or "none")
+    plan = plan_from(settings, search or (), sampler or "grid", trials, prune or "none")
     asked = Configuration(
         "sweep", title, settings, recipe=recipe, size=size, sweep=plain_values(plan)
     )

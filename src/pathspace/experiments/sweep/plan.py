@@ -173,8 +173,8 @@ def parse_search(text: str) -> Dimension:
         raise ConfigurationError(f"--search {text!r} says nothing to search: write {EXAMPLE}.")
     known = [RATE, DECAY, *(f.name for f in fields(Settings) if f.name not in NOT_OF_A_RUN)]
     if name.partition(".")[0] not in TABLES and name not in known:
-        entries = [f"{table}.NAME" for table in TABLES]
-        raise unknown_name("setting", name, [*known, *entries], "--search")
+        known += [f"{table}.NAME" for table in TABLES]
+        raise unknown_name("setting", name, known, "--search")
     if ":" in rest:
         return _range(name, rest.split(":"), text)
     return Dimension(name, _listed(name, rest, text))
@@ -245,11 +245,10 @@ def config_of(
             laid.setdefault(table, {})[entry] = value
         elif name not in (RATE, DECAY):
             laid[name] = value
-    there = (
-        settings_from(("the settings of the sweep", plain_values(settings)), ("--search", laid))
-        if laid
-        else settings
-    )
+    there = settings
+    if laid:
+        own = "the settings of the sweep", plain_values(settings)
+        there = settings_from(own, ("--search", laid))
     if not 0 < point[RATE] < math.inf:
         raise ConfigurationError(f"The learning rate is {point[RATE]!r}: give a positive number.")
     if point.get(DECAY, 0) < 0:

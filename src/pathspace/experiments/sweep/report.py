@@ -24,7 +24,7 @@ from pathspace.experiments.report import (
 )
 from pathspace.experiments.report.table import count, digits_of
 from pathspace.experiments.sweep.plan import DECAY, RATE, Plan
-from pathspace.experiments.sweep.trials import Point, Run, Sweep
+from pathspace.experiments.sweep.trials import Point, Sweep
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -119,10 +119,9 @@ def _at_edge(plan: Plan, point: Point) -> bool:
 
 def _notes(found: Sweep, best: Sequence[Point]) -> tuple[str, ...]:
     plan, settings = found.plan, found.settings
-    searched = any(dimension.name == "epochs" for dimension in plan.search)
-    length = (
-        "" if searched else f" after {count(settings.tuning_epochs or settings.epochs, 'epoch')}"
-    )
+    length = f" after {count(settings.tuning_epochs or settings.epochs, 'epoch')}"
+    if any(dimension.name == "epochs" for dimension in plan.search):
+        length = ""
     notes = [
         f"The best of {count(plan.trials, 'point')} for every optimizer and start ({HOW[plan.sampler]}), by the mean "
         f"validation {found.metric} over {count(settings.seeds, 'seed')}{length}. "
@@ -149,11 +148,11 @@ def report(found: Sweep, *, title: str, configuration: dict[str, Any]) -> Report
     names = [dimension.name for dimension in found.plan.search]
     columns = ("method", "start", *names, "seed", "state", "validation_error", "validation_loss", "steps", "seconds",
                "reason")  # fmt: skip
+    runs = [(point, run) for point in found.points for run in point.runs]
     lines = [
         (point.method, point.start, *(point.point[name] for name in names), run.seed, run.state, run.error, run.loss,
          run.steps, None if run.seconds is None else f"{run.seconds:.4f}", run.reason)
-        for point in found.points
-        for run in point.runs
+        for point, run in runs
     ]  # fmt: skip
     numbers = {"trials.csv": Lines(columns, lines)}
     figure = Figure("sweep.png", partial(draw, found))
@@ -165,38 +164,36 @@ def report(found: Sweep, *, title: str, configuration: dict[str, Any]) -> Report
     results = {
         "task": found.task_description,
         "metric": found.metric,
-        "best": [_point_json(found, point) for point in best_points(found)],
-        "trials": [_run_json(point, run) for point in found.points for run in point.runs],
+        "best": [
+            {
+                "method": point.method,
+                "label": METHODS[point.method].label,
+                "start": point.start,
+                "point": dict(point.point),
+                "validation_error_mean": point.mean("error"),
+                "validation_error_deviation": point.deviation,
+                "validation_loss_mean": point.mean("loss"),
+                "at_edge": _at_edge(found.plan, point),
+            }
+            for point in best_points(found)
+        ],
+        "trials": [
+            {
+                "method": point.method,
+                "start": point.start,
+                "point": dict(point.point),
+                "seed": run.seed,
+                "state": run.state,
+                "validation_error": run.error,
+                "validation_loss": run.loss,
+                "pruned_at": run.steps if run.state == "pruned" else None,
+                "reason": run.reason,
+            }
+            for point, run in runs
+        ],
         "configuration": configuration,
     }
     return Report(title, sections, configuration, results)
-
-
-def _point_json(found: Sweep, point: Point) -> dict[str, Any]:
-    return {
-        "method": point.method,
-        "label": METHODS[point.method].label,
-        "start": point.start,
-        "point": dict(point.point),
-        "validation_error_mean": point.mean("error"),
-        "validation_error_deviation": point.deviation,
-        "validation_loss_mean": point.mean("loss"),
-        "at_edge": _at_edge(found.plan, point),
-    }
-
-
-def _run_json(point: Point, run: Run) -> dict[str, Any]:
-    return {
-        "method": point.method,
-        "start": point.start,
-        "point": dict(point.point),
-        "seed": run.seed,
-        "state": run.state,
-        "validation_error": run.error,
-        "validation_loss": run.loss,
-        "pruned_at": run.steps if run.state == "pruned" else None,
-        "reason": run.reason,
-    }
 
 
 def draw(found: Sweep) -> Drawing:
