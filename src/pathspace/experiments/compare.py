@@ -97,14 +97,6 @@ def only_choices(settings: Settings) -> dict[tuple[str, str], Choice]:
     }
 
 
-def chosen_runs(
-    settings: Settings, choices: Mapping[tuple[str, str], Choice], *, seeds: int
-) -> list[RunConfig]:
-    """Return runs of the length of tuning runs, with what was chosen, for every method and start."""
-    points = [(*pair, one.learning_rate, one.weight_decay) for pair, one in choices.items()]
-    return _tuning(settings, points, seeds)
-
-
 def _tuning(
     settings: Settings, points: Iterable[tuple[str, str, float, float]], seeds: int
 ) -> list[RunConfig]:
@@ -324,7 +316,8 @@ def compare(settings: Settings, runs: Runs, seed: int | None = None) -> Comparis
                 tuning += run(others, "Choosing decays on the validation split")
             choices = choose(tuning, settings.tuning)
         if settings.verified_seeds:
-            checks = chosen_runs(settings, choices, seeds=settings.verified_seeds)
+            points = [(*pair, one.learning_rate, one.weight_decay) for pair, one in choices.items()]
+            checks = _tuning(settings, points, settings.verified_seeds)
             check_symmetry(checks, every, "Checking that equal runs are equal")
         rows = [row for method in settings.methods for row in _rows(settings, method, choices)]
         configs = [_config(settings, row, seed) for row, seed in product(rows, seeds)]

@@ -35,6 +35,8 @@ JOURNAL = "sweep.journal"
 RESULTS = (f"{RUNS}/*/{RESULT}", f"{RUNS}/*/{CHECKPOINT}", JOURNAL)
 """Patterns of the files with the results of runs, in an output folder."""
 KINDS = ("settings", "parts", "protocol")
+DAMAGED = (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError)
+"""Errors of making something of a `config.json` that somebody has changed."""
 
 
 class Request:
@@ -218,7 +220,9 @@ def _say_what_is_taken_over(output: Path, *, finished: bool) -> None:
 
 def _settle(asked: Command, output: Path, context: Context, *, given: bool) -> tuple[Command, bool]:
     """Decide what to do and whether earlier results are taken over, those of a finished command too."""
-    if context.fresh or not (context.resume or _holds_results(output)):
+    # a report alone is left where somebody has deleted its runs
+    reported = is_own(output) and (output / PAGE).exists()
+    if context.fresh or not (context.resume or reported or is_begun(output)):
         return asked, False
     stored = read(output, asked)
     if context.resume and not given and asked.is_own(stored):
@@ -245,14 +249,7 @@ def read(output: Path, asked: Command) -> Command:
         begun_with = dict(content["versions"])
     except ConfigurationError as error:
         raise ConfigurationError(f"In {str(output / CONFIGURATION)!r}: {error}") from error
-    except (
-        AttributeError,
-        KeyError,
-        OverflowError,
-        RecursionError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except DAMAGED as error:
         raise _unreadable(output, error) from error
     for name, version in versions().items():
         if begun_with.get(name) != version:
@@ -289,13 +286,8 @@ def _other_settings(output: Path, stored: Request, *, more: str) -> Configuratio
         )
     # the recipe of a sweep would ask for the recipe's own settings
     recipe = "" if stored.command == "sweep" else stored.recipe
-    words = [
-        "pathspace",
-        *filter(None, (stored.command, recipe)),
-        "--resume",
-        "--output",
-        str(output),
-    ]
+    command = filter(None, (stored.command, recipe))
+    words = ["pathspace", *command, "--resume", "--output", str(output)]
     return ConfigurationError(
         f"The folder {str(output)!r} holds unfinished runs with other settings: continue those by "
         f"`{shlex.join(words)}`, give another --output{more}, or start over with --fresh."
@@ -315,11 +307,6 @@ def is_begun(output: Path) -> bool:
 def unfinished(output: Path) -> bool:
     """Say whether a command has done something in `output` and has not written its report."""
     return is_begun(output) and not (output / PAGE).exists()
-
-
-def _holds_results(output: Path) -> bool:
-    """Say whether a folder of ours holds results, or a report alone, whose runs somebody has deleted."""
-    return is_begun(output) or (is_own(output) and (output / PAGE).exists())
 
 
 def is_same(output: Path, asked: Request) -> bool:

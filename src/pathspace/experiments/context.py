@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -196,16 +197,10 @@ def taken(
                     raise
                 continue
             # the faster one may be done already, and what it wrote stays
-            if named or _is_free(folder, wanted, goes_on):
+            is_free = named or _is_empty(folder)
+            if is_free or (not wanted.fresh and is_own(folder) and goes_on(folder)):
                 yield folder
                 return
-
-
-def _is_free(folder: Path, wanted: Context, goes_on: Callable[[Path], bool]) -> bool:
-    """Return whether a command may write to a folder that was not asked for by its name."""
-    if _is_empty(folder):
-        return True
-    return not wanted.fresh and is_own(folder) and goes_on(folder)
 
 
 def _choose(wanted: Context, default: Path, goes_on: Callable[[Path], bool]) -> Path:
@@ -221,13 +216,11 @@ def _choose(wanted: Context, default: Path, goes_on: Callable[[Path], bool]) -> 
 
 def _series(default: Path) -> Iterator[Path]:
     """Go through the numbered folders until one holds nothing."""
-    number = 1
-    folder = default
-    while folder.exists() and (not folder.is_dir() or not _is_empty(folder) or is_busy(folder)):
+    numbered = (default.with_name(f"{default.name}-{number}") for number in count(2))
+    for folder in chain([default], numbered):
         yield folder
-        number += 1
-        folder = default.with_name(f"{default.name}-{number}")
-    yield folder
+        if not folder.exists() or (folder.is_dir() and _is_empty(folder) and not is_busy(folder)):
+            return
 
 
 def _is_empty(folder: Path) -> bool:

@@ -290,7 +290,9 @@ class _Training:
             group["lr"] = rate
         began = time.perf_counter()
         loss = self._step(batch)
-        _wait_for(torch.device(state.devices[-1]))
+        device = torch.device(state.devices[-1])
+        if device.type == "cuda":  # which works on while the processor goes on
+            torch.cuda.synchronize(device)
         duration = time.perf_counter() - began
         state.seconds += duration
         if loss is not None:
@@ -409,9 +411,3 @@ def _isolated(config: RunConfig, device: torch.device) -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(threads)
-
-
-def _wait_for(device: torch.device) -> None:
-    """Wait until a GPU has done what it was given, so that a clock sees it."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -166,10 +166,6 @@ def _sgd(model: nn.Module, _network: Any, run: RunConfig) -> optim.Optimizer:
     return SGD(model.parameters(), run.learning_rate, run.momentum, run.weight_decay)
 
 
-def _together(model: nn.Module) -> Any:
-    return model.parameters()
-
-
 def _ends_apart(model: nn.Module) -> list[dict[str, Any]]:
     """Return groups that leave the first and the last matrix to AdamW, as Muon's authors advise."""
     # a last matrix that is tied to the first stands at its own place, too
@@ -213,7 +209,7 @@ def _rule(
     *takes: str,
     clips: str = "clip_norm",
     least_damping: float = 0.0,
-    groups: Callable[[nn.Module], Any] = _together,
+    groups: Callable[[nn.Module], Any] | None = None,
     **options: Any,
 ) -> Build:
     """Return the builder of an optimizer by its place; one of `pathspace.optim` is given the network.
@@ -232,8 +228,9 @@ def _rule(
         if "damping" in given:
             given["damping"] = max(given["damping"], least_damping)
         given |= {"lr": run.learning_rate, "weight_decay": run.weight_decay, **options}
+        params = model.parameters() if groups is None else groups(model)
         known = [network] if module == "pathspace.optim" else []
-        return getattr(import_module(module), name)(groups(model), *known, **given)
+        return getattr(import_module(module), name)(params, *known, **given)
 
     return build
 

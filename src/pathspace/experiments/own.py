@@ -190,15 +190,12 @@ def own(*, file: str = "", digest: str = "", data_dir: Path | None = None) -> Ta
     inputs, targets = examples_of(file, digest)
     ends = (int(TRAIN * len(inputs)), int((TRAIN + VALIDATION) * len(inputs)))
     splits = split_in_three(inputs, targets, ends)
-    words = described(f"{Path(file).name}, examples of {_shape(inputs)}", splits, "examples")
+    shape = " x ".join(map(str, inputs.shape[1:])) or "1 number"
+    words = described(f"{Path(file).name}, examples of {shape}", splits, "examples")
     loss = getattr(_module(file, digest), "loss", None)
     task = _task(loss, words, splits, targets)
     _check_once(file, digest, task, loss)
     return task
-
-
-def _shape(inputs: Tensor) -> str:
-    return " x ".join(map(str, inputs.shape[1:])) or "1 number"
 
 
 def _task(loss: Any, words: str, splits: list[Split], targets: Tensor) -> Task:

@@ -146,7 +146,10 @@ def listing(width: int) -> list[str]:
             lines += _wrapped(f"distance: {recipe['distance']}", width, 2)
         # the names, two blanks, and the costs, right-aligned
         name_width = 2 + max(map(len, recipe["sizes"]))
-        costs = {size: _cost(known["core_hours"]) for size, known in recipe["sizes"].items()}
+        costs = {
+            size: "?" if known["core_hours"] is None else f"{known['core_hours']:,.10g}"
+            for size, known in recipe["sizes"].items()
+        }
         cost_width = max(6, *map(len, costs.values()))
         for size, known in recipe["sizes"].items():
             if recipe["parts"]:  # what is known of it stands at its parts
@@ -172,10 +175,6 @@ def listing_as_json() -> dict[str, Any]:
         known = {key: getattr(recipe, key) for key in ("title", "paper", "distance")}
         found[name] = {**known, "parts": [*recipe.parts], "sizes": sizes}
     return found
-
-
-def _cost(core_hours: float | None) -> str:
-    return "?" if core_hours is None else f"{core_hours:,.10g}"
 
 
 def _wrapped(text: str, width: int, hanging: int) -> list[str]:
@@ -285,11 +284,8 @@ def load_published(name: str) -> Published | None:
         return None
     # As decimals, so that a number is printed with the zeros that the paper prints.
     content = tomllib.loads(file.read_text(encoding="utf-8"), parse_float=Decimal)
-    return Published(**{**content, "results": [_printed(entry) for entry in content["results"]]})
-
-
-def _printed(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a result with its number as a float, and as it is printed; some have no number."""
-    if "value" not in entry:
-        return dict(entry)
-    return {**entry, "value": float(entry["value"]), "printed": str(entry["value"])}
+    for result in content["results"]:
+        if "value" in result:
+            result["printed"] = str(result["value"])
+            result["value"] = float(result["value"])
+    return Published(**content)
