@@ -1,7 +1,7 @@
 import gzip
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -36,9 +36,13 @@ TINY: dict[str, Any] = {
 }
 
 
+def asked(changes: Mapping[str, Any]) -> Settings:
+    return settings_from(("a test", changes))
+
+
 @pytest.fixture
 def tiny_settings() -> Callable[..., Settings]:
-    return lambda **changes: settings_from(("a test", {**TINY, **changes}))
+    return lambda **changes: asked({**TINY, **changes})
 
 
 @pytest.fixture

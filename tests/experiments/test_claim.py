@@ -2,7 +2,8 @@ import csv
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,8 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure as Drawing
 from scipy import stats
-from typer.testing import CliRunner
 
-from pathspace.cli import app
+from command_line import call
 from pathspace.experiments import execution
 from pathspace.experiments.compare import Choice, Comparison, Row, compare
 from pathspace.experiments.report import saved
@@ -269,13 +269,28 @@ def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@contextmanager
+def stopped_at_the_other(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Press Ctrl-C where the second part begins."""
+    execute = execution.execute
+
+    def stopped(asked: Any, context: Any, **given: Any) -> Any:
+        if asked.recipe == "other":
+            raise KeyboardInterrupt
+        return execute(asked, context, **given)
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(execution, "execute", stopped)
+        yield
+
+
 def test_a_recipe_of_parts_gives_one_table_each_one_page_and_one_picture(recipes: Path) -> None:
     from pathspace.experiments.recipes import load_recipe
 
     assert list(load_recipe("both").sizes) == ["small"]  # what both parts have
     output = recipes / "runs"
     command = ["reproduce", "both", "--size", "small", "--workers", "1", "--output", str(output)]
-    result = CliRunner().invoke(app, command)
+    result = call(*command)
     assert result.exit_code == 0, result.output
     assert result.stdout.count("against best") == 2
     assert (output / "claim.png").read_bytes().startswith(b"\x89PNG")
@@ -290,9 +305,7 @@ def test_a_recipe_of_parts_gives_one_table_each_one_page_and_one_picture(recipes
             "sgd",
             "sgd",
         ]
-    again = CliRunner().invoke(
-        app, ["reproduce", "both", "--resume", "--json", "--output", str(output)]
-    )
+    again = call("reproduce", "both", "--resume", "--json", "--output", str(output))
     assert again.exit_code == 0, again.output
     assert [part["configuration"]["recipe"] for part in json.loads(again.stdout)] == [
         "one",
@@ -301,80 +314,63 @@ def test_a_recipe_of_parts_gives_one_table_each_one_page_and_one_picture(recipes
 
 
 @pytest.mark.slow
-def test_parts_that_are_done_are_kept_until_the_whole_is(
-    recipes: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pathspace.experiments.report.saved", lambda _: (b"", "<svg></svg>"))
+@pytest.mark.usefixtures("no_pictures")
+def test_parts_that_are_done_are_kept_until_the_whole_is(recipes: Path) -> None:
     output = recipes / "runs"
     command = ["reproduce", "both", "--workers", "1", *ONE_START, "--output", str(output)]
-    assert CliRunner().invoke(app, command).exit_code == 0
+    assert call(*command).exit_code == 0
     done = {path: path.stat().st_mtime_ns for path in output.glob("*/runs/*/result.json")}
     assert done
     (output / "report.html").unlink()  # as after a stop in the last part
     lost = sorted(path for path in done if "other" in path.parts)[0]
     lost.unlink()
-    assert CliRunner().invoke(app, command).exit_code == 0
+    assert call(*command).exit_code == 0
     assert lost.exists()
     assert all(path.stat().st_mtime_ns == when for path, when in done.items() if path != lost)
     # with other settings the runs that are there are neither used nor lost
     (output / "report.html").unlink()
-    refused = CliRunner().invoke(app, [*command, "--epochs", "2"])
+    refused = call(*command, "--epochs", "2")
     assert refused.exit_code == 2
     assert "holds unfinished runs with other settings" in refused.stderr
-    assert CliRunner().invoke(app, command).exit_code == 0
+    assert call(*command).exit_code == 0
     done = {path: path.stat().st_mtime_ns for path in done}
-    same = CliRunner().invoke(app, command)
+    same = call(*command)
     assert same.stderr.count("was finished already") == 1
     assert "All parts: " in same.stdout
     assert {path: path.stat().st_mtime_ns for path in done} == done
-    assert CliRunner().invoke(app, [*command, "--fresh"]).exit_code == 0
+    assert call(*command, "--fresh").exit_code == 0
     assert all(path.stat().st_mtime_ns > when for path, when in done.items())
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_pictures")
 def test_parts_are_resumed_with_the_settings_that_were_given(
     recipes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pathspace.experiments.report.saved", lambda _: (b"", "<svg></svg>"))
-    output, execute = recipes / "runs", execution.execute
-
-    def stopped(asked: Any, context: Any, **given: Any) -> Any:
-        if asked.recipe == "other":
-            raise KeyboardInterrupt
-        return execute(asked, context, **given)
+    output = recipes / "runs"
 
     command = ["reproduce", "both", "--workers", "1", "--output", str(output)]
-    with monkeypatch.context() as interrupted:
-        interrupted.setattr(execution, "execute", stopped)
-        assert CliRunner().invoke(app, [*command, *ONE_START, "--epochs", "2"]).exit_code == 130
-    refused = CliRunner().invoke(app, [*command, "--resume", "--epochs", "3"])
+    with stopped_at_the_other(monkeypatch):
+        assert call(*command, *ONE_START, "--epochs", "2").exit_code == 130
+    refused = call(*command, "--resume", "--epochs", "3")
     assert "holds unfinished runs with other settings" in refused.stderr
-    assert CliRunner().invoke(app, [*command, "--resume"]).exit_code == 0
+    assert call(*command, "--resume").exit_code == 0
     stored = [json.loads((output / part / "config.json").read_text()) for part in ("one", "other")]
     assert [content["settings"]["epochs"] for content in stored] == [2, 2]
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_pictures")
 def test_a_part_that_starting_over_had_not_come_to_does_not_stand_in_the_way(
     recipes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pathspace.experiments.report.saved", lambda _: (b"", "<svg></svg>"))
-    output, execute = recipes / "runs", execution.execute
+    output = recipes / "runs"
     command = ["reproduce", "both", "--workers", "1", "--output", str(output)]
-    assert CliRunner().invoke(app, [*command, *ONE_START]).exit_code == 0
+    assert call(*command, *ONE_START).exit_code == 0
 
-    def stopped(asked: Any, context: Any, **given: Any) -> Any:
-        if asked.recipe == "other":
-            raise KeyboardInterrupt
-        return execute(asked, context, **given)
-
-    with monkeypatch.context() as interrupted:
-        interrupted.setattr(execution, "execute", stopped)
-        assert (
-            CliRunner().invoke(app, [*command, *ONE_START, "--fresh", "--seeds", "1"]).exit_code
-            == 130
-        )
-    resumed = CliRunner().invoke(app, [*command, "--resume"])
+    with stopped_at_the_other(monkeypatch):
+        assert call(*command, *ONE_START, "--fresh", "--seeds", "1").exit_code == 130
+    resumed = call(*command, "--resume")
     assert resumed.exit_code == 0, resumed.output
     stored = [json.loads((output / part / "config.json").read_text()) for part in ("one", "other")]
     assert [content["settings"]["seeds"] for content in stored] == [1, 1]
@@ -383,7 +379,7 @@ def test_a_part_that_starting_over_had_not_come_to_does_not_stand_in_the_way(
 
 def test_what_one_part_refuses_is_refused_before_another_begins(recipes: Path) -> None:
     command = ["reproduce", "both", "--size", "paper", "--output", str(recipes / "runs")]
-    refused = CliRunner().invoke(app, command)
+    refused = call(*command)
     assert refused.exit_code == 2
     assert "Unknown size 'paper'" in refused.stderr
     assert not (recipes / "runs").exists()
@@ -393,16 +389,14 @@ def test_missing_data_of_one_part_is_told_before_another_begins(recipes: Path) -
     file = recipes / "package" / "recipes" / "other.toml"
     file.write_text(re.sub("task_options.*", "", PART.replace('"adding"', '"mnist"')))
     command = ["reproduce", "both", "--output", str(recipes / "runs"), "--data-dir", str(recipes)]
-    refused = CliRunner().invoke(app, command)
+    refused = call(*command)
     assert refused.exit_code == 2
     assert "MNIST was not found" in refused.stderr
     assert not (recipes / "runs").exists()
 
 
 def test_nothing_to_resume_is_said_so(recipes: Path) -> None:
-    result = CliRunner().invoke(
-        app, ["reproduce", "both", "--resume", "--output", str(recipes / "nothing")]
-    )
+    result = call("reproduce", "both", "--resume", "--output", str(recipes / "nothing"))
     assert result.exit_code == 2
     assert "nothing to resume" in result.stderr
 

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from cases import slow_besides
 from command_line import call
-from experiments.conftest import stopped
+from experiments.conftest import asked, stopped
 from pathspace.experiments import context
 from pathspace.experiments.engine import run
 from pathspace.experiments.errors import ConfigurationError
@@ -107,18 +107,15 @@ def test_a_run_goes_on_on_another_device_and_says_so(
 
 @pytest.mark.slow
 def test_a_stream_s_state_and_dropout_go_on_elsewhere(tiny_corpora: Path, tmp_path: Path) -> None:
-    from pathspace.experiments.settings import settings_from
     from pathspace.experiments.tasks import build_task
 
-    settings = settings_from(
-        ("a test", {
+    settings = asked({
             "task": "characters", "task_options": {"dataset": "ptb", "stream": True, "length": 1, "train_size": 0,
                                                           "validation_size": 0, "test_size": 0},
             "model": "language-model", "model_options": {"hidden": 4, "embedding": 3, "output": "every",
                                                         "output_dropout": 0.5, "tied": False},
             "methods": ["sgd"], "batch_size": 2, "epochs": 3,
-        })
-    )  # fmt: skip
+        })  # fmt: skip
     # not tied: Module.to gives the stand-in new parameters, one for each place, where a GPU keeps
     # the old ones
     task = build_task("characters", settings.task_options, data_dir=tiny_corpora)

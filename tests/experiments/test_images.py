@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from experiments.conftest import asked
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.settings import settings_from
 from pathspace.experiments.tasks import build_task
 from pathspace.experiments.tasks.images import as_numbers
 
@@ -122,13 +122,9 @@ def test_numbers_of_images():
 
 def test_a_model_of_sequences_cannot_read_images():
     with pytest.raises(ConfigurationError, match="cannot read the images"):
-        settings_from(
-            ("a test", {"task": "images", "model": "relu-rnn", "model_options": {"hidden": 3}})
-        )
+        asked({"task": "images", "model": "relu-rnn", "model_options": {"hidden": 3}})
     with pytest.raises(ConfigurationError, match="cannot read the sequences"):
-        settings_from(
-            ("a test", {"task": "adding", "model": "recurrent-cnn", "model_options": {"maps": 3}})
-        )
+        asked({"task": "adding", "model": "recurrent-cnn", "model_options": {"maps": 3}})
 
 
 def test_the_real_images():

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.conftest import WORD_FILES, digests
+from experiments.conftest import WORD_FILES, asked, digests
 from pathspace.experiments.engine import run
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.settings import settings_from
 from pathspace.experiments.tasks import build_task, corpora
 from pathspace.experiments.tasks.task import NOT_COUNTED, Task, windows
 
@@ -97,23 +96,20 @@ def test_a_model_that_reads_the_last_step_is_refused_with_the_remedy(tiny_corpor
 
 
 def test_language_models_train_alike_from_both_starts(tiny_corpora: Path) -> None:
-    settings = settings_from(
-        (
-            "a test",
-            {
-                "task": "words",
-                "task_options": {
-                    "length": 2,
-                    "context": 1,
-                    "train_size": 0,
-                    "validation_size": 0,
-                    "test_size": 0,
-                },
-                "model_options": {"hidden": 6, "embedding": 4},
-                "batch_size": 2,
-                "epochs": 4,
+    settings = asked(
+        {
+            "task": "words",
+            "task_options": {
+                "length": 2,
+                "context": 1,
+                "train_size": 0,
+                "validation_size": 0,
+                "test_size": 0,
             },
-        )
+            "model_options": {"hidden": 6, "embedding": 4},
+            "batch_size": 2,
+            "epochs": 4,
+        }
     )
     task = build_task("words", settings.task_options, data_dir=tiny_corpora)
     balanced, rescaled = (

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import pathspace as ps
+from experiments.conftest import asked
 from pathspace.experiments import models
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.models import (
@@ -15,7 +16,6 @@ from pathspace.experiments.models import (
     check_model,
     count_weights,
 )
-from pathspace.experiments.settings import settings_from
 from pathspace.experiments.tasks import OWN
 
 
@@ -87,45 +87,38 @@ def test_the_identity_may_stand_beside_pytorchs_input_and_output_weights() -> No
             assert torch.equal(parameter, default[name])
 
 
-def test_the_identity_may_stand_beside_uniform_input_and_output_weights() -> None:
-    """The start of P16, Section 5.2."""
-    options = {"hidden": 100, "start": "identity-uniform", "start_limit": 0.01}
-    for name, parameter in build_model("relu-rnn", 2, 1, options).named_parameters():
-        if "weight_hh" in name:
-            assert torch.equal(parameter, torch.eye(100))
-        elif "bias" in name:
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("relu-rnn", {"start": "uniform", "start_limit": 0.3}),
+        ("tanh-rnn", {"start": "uniform", "start_limit": 0.3}),
+        ("lstm", {"start": "uniform", "start_limit": 0.3}),
+        # P16: Section 5.2, and the two of Section 5.3
+        ("relu-rnn", {"start": "identity-uniform", "start_limit": 0.01}),
+        ("relu-rnn", {"start": "uniform", "start_limit": 0.2, "recurrent_limit": 0.01}),
+        ("lstm", {"start": "orthogonal-uniform", "start_limit": 0.01}),
+    ],
+)
+def test_uniform_starts_fill_their_ranges(name: str, options: dict[str, Any]) -> None:
+    model = build_model(name, 50, 50, {"hidden": 40, **options})
+    for key, parameter in model.named_parameters():
+        limit = options["start_limit"]
+        if "weight_hh" in key:
+            limit = options.get("recurrent_limit", limit)
+            for gate in parameter.split(40):
+                if options["start"].startswith("identity"):
+                    assert torch.equal(gate, torch.eye(40))
+                elif options["start"].startswith("orthogonal"):
+                    torch.testing.assert_close(gate @ gate.T, torch.eye(40))
+        if "bias" in key:
             assert not parameter.any()
-        else:
-            assert 0.009 < parameter.abs().max() <= 0.01
-            assert parameter.std().item() == pytest.approx(0.01 / 3**0.5, rel=0.2)
-
-
-def test_recurrent_weights_may_have_a_range_of_their_own() -> None:
-    """The start of P16, Section 5.3."""
-    options = {"hidden": 60, "start": "uniform", "start_limit": 0.2, "recurrent_limit": 0.01}
-    for name, parameter in build_model("relu-rnn", 50, 50, options).named_parameters():
-        if "bias" in name:
-            assert not parameter.any()
-        else:
-            limit = 0.01 if "weight_hh" in name else 0.2
+        elif "weight_hh" not in key or options["start"] == "uniform":
             assert 0.9 * limit < parameter.abs().max() <= limit
-
-
-def test_orthogonal_gates_may_stand_beside_uniform_weights() -> None:
-    """The LSTM of P16, Section 5.3."""
-    options = {"hidden": 12, "start": "orthogonal-uniform", "start_limit": 0.01}
-    for name, parameter in build_model("lstm", 50, 50, options).named_parameters():
-        if "weight_hh" in name:
-            for gate in parameter.split(12):
-                torch.testing.assert_close(gate @ gate.T, torch.eye(12))
-        elif "bias" in name:
-            assert not parameter.any()
-        else:
-            assert 0.009 < parameter.abs().max() <= 0.01
+            assert parameter.std().item() == pytest.approx(limit / 3**0.5, rel=0.2)
 
 
 def test_the_np_rnn_is_a_relu_network_from_the_positive_definite_start() -> None:
-    settings = settings_from(("a test", {"methods": ["np-rnn-sgd"], "starts": ["default"]}))
+    settings = asked({"methods": ["np-rnn-sgd"], "starts": ["default"]})
     name, options = settings.model_of("np-rnn-sgd")
     matrix = dict(build_model(name, 2, 3, options).named_parameters())["rnn.weight_hh_l0"]
     assert name == "relu-rnn"
@@ -148,18 +141,6 @@ def test_the_positive_definite_start_keeps_one_direction_and_shrinks_all_others(
         assert eigenvalues.mean().item() == pytest.approx(2 / 5, rel=0.1)
         assert not parameters[f"rnn.bias_hh_l{layer}"].any()
         assert 0.9 * 200**-0.5 < parameters[f"rnn.weight_ih_l{layer}"].abs().max() <= 200**-0.5
-
-
-@pytest.mark.parametrize("name", ["relu-rnn", "tanh-rnn", "lstm"])
-def test_the_uniform_start_fills_its_range(name: str) -> None:
-    model = build_model(name, 2, 3, {"hidden": 40, "start": "uniform", "start_limit": 0.3})
-    for key, parameter in model.named_parameters():
-        if "bias" in key:
-            assert not parameter.any()
-        else:
-            assert parameter.abs().max().item() == pytest.approx(0.3, rel=0.1)
-            assert parameter.abs().max() <= 0.3
-            assert parameter.std().item() == pytest.approx(0.3 / 3**0.5, rel=0.2)
 
 
 def test_the_orthogonal_start_is_orthogonal_for_every_gate() -> None:
@@ -301,9 +282,4 @@ def test_a_model_of_symbols_is_refused_other_tasks() -> None:
     with pytest.raises(
         ConfigurationError, match=r"'transformer' reads symbols, .* set task to characters or words"
     ):
-        settings_from(
-            (
-                "here",
-                {"task": "adding", "model": "transformer", "model_options": {"output": "every"}},
-            )
-        )
+        asked({"task": "adding", "model": "transformer", "model_options": {"output": "every"}})

@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from pydantic import TypeAdapter
 from rich.console import Console
 
+from experiments.conftest import asked
 from pathspace.experiments.compare import Comparison, Row, compare
 from pathspace.experiments.configuration import Configuration
 from pathspace.experiments.recipes import PaperProtocol, Published, PublishedResult
@@ -75,9 +76,8 @@ PUBLISHED = Published(
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     from experiments.conftest import TINY
-    from pathspace.experiments.settings import settings_from
 
-    settings = settings_from(("a test", {**TINY, "learning_rates": [0.03, 1e9]}))
+    settings = asked({**TINY, "learning_rates": [0.03, 1e9]})
     return compare(settings, Runs(tmp_path_factory.mktemp("runs")))
 
 

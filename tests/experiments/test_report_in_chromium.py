@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from browser import DESK, PHONE, Browser, chromium, overflow
-from experiments.conftest import TINY
+from experiments.conftest import TINY, asked
 from pathspace.experiments.compare import Comparison, Row, compare
 from pathspace.experiments.configuration import Configuration
 from pathspace.experiments.recipes import load_published
 from pathspace.experiments.report import write_report
 from pathspace.experiments.report.comparison import comparison_report, conclusion, parts_report
 from pathspace.experiments.runner import Runs
-from pathspace.experiments.settings import settings_from
 
 pytestmark = pytest.mark.slow
 PAGES = ["compare", "reproduce", "parts"]
@@ -32,7 +31,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     """Real runs, with test errors by which SGD is worse from the rescaled start."""
-    done = compare(settings_from(("a test", TINY)), Runs(tmp_path_factory.mktemp("runs")))
+    done = compare(asked(TINY), Runs(tmp_path_factory.mktemp("runs")))
     return replace(done, rows=tuple(map(_with_errors, done.rows)))
 
 

@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments.conftest import stopped
+from experiments.conftest import asked, stopped
 from pathspace.experiments.engine import run
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.run import RunConfig, factor
-from pathspace.experiments.settings import settings_from
 from pathspace.experiments.tasks.task import Task
 
 Config = Callable[..., RunConfig]
@@ -48,7 +47,7 @@ def test_an_unknown_schedule_is_refused() -> None:
     with pytest.raises(
         ConfigurationError, match="Unknown schedule 'linear' in the setting 'schedule'"
     ):
-        settings_from(("a test", {"schedule": "linear"}))
+        asked({"schedule": "linear"})
 
 
 def test_sgd_takes_the_steps_that_the_schedule_says(tiny_config: Config, tiny_task: Task) -> None:

@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from experiments.conftest import asked
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.layers import parse_settings, plain_values
 from pathspace.experiments.methods import METHODS
@@ -45,20 +46,17 @@ def test_rates_are_chosen_by_no_longer_runs_than_a_command_asks_for() -> None:
 
 
 def test_settings_survive_json() -> None:
-    settings = settings_from(("a test", {"task": "adding", "learning_rates": [0.1, 1]}))
+    settings = asked({"task": "adding", "learning_rates": [0.1, 1]})
     assert settings_from(("config.json", plain_values(settings))) == settings
 
 
 def test_methods_bring_their_own_models_along() -> None:
-    settings = settings_from(
-        (
-            "a test",
-            {
-                "methods": ["sgd", "irnn-sgd", "lstm-adam"],
-                "starts": ["default"],
-                "model_options": {"hidden": 7, "start": "identity-recurrent"},
-            },
-        )
+    settings = asked(
+        {
+            "methods": ["sgd", "irnn-sgd", "lstm-adam"],
+            "starts": ["default"],
+            "model_options": {"hidden": 7, "start": "identity-recurrent"},
+        }
     )
     models = [
         settings.run_config(name, "default", 0.1, 0, evaluate_test=False)
@@ -105,14 +103,14 @@ def test_what_a_command_says_of_one_method_leaves_what_a_recipe_says_of_it_and_o
 def test_grids_of_methods_that_do_not_run_may_have_any_number_of_rates() -> None:
     own = {"path-sgd-published": [1e-9, 1e-8], "adam": [0.1, 0.2, 0.3]}
     options = {"methods": ["sgd", "adam"], "learning_rates": [0.1, 0.2, 0.3], "method_rates": own}
-    settings = settings_from(("a test", options))
+    settings = asked(options)
     assert settings.rates_of("adam") == (0.1, 0.2, 0.3)
     says = (
         r"has a grid of 2 for 'path-sgd-published', and learning_rates one of 3: give as many, such as "
         r"`--set 'method_rates.path-sgd-published=\[1e-09, 1e-08, ...\]'`, or leave the method out by --methods.$"
     )
     with pytest.raises(ConfigurationError, match=says):
-        settings_from(("a test", {**options, "methods": ["sgd", "path-sgd-published"]}))
+        asked({**options, "methods": ["sgd", "path-sgd-published"]})
 
 
 def test_what_a_grid_of_its_own_is_refused_with_can_be_typed() -> None:
@@ -261,7 +259,7 @@ def test_the_paper_s_lstm_on_characters_has_half_the_units(size: str) -> None:
 )
 def test_impossible_settings_are_refused_by_name(change: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
-        settings_from(("a test", change))
+        asked(change)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import pathspace
+from experiments.conftest import asked
 from pathspace.experiments.compare import compare
 from pathspace.experiments.engine import initial_state, run
 from pathspace.experiments.errors import ConfigurationError
@@ -65,19 +66,16 @@ def test_models_without_a_skeleton_are_refused() -> None:
     with pytest.raises(
         ConfigurationError, match="'transformer' has no skeleton: it multiplies activations"
     ):
-        settings_from(
-            (
-                "a test",
-                {
-                    "task": "characters",
-                    "model": "transformer",
-                    "methods": ["sgd"],
-                    "starts": ["skeleton-ones"],
-                },
-            )
+        asked(
+            {
+                "task": "characters",
+                "model": "transformer",
+                "methods": ["sgd"],
+                "starts": ["skeleton-ones"],
+            }
         )
     with pytest.raises(ConfigurationError, match="whose units cannot be rescaled"):
-        settings_from(("a test", {"methods": ["lstm-adam"], "starts": ["skeleton-ones"]}))
+        asked({"methods": ["lstm-adam"], "starts": ["skeleton-ones"]})
 
 
 def test_tables_do_not_call_it_the_same_function(

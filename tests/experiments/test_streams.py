@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from experiments.conftest import stopped
+from experiments.conftest import asked, stopped
 from pathspace.experiments.engine import contiguous_order, run
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.models import build_model
 from pathspace.experiments.run import RunConfig
-from pathspace.experiments.settings import Settings, settings_from
+from pathspace.experiments.settings import Settings
 from pathspace.experiments.tasks import build_task
 from pathspace.experiments.tasks.task import Task, prediction, windows
 
@@ -34,21 +34,18 @@ def task() -> Task:
 
 
 def settings(**changes: Any) -> Settings:
-    return settings_from(
-        (
-            "a test",
-            {
-                "task": "words",
-                "task_options": {"stream": True},
-                "model": "language-model",
-                "model_options": OPTIONS,
-                "epochs": 2,
-                "batch_size": STREAMS,
-                "momentum": 0.0,
-                "clip_norm": 0.0,
-                **changes,
-            },
-        )
+    return asked(
+        {
+            "task": "words",
+            "task_options": {"stream": True},
+            "model": "language-model",
+            "model_options": OPTIONS,
+            "epochs": 2,
+            "batch_size": STREAMS,
+            "momentum": 0.0,
+            "clip_norm": 0.0,
+            **changes,
+        }
     )
 
 

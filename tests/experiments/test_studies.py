@@ -14,7 +14,7 @@ import torch
 
 import pathspace
 from command_line import call
-from experiments.conftest import TINY, write_sections
+from experiments.conftest import TINY, asked, write_sections
 from pathspace.experiments import execution, methods, studies
 from pathspace.experiments.compare import Comparison, compare
 from pathspace.experiments.context import EngineContext
@@ -65,18 +65,18 @@ ARRANGED: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def timed(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
-    return compare(settings_from(("a test", TIMED)), Runs(tmp_path_factory.mktemp("runs")))
+    return compare(asked(TIMED), Runs(tmp_path_factory.mktemp("runs")))
 
 
 @pytest.fixture
 def of_words(tiny_corpora: Path, tmp_path: Path) -> Comparison:
     runs = Runs(tmp_path / "runs", data_dir=tiny_corpora)
-    return compare(settings_from(("a test", OF_WORDS)), runs)
+    return compare(asked(OF_WORDS), runs)
 
 
 @pytest.fixture(scope="module")
 def arranged(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
-    return compare(settings_from(("a test", ARRANGED)), Runs(tmp_path_factory.mktemp("runs")))
+    return compare(asked(ARRANGED), Runs(tmp_path_factory.mktemp("runs")))
 
 
 def studied(
@@ -195,7 +195,7 @@ def test_quartiles_leave_as_many_rounds_on_either_side(
 def test_recurrent_layers_are_those_of_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: bool
 ) -> None:
-    settings = settings_from(("a test", {**TIMED, "methods": ["sgd"], "plain_rnn": plain}))
+    settings = asked({**TIMED, "methods": ["sgd"], "plain_rnn": plain})
     comparison = compare(settings, Runs(tmp_path / "runs"))
     layers, build = [], methods.METHODS["sgd"].build
 
