@@ -11,7 +11,7 @@ from rich.console import Console
 
 from pathspace.experiments.execution import StoredCell
 from pathspace.experiments.layers import laid_over
-from pathspace.experiments.recipes import ENGINES, load_recipe
+from pathspace.experiments.recipes import ENGINES, NEEDED, load_recipe
 from pathspace.experiments.run import RunConfig
 from pathspace.experiments.runner import Runs
 from pathspace.experiments.terminal import Monitor, Part, Shown, Written, pass_on
@@ -96,7 +96,7 @@ TABLES = {
 def test_every_table_tells_how_far_each_cell_is(name: str, tmp_path: Path) -> None:
     recipe = load_recipe(name)
     engine = import_module(ENGINES[recipe.engine])
-    for package in engine.NEEDS:
+    for package in NEEDED.get(recipe.engine, ()):
         pytest.importorskip(package)
     protocol = laid_over(engine.Protocol, [("a test", TABLES[name])])
     heard = Heard()

@@ -1,12 +1,11 @@
 """Run `pathspace compare`, `train` and `reproduce`: the runs or cells, a recipe's study, and the report.
 
 A table that is no comparison of optimizers has cells that do not depend on one another, each kept
-in a file of its own. The module of such an engine has `Protocol`, how its table is made, and
-`NEEDS`, packages; a function `fill(protocol, do, folder)`, which returns what `do(kind, cells,
-compute)` computes, in one call or several; and `sections_of(protocol, results, published)`, which
-returns the sections of the report and its numbers for `results.json`. `do` takes the arguments of
-`StoredCell`, computes all cells that have no file yet, the first ones first, and returns the
-results in their order.
+in a file of its own. The module of such an engine has `Protocol`, how its table is made; a
+function `fill(protocol, do, folder)`, which returns what `do(kind, cells, compute)` computes, in
+one call or several; and `sections_of(protocol, results, published)`, which returns the sections of
+the report and its numbers for `results.json`. `do` takes the arguments of `StoredCell`, computes
+all cells that have no file yet, the first ones first, and returns the results in their order.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from pathspace.experiments.context import Context, chosen_device, is_own
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.layers import LARGEST, Layer, laid_over, plain_values
 from pathspace.experiments.methods import check_start, method
-from pathspace.experiments.recipes import ENGINES, Recipe, load_published, load_recipe
+from pathspace.experiments.recipes import ENGINES, NEEDED, Recipe, load_published, load_recipe
 from pathspace.experiments.report import Report, Section, print_report, write_report
 from pathspace.experiments.report.comparison import comparison_report, parts_report
 from pathspace.experiments.runner import Job, versions
@@ -250,7 +249,7 @@ def reproduce_table(recipe: Recipe, size: str, options: Layer, context: Context)
         KeyboardInterrupt: The user stopped; the same command continues.
     """
     engine = import_module(ENGINES[recipe.engine])
-    for name in engine.NEEDS:
+    for name in NEEDED.get(recipe.engine, ()):
         if find_spec(name) is None:
             raise ConfigurationError(
                 f"The package {name!r} is missing: {install('experiments', 'sequences')}."

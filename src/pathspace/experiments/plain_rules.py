@@ -32,6 +32,7 @@ class SGD(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._prepare()
         for group in self.param_groups:
             lr, momentum = group["lr"], group["momentum"]
             for p in group["params"]:
@@ -47,6 +48,9 @@ class SGD(Optimizer):
                     p.mul_(1 - lr * group["weight_decay"])
                 p.add_(direction, alpha=-lr)
         return loss
+
+    def _prepare(self) -> None:
+        """Change gradients before a step is taken by them."""
 
 
 LEAST_DAMPING = 0.01
@@ -92,13 +96,7 @@ class NaturalGradient(SGD):
 
         model.register_forward_pre_hook(look)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Take one step; the closure, if there is one, computes the loss."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def _prepare(self) -> None:
         name_of = self.network.names_by_id
         gradients = {
             name_of[id(p)]: p.grad
@@ -119,8 +117,6 @@ class NaturalGradient(SGD):
         for name in gradients:
             p = self.network.parameters[name]
             p.grad = (natural[name] * factor).to(p)
-        super().step()
-        return loss
 
     def _factor(self, gradients: dict[str, Tensor], natural: dict[str, Tensor]) -> float:
         if self.clip_norm is None:

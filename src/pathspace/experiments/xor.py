@@ -59,10 +59,6 @@ def _spelled(seeds: Any) -> Any:
     return tuple(range(FIRST_SEED, FIRST_SEED + seeds)) if type(seeds) is int else seeds
 
 
-NEEDS = ("numba",)
-"""Packages that no other recipe needs."""
-
-
 @dataclass(frozen=True, config=CONFIG)
 class Protocol:
     """The settings of the table.

@@ -24,7 +24,6 @@ from pathspace.experiments.long_memory.training import (
     Setting,
     compute,
 )
-from pathspace.experiments.long_memory.training import NEEDS as NEEDS
 from pathspace.experiments.recipes import Published
 from pathspace.experiments.report import (
     NOTHING,

@@ -179,10 +179,6 @@ PROBLEMS = {
 }
 
 
-NEEDS = ()
-"""Packages that no other recipe needs."""
-
-
 @validated(frozen=True, config=CONFIG)
 class Protocol:
     """The settings of the table.

@@ -52,6 +52,8 @@ ENGINES = {
     "symbols": "pathspace.experiments.symbols",
     "xor": "pathspace.experiments.xor",
 }
+NEEDED = {"symbols": ("numba", "hmmlearn"), "xor": ("numba",)}
+"""By engine the packages that no other recipe needs."""
 INDENT = 4  # columns, in the list of recipes
 HEAD = "Costs in core-hours, as measured here or as steps times a measured step, the largest by their ratio to others."
 

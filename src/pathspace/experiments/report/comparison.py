@@ -22,22 +22,8 @@ from pathspace.experiments.report import (
     published_section,
     titled_table,
 )
-from pathspace.experiments.report.claim import (
-    claim_sentences,
-    claim_table,
-    draw_claim,
-    paired_difference,
-)
 from pathspace.experiments.report.curves import draw_curves
-from pathspace.experiments.report.statistics import (
-    BEST,
-    DIVERGED,
-    LEVEL_WITH,
-    WORSE,
-    Interval,
-    interval_label,
-    rank,
-)
+from pathspace.experiments.report.statistics import Interval, Rank, interval_label, rank
 from pathspace.experiments.report.table import build_table, digits_of, error_interval, error_label
 from pathspace.experiments.run import RunResult
 from pathspace.experiments.storage import finite
@@ -47,10 +33,10 @@ RUN = ("method", "start", "learning_rate", "weight_decay", "seed")
 CELLS_OF_A_RUN = (
     "purpose", "test_error", "validation_error", "validation_loss", "diverged_at", "steps", "seconds", "step_seconds",
 )  # fmt: skip
-STANDINGS = {
-    LEVEL_WITH: "not told apart from it (the 95 % intervals overlap)",
-    WORSE: "worse (the intervals lie apart)",
-    DIVERGED: "diverged",
+STANDINGS: dict[Rank, str] = {
+    "level": "not told apart from it (the 95 % intervals overlap)",
+    "worse": "worse (the intervals lie apart)",
+    "diverged": "diverged",
 }
 Verdict = Literal["confirmed", "refuted", "not decided"]
 SHARE = 0.25
@@ -78,8 +64,10 @@ def comparison_report(
         )
     ]
     if claims:
-        figure = Figure(CLAIM, partial(draw_claim, [comparison]))
-        won = Section("Against the best baseline", claim_table(comparison), "claim.csv", figure)
+        figure = Figure(CLAIM, partial(claim.draw_claim, [comparison]))
+        won = Section(
+            "Against the best baseline", claim.claim_table(comparison), "claim.csv", figure
+        )
         sections.insert(0, won)
     if compared := pairs_of(comparison, published):
         table = pairs_table(comparison, compared)
@@ -95,8 +83,8 @@ def parts_report(
     parts: Mapping[str, Comparison], *, title: str, configuration: Mapping[str, Any]
 ) -> Report:
     """Return the report that brings comparisons with baselines together, with one figure; each has its own report."""
-    sections = [Section(name, claim_table(part)) for name, part in parts.items()]
-    figure = Figure(CLAIM, partial(draw_claim, list(parts.values())))
+    sections = [Section(name, claim.claim_table(part)) for name, part in parts.items()]
+    figure = Figure(CLAIM, partial(claim.draw_claim, list(parts.values())))
     sections[0] = replace(sections[0], figure=figure)
     found = [f"{name}: {sentence}" for name, part in parts.items() for sentence in conclusion(part)]
     return Report(title, sections, configuration, None, found)
@@ -115,7 +103,7 @@ def conclusion(comparison: Comparison) -> tuple[str, ...]:
     """
     sentences = _same_curves(comparison)
     if claims_something(comparison):
-        return (*sentences, *claim_sentences(comparison))
+        return (*sentences, *claim.claim_sentences(comparison))
     errors = [_errors(comparison, start) for start in comparison.settings.starts]
     return (*sentences, *filter(None, errors))
 
@@ -145,9 +133,9 @@ def _errors(comparison: Comparison, start: str) -> str:
     if len(rows) < 2:
         return ""
     standings = rank([error_interval(row) for row in rows])
-    if BEST not in standings:
+    if "best" not in standings:
         return f"From the {start} start every method has a run that diverged."
-    best = rows[standings.index(BEST)]
+    best = rows[standings.index("best")]
     error = error_label(comparison, best)
     parts = [
         f"From the {start} start {METHODS[best.method].label} has the least mean test error, {error}"
@@ -155,7 +143,7 @@ def _errors(comparison: Comparison, start: str) -> str:
     is_single = comparison.settings.seeds == 1
     for standing, words in STANDINGS.items():
         names = [row.method for row, own in zip(rows, standings, strict=True) if own == standing]
-        if names and not (is_single and standing == LEVEL_WITH):
+        if names and not (is_single and standing == "level"):
             parts.append(f"{words}: {_names(names)}")
     if is_single:
         parts.append("a single seed has no interval, so the others are not told apart from it")
@@ -295,7 +283,7 @@ def pairs_of(comparison: Comparison, published: Published | None) -> list[Pair]:
         printed = [Decimal(number.words) for number in numbers if number is not None]
         theirs = printed[0] - printed[1] if len(printed) == 2 else None
         first, second = (rows[name] for name in pair)
-        ours = paired_difference(first, second)
+        ours = claim.paired_difference(first, second)
         found.append(Pair(first, second, ours, theirs, _pair_verdict(ours, theirs, long=long)))
     return found
 

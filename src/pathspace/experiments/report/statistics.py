@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from pathspace.experiments.report import NOTHING, number_label
 from pathspace.experiments.storage import finite
 
 LEVEL = 0.05
 """How often an interval misses the true mean, and a table of tests errs, where nothing differs."""
-BEST, LEVEL_WITH, WORSE, DIVERGED = "best", "level", "worse", "diverged"
+Rank = Literal["best", "level", "worse", "diverged"]
 
 
 @dataclass(frozen=True)
@@ -102,24 +103,24 @@ def holm(values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def rank(intervals: Sequence[Interval | None]) -> list[str]:
+def rank(intervals: Sequence[Interval | None]) -> list[Rank]:
     """Say how means of errors stand: where intervals overlap, nothing is better or worse.
 
     Args:
         intervals: Of methods from one start; None where a run diverged.
 
     Returns:
-        For each `BEST` (the least mean), `LEVEL_WITH` it (the intervals overlap), `WORSE` (its
-        interval lies wholly above that of the best), or `DIVERGED`.
+        For each `"best"` (the least mean), `"level"` with it (the intervals overlap), `"worse"` (its
+        interval lies wholly above that of the best), or `"diverged"`.
     """
     there = [interval for interval in intervals if interval is not None]
     least = min(there, key=lambda interval: interval.mean, default=None)
-    found = []
+    found: list[Rank] = []
     for interval in intervals:
         if interval is None or least is None:
-            found.append(DIVERGED)
+            found.append("diverged")
         elif interval is least:
-            found.append(BEST)
+            found.append("best")
         else:
-            found.append(WORSE if interval.low > least.high else LEVEL_WITH)
+            found.append("worse" if interval.low > least.high else "level")
     return found

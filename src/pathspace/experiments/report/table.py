@@ -10,15 +10,7 @@ from pathspace.experiments.compare import Comparison, Row
 from pathspace.experiments.methods import METHODS, SKELETON_ONES, are_one_function
 from pathspace.experiments.recipes import Published
 from pathspace.experiments.report import NOTHING, Table, number_label, titled_table
-from pathspace.experiments.report.statistics import (
-    BEST,
-    DIVERGED,
-    LEVEL_WITH,
-    WORSE,
-    Interval,
-    rank,
-    t_interval,
-)
+from pathspace.experiments.report.statistics import Interval, rank, t_interval
 from pathspace.experiments.settings import Settings
 
 # Per cents of some thousand sequences have two decimals; squared errors may be of any size.
@@ -70,10 +62,10 @@ def _marks(comparison: Comparison) -> list[dict[str, str]]:
     for start in comparison.settings.starts:
         here = [place for place, row in enumerate(comparison.rows) if row.start == start]
         standings = rank([error_interval(comparison.rows[place]) for place in here])
-        if {WORSE, DIVERGED}.isdisjoint(standings):
+        if {"worse", "diverged"}.isdisjoint(standings):
             continue  # nothing is shown to be good or bad
         for place, standing in zip(here, standings, strict=True):
-            good = standing in (BEST, LEVEL_WITH)
+            good = standing in ("best", "level")
             marks[place][f"test {comparison.metric}"] = "good" if good else "bad"
     return marks
 

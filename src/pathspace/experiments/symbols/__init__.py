@@ -37,7 +37,6 @@ from pathspace.experiments.symbols.cells import (
     shown,
     texts,
 )
-from pathspace.experiments.symbols.cells import NEEDS as NEEDS
 from pathspace.experiments.symbols.cells import fill as fill
 
 if TYPE_CHECKING:

@@ -86,10 +86,6 @@ class Merged(TypedDict):
     prior_transition: NotRequired[NotNegative]
 
 
-NEEDS = ("numba", "hmmlearn")
-"""Packages that no other recipe needs."""
-
-
 @validated(frozen=True, config=CONFIG)
 class Protocol:
     """The settings of the table.

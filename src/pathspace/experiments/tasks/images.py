@@ -239,9 +239,8 @@ class DataSet:
 
     Attributes:
         title: What errors call it.
-        folder: A folder within the data folder, for the NumPy archives.
-        archives: Patterns of archives with `images` (N, 3, 32, 32) and `labels` (N,), by part; the
-            first one found.
+        folder: A folder within the data folder, for NumPy archives with `images` (N, 3, 32, 32) and
+            `labels` (N,); their names begin with its name and the part.
         binary: A folder within the data folder, for the original files.
         records: The original files, by part.
         labels: Bytes in front of each image; the last one is its class.
@@ -250,7 +249,6 @@ class DataSet:
 
     title: str
     folder: str
-    archives: dict[str, str]
     binary: str
     records: dict[str, tuple[str, ...]]
     labels: int
@@ -261,7 +259,6 @@ CIFAR = {
     "cifar10": DataSet(
         "CIFAR-10",
         "cifar10",
-        {"train": "cifar10_train*.npz", "test": "cifar10_test*.npz"},
         "cifar-10-batches-bin",
         {"train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "test": ("test_batch.bin",)},
         labels=1,
@@ -270,7 +267,6 @@ CIFAR = {
     "cifar100": DataSet(
         "CIFAR-100",
         "cifar100",
-        {"train": "cifar100_train*.npz", "test": "cifar100_test*.npz"},
         "cifar-100-binary",
         {"train": ("train.bin",), "test": ("test.bin",)},
         labels=2,
@@ -347,19 +343,18 @@ def _load_cifar(name: str, part: str, data_dir: Path | None) -> tuple[Tensor, Te
     """Read the part `"train"` or `"test"` of CIFAR: images, uint8 (N, 3, 32, 32), and classes, int64 (N,)."""
     known = CIFAR[name]
     folder = data_folder(data_dir)
+    archive = f"{known.folder}_{part}*.npz"
     if folder is not None:
-        archives = sorted((folder / known.folder).glob(known.archives[part]))
+        archives = sorted((folder / known.folder).glob(archive))
         if archives:
             return _archive(archives[0], known)
         records = [folder / known.binary / file for file in known.records[part]]
         if all(path.exists() for path in records):
-            parts = [_records(path, known) for path in records]
-            return torch.cat([images for images, _ in parts]), torch.cat(
-                [labels for _, labels in parts]
-            )
+            images, labels = zip(*(_records(path, known) for path in records), strict=True)
+            return torch.cat(images), torch.cat(labels)
     looked = "no data folder was given" if folder is None else f"{str(folder)!r} holds none of it"
     raise ConfigurationError(
-        f"{known.title} was not found: {looked}. Put {known.archives[part]} (arrays 'images' and 'labels') into a "
+        f"{known.title} was not found: {looked}. Put {archive} (arrays 'images' and 'labels') into a "
         f"folder {known.folder!r}, or the files of the binary version into a folder {known.binary!r}, and give their "
         "parent by --data-dir or PATHSPACE_DATA."
     )
@@ -387,12 +382,9 @@ def _archive(path: Path, known: DataSet) -> tuple[Tensor, Tensor]:
 def _array(content: bytes) -> np.ndarray:
     """Return the array in an .npy file, after its shape was compared to the bytes that there are."""
     file = io.BytesIO(content)
-    version = np.lib.format.read_magic(file)
-    read = (
-        np.lib.format.read_array_header_1_0
-        if version == (1, 0)
-        else np.lib.format.read_array_header_2_0
-    )
+    read = np.lib.format.read_array_header_2_0
+    if np.lib.format.read_magic(file) == (1, 0):
+        read = np.lib.format.read_array_header_1_0
     shape, _, dtype = read(file)
     if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(content) - file.tell():
         raise ValueError(f"its header promises {shape} of {dtype}")
