@@ -220,9 +220,7 @@ def _say_what_is_taken_over(output: Path, *, finished: bool) -> None:
 
 def _settle(asked: Command, output: Path, context: Context, *, given: bool) -> tuple[Command, bool]:
     """Decide what to do and whether earlier results are taken over, those of a finished command too."""
-    # a report alone is left where somebody has deleted its runs
-    reported = is_own(output) and (output / PAGE).exists()
-    if context.fresh or not (context.resume or reported or is_begun(output)):
+    if context.fresh or not (context.resume or _holds_results(output)):
         return asked, False
     stored = read(output, asked)
     if context.resume and not given and asked.is_own(stored):
@@ -307,6 +305,11 @@ def is_begun(output: Path) -> bool:
 def unfinished(output: Path) -> bool:
     """Say whether a command has done something in `output` and has not written its report."""
     return is_begun(output) and not (output / PAGE).exists()
+
+
+def _holds_results(output: Path) -> bool:
+    """Say whether a folder of ours holds results, or a report alone, whose runs somebody has deleted."""
+    return is_begun(output) or (is_own(output) and (output / PAGE).exists())
 
 
 def is_same(output: Path, asked: Request) -> bool:

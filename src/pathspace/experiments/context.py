@@ -197,10 +197,16 @@ def taken(
                     raise
                 continue
             # the faster one may be done already, and what it wrote stays
-            is_free = named or _is_empty(folder)
-            if is_free or (not wanted.fresh and is_own(folder) and goes_on(folder)):
+            if named or _is_free(folder, wanted, goes_on):
                 yield folder
                 return
+
+
+def _is_free(folder: Path, wanted: Context, goes_on: Callable[[Path], bool]) -> bool:
+    """Return whether a command may write to a folder that was not asked for by its name."""
+    if _is_empty(folder):
+        return True
+    return not wanted.fresh and is_own(folder) and goes_on(folder)
 
 
 def _choose(wanted: Context, default: Path, goes_on: Callable[[Path], bool]) -> Path:

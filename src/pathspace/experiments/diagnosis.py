@@ -134,9 +134,7 @@ def summarize(
     multipliers = None if without_basis else _multipliers(network, skeleton, on_a_path)
     # a few times as many derivatives as weights are enough, and quick
     enough = min(count, -(-3 * graph.num_edges * count // max(1, derivatives)))
-    some = examples
-    if isinstance(examples, Tensor) and network.call.batch_dim is not None:
-        some = examples.narrow(network.call.batch_dim, 0, enough)
+    some = _first(network, examples, enough)
     used = _count(network, some)
     derivatives = derivatives * used // count
     small = derivatives * graph.num_edges <= LARGEST_JACOBIAN // 4
@@ -200,6 +198,14 @@ def _count(network: Network, examples: Any) -> int:
     batch = network.call.batch_dim
     first = next(t for t in pytree.tree_leaves(examples) if isinstance(t, Tensor))
     return 1 if batch is None else first.shape[batch]
+
+
+def _first(network: Network, examples: Any, count: int) -> Any:
+    """Return so many examples of a batch; all where they are no single tensor."""
+    batch = network.call.batch_dim
+    if batch is None or not isinstance(examples, Tensor):
+        return examples
+    return examples.narrow(batch, 0, count)
 
 
 def _multipliers(

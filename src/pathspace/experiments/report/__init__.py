@@ -361,7 +361,7 @@ def _rich_table(table: Table, room: int) -> RichTable:
     for row in table.rows:
         if grouped and row.begins_method and row is not table.rows[0]:
             text.add_section()
-        first, *others = (_coloured(cell, row.marks.get(k)) for k, cell in enumerate(row.cells))
+        first, *others = _coloured(row)
         text.add_row(first if row.begins_method else "", *others)
     least = [_least_width(table, index) for index in range(len(table.columns))]
     whole = sum(least) + 2 * len(least) + 1  # a blank on either side of each, and the edge
@@ -372,8 +372,11 @@ def _rich_table(table: Table, room: int) -> RichTable:
     return text
 
 
-def _coloured(cell: str, mark: str | None) -> str:
-    return f"[{COLOURS[mark]}]{escape(cell)}[/]" if mark else escape(cell)
+def _coloured(row: TableRow) -> list[str]:
+    cells = [escape(cell) for cell in row.cells]
+    for place, mark in row.marks.items():
+        cells[place] = f"[{COLOURS[mark]}]{cells[place]}[/]"
+    return cells
 
 
 def _wraps(index: int, title: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from decimal import Decimal
 from functools import partial
@@ -270,15 +270,7 @@ def pairs_of(comparison: Comparison, published: Published | None) -> list[Pair]:
     found = []
     epochs = published.protocol(settings).epochs
     long = epochs is not None and settings.epochs >= SHARE * epochs
-    # a rule as printed is the paper's, too
-    pairs = [
-        (name, second)
-        for first, second in published.pairs
-        for name in (first, f"{first}{AS_PRINTED}")
-    ]
-    for pair in pairs:
-        if not set(pair) <= rows.keys():
-            continue
+    for pair in _that_ran(published.pairs, rows.keys()):
         numbers = [published.result(settings, name) for name in pair]
         printed = [Decimal(number.words) for number in numbers if number is not None]
         theirs = printed[0] - printed[1] if len(printed) == 2 else None
@@ -286,6 +278,16 @@ def pairs_of(comparison: Comparison, published: Published | None) -> list[Pair]:
         ours = claim.paired_difference(first, second)
         found.append(Pair(first, second, ours, theirs, _pair_verdict(ours, theirs, long=long)))
     return found
+
+
+def _that_ran(
+    pairs: Sequence[tuple[str, str]], methods: Collection[str]
+) -> Iterator[tuple[str, str]]:
+    """Go through pairs of methods that ran; a rule as printed is the paper's, too."""
+    for first, second in pairs:
+        for name in (first, f"{first}{AS_PRINTED}"):
+            if name in methods and second in methods:
+                yield name, second
 
 
 def _pair_verdict(ours: Interval | None, theirs: Decimal | None, *, long: bool) -> Verdict | None:

@@ -191,7 +191,8 @@ def draw_losses(axis: Axes, runs: Sequence[RunResult], **style: Any) -> None:
     axis.plot(steps, middle, **style)
     colour = style["color"]
     if len(runs) > 1 and len(steps):
-        least, greatest = np.nanmin(curves, axis=0), np.nanmax(curves, axis=0)
+        least = np.nanmin(curves, axis=0)
+        greatest = np.nanmax(curves, axis=0)
         axis.fill_between(steps, least, greatest, color=colour, alpha=0.15)
     for run in runs:
         if run.diverged_at is not None and run.losses:

@@ -64,8 +64,7 @@ def build_table(protocol: Protocol, scores: Sequence[Score], published: Publishe
         group, variant = ("baseline", row) if row in BASELINES else row.split(", ")
         draws = [[chosen[row, text, k] for k in range(protocol.seeds)] for text in protocol.texts]
         seconds = sum(score.seconds for score in scores if score.cell.row == row)
-        taken = [sorted({score.cell.size for score in some}) for some in draws]
-        sizes = "/".join(",".join(str(size or NOTHING) for size in some) for some in taken)
+        sizes = "/".join(map(_sizes, draws))
         rows.append((group, variant, *map(_regret, draws), sizes, f"{seconds:.0f}"))
     broken = any(BROKEN in cell for row in rows for cell in row)
     if published is not None:
@@ -80,6 +79,12 @@ def _regret(draws: Sequence[Score]) -> str:
     bits = [score.test for score in draws]
     broken = BROKEN * any(score.broke_off for score in draws)
     return number_label(mean(bits), ",.1f", stdev(bits) if len(bits) > 1 else None) + broken
+
+
+def _sizes(draws: Sequence[Score]) -> str:
+    """Return the sizes that were chosen."""
+    taken = sorted({score.cell.size for score in draws})
+    return ",".join(str(size or NOTHING) for size in taken)
 
 
 def _published_rows(protocol: Protocol, published: Published) -> list[tuple[str, ...]]:
@@ -196,12 +201,16 @@ def samples(protocol: Protocol, scores: Sequence[Score]) -> tuple[tuple[str, str
     found = []
     for text in protocol.texts:
         found.append((f"{text}: the generator", shown(texts(text, protocol)[2])))
-        here = [score for score in chosen if score.cell.text == text]
-        single = [score for score in here if score.cell.row != MERGED]
-        merged = [score for score in here if score.cell.row == MERGED]
-        for score in [*sorted(single, key=lambda score: score.validation)[:1], *merged]:
+        for score in _preferred([score for score in chosen if score.cell.text == text]):
             found.append((f"{text}: {score.cell.row}, {score.cell.size} units", score.sample))
     return tuple(found)
+
+
+def _preferred(scores: Sequence[Score]) -> list[Score]:
+    """Return the network that the validation text prefers, and the merged ones."""
+    single = [score for score in scores if score.cell.row != MERGED]
+    merged = [score for score in scores if score.cell.row == MERGED]
+    return [*sorted(single, key=lambda score: score.validation)[:1], *merged]
 
 
 def sections_of(
