@@ -34,7 +34,7 @@ def task_option() -> Any:
 
 def argument(help: str, default: Any = None, **more: Any) -> Any:
     """Return a field of a dataclass that is an argument of the command line."""
-    return field(default=default, metadata={"kind": typer.Argument, "help": help, **more})
+    return field(default=default, metadata={"given": typer.Argument(help=help, **more)})
 
 
 def _print_methods(wanted: bool) -> None:
@@ -80,7 +80,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """Return the command with the fields of its dataclasses as parameters of their own, for typer to read.
 
     Each parameter of the command is a dataclass, and stands for one parameter for each field, with
-    its name, type and default. Without names of its own an option is `--` and that of the field.
+    its name, type and default.
     """
     signature = inspect.signature(command, eval_str=True)
     groups = [parameter.annotation for parameter in signature.parameters.values()]
@@ -88,11 +88,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     for group in groups:
         types = get_type_hints(group)
         for each in fields(group):
-            declared = dict(each.metadata)
-            kind = declared.pop("kind")
-            names = declared.pop("names", ()) or (f"--{each.name.replace('_', '-')}",)
-            given = kind(*names, **declared) if kind is typer.Option else kind(**declared)
-            hint = Annotated[types[each.name], given]
+            hint = Annotated[types[each.name], each.metadata["given"]]
             flat.append(Parameter(each.name, _BY_NAME, default=each.default, annotation=hint))
 
     def flattened(**values: Any) -> None:

@@ -45,7 +45,9 @@ class CompareOptions:
     )
     task: str | None = task_option()
     quick: bool = option(
-        "A first table in half a minute: one seed, three rates, few passes.", default=False
+        "A first table in half a minute: one seed, three rates, few passes.",
+        "--quick",
+        default=False,
     )
 
 

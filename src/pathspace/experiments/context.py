@@ -36,9 +36,7 @@ DEVICES = ("cpu", "cuda", "auto")
 
 def option(help: str, *names: str, default: Any = None, **more: Any) -> Any:
     """Return a field of a dataclass that the command line has as an option, by its own name or by these."""
-    return field(
-        default=default, metadata={"kind": typer.Option, "names": names, "help": help, **more}
-    )
+    return field(default=default, metadata={"given": typer.Option(*names, help=help, **more)})
 
 
 def json_option() -> Any:
@@ -74,9 +72,10 @@ class Context:
     )
     resume: bool = option(
         "Continue the stopped command of the --output folder; default the last folder.",
+        "--resume",
         default=False,
     )
-    fresh: bool = option("Start over, whatever the folder holds.", default=False)
+    fresh: bool = option("Start over, whatever the folder holds.", "--fresh", default=False)
     as_json: bool = json_option()
     quiet: bool = quiet_option()
 
