@@ -400,6 +400,12 @@ class Beside(Interpreter):
             if slot is not None:
                 self.leaves_as(slot, self.own(tensor))
 
+    def rename_slots(self, slots: Mapping[int, int], network: Network) -> None:
+        """Go over to the slots of another network, by those that they are here."""
+        self.network = network
+        nodes = self.seen.nodes.items()
+        self.seen.nodes = {(slots.get(slot, slot), *inside): t for (slot, *inside), t in nodes}
+
     def check_nodes(self) -> None:
         """Refuse a pass that did not show all nodes, or showed a weight in the place of one."""
         filled = self.network.tape.filled

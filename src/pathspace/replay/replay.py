@@ -401,45 +401,68 @@ def captured(batch: Batch, of: Callable[[Beside], Found]) -> Found:
 def _capture(batch: Batch) -> Beside:
     """Trace the network's model once more, with an example of the batch beside it."""
     network = batch.network
-    made = list[Beside]()
     assert network.call.again is not None
     expect_evaluation_form(network.model)
-    beside = batch.example()
-
-    def interpreter(recorder: Recorder) -> Beside:
-        made.append(Beside(recorder, network, beside, WAYS))
-        return made[-1]
-
     try:
         with _random_kept(batch.leaves), uncompiled():
             example = batch.given.without_data()
             evaluated = network.call.again.in_evaluation_form(network, example)
             if evaluated is not None:
                 _check_same_names(network, evaluated)
-            other = network.call.again.with_data(network, interpreter, example)
+            beside, other = _captured_beside(batch, network)
+            slots = _slots_of(network, other)
+            if any(ours != theirs for theirs, ours in slots.items()):
+                beside, _ = _captured_beside(batch, other)
+                beside.rename_slots(slots, network)
     except (RuntimeError, TypeError, IndexError) as error:
         if why := misfit(network, batch.given.call):
             raise ValueError(f"{why} ({error})") from error
         raise
     except (UntraceableError, MixedExamples, WrongBatchDimension) as error:
         raise UnmatchedForwardError(f"{_ANOTHER_WAY} ({error})") from error
-    _check_same(network, other)
-    made[-1].check_nodes()
-    return made[-1]
+    beside.check_nodes()
+    return beside
 
 
-def _check_same(network: Network, other: Network) -> None:
-    """Refuse a pass that does other operations than the traced one."""
+def _captured_beside(batch: Batch, like: Network) -> tuple[Beside, Network]:
+    """Capture a pass on an example in the slots of a network; return it, and the network that it is of."""
+    made = list[Beside]()
+    own = batch.example()
+
+    def interpreter(recorder: Recorder) -> Beside:
+        made.append(Beside(recorder, like, own, WAYS))
+        return made[-1]
+
+    again = batch.network.call.again
+    assert again is not None
+    other = again.with_data(batch.network, interpreter, batch.given.without_data())
+    return made[-1], other
+
+
+def _slots_of(network: Network, other: Network) -> dict[int, int]:
+    """Return the slots of a network by those of a pass that does the same operations.
+
+    They are others if the pass makes more or less of its inputs, such as of a mask that masks
+    nothing.
+
+    Raises:
+        UnmatchedForwardError: the pass does other operations.
+    """
     _check_same_names(network, other)
+    slots: dict[int, int] = {}
     for traced, now in zip(network.program.operations, other.program.operations, strict=True):
         count_now, count_traced = (len(o.shapes) - 1 + len(o.results) for o in (now, traced))
-        if count_now != count_traced or now.results != traced.results:
+        masked = now.name == _MAY_BE_MASKED and abs(count_now - count_traced) == 1
+        if (count_now != count_traced and not masked) or len(now.results) != len(traced.results):
             raise UnmatchedForwardError(
                 f"'{now.name}' in '{now.module}' takes and returns {count_now} tensors, and {count_traced} when it was "
                 "traced: the number of steps must be the traced one; trace the model with such an input"
             )
-    if network.program.outputs != other.program.outputs:
+        slots.update(zip(now.results, traced.results, strict=True))
+    outputs = [None if slot is None else slots.get(slot, slot) for slot in other.program.outputs]
+    if list(network.program.outputs) != outputs:
         raise UnmatchedForwardError(f"{_ANOTHER_WAY}: it returns other tensors")
+    return slots
 
 
 def _check_same_names(network: Network, other: Network) -> None:
@@ -453,6 +476,7 @@ def _check_same_names(network: Network, other: Network) -> None:
             )
 
 
+_MAY_BE_MASKED = "scaled_dot_product_attention"
 _ANOTHER_WAY = "the model's code takes another way than when it was traced"
 
 

@@ -999,6 +999,34 @@ def test_paths_are_those_of_a_function_whatever_it_detaches(where, alpha):
         assert_close(measure(found[0]), measure(found[1]), rtol=1e-12, atol=0)
 
 
+class MaskedAttention(nn.Module):
+    """Attention that makes no mask of one that masks nothing, if it asks."""
+
+    def __init__(self, *, asks):
+        super().__init__()
+        self.qkv, self.out, self.asks = nn.Linear(4, 12), nn.Linear(4, 2), asks
+        self.double()
+
+    def forward(self, x, mask):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        if self.asks and mask.all():
+            return self.out(nn.functional.scaled_dot_product_attention(q, k, v))
+        added = torch.zeros(mask.shape, dtype=x.dtype).masked_fill(~mask, -1e4)
+        return self.out(nn.functional.scaled_dot_product_attention(q, k, v, added[:, None]))
+
+
+def test_a_mask_may_be_asked_whether_it_masks_anything():
+    asking, plain = MaskedAttention(asks=True), MaskedAttention(asks=False)
+    plain.load_state_dict(asking.state_dict())
+    x = torch.randn(3, 5, 4, dtype=torch.double)
+    some = torch.rand(3, 5) > 0.4
+    some[:, 0] = True
+    networks = [ps.trace(model, (x, some)) for model in (asking, plain)]
+    for mask in (some, torch.ones_like(some), some):
+        found, expected = (ps.paths.data_dependent_kappa(n, (x, mask), alpha=0.5) for n in networks)
+        assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.parametrize("alpha", [0.5, 1.0])
 def test_autocast_rounds_nothing(alpha):
     case = BY_NAME["rnn"]
