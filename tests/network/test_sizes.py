@@ -67,7 +67,8 @@ def moved(model, network, sizes, channels=3):
 
 
 @pytest.mark.sample(7)
-@pytest.mark.parametrize("size", [(2, 2), (2, 4), (4, 4), (6, 6)])
+# images of 128 are halved, smaller ones are enlarged
+@pytest.mark.parametrize("size", [(2, 2), (2, 4), (4, 4), (6, 6), (128, 128)])
 @pytest.mark.parametrize("name", MIXED)
 def test_what_mixes_channels_and_positions_has_classes_of_all_sizes(name, size):
     model = Mixed(MIXED[name])
@@ -83,6 +84,20 @@ def test_what_keeps_channels_apart_loses_nothing(name):
     network = ps.trace(model, torch.randn(2, 3, 4, 4, **DOUBLE))
     assert network.num_classes == classes
     assert moved(model, network, [(4, 4), (2, 6), (8, 8)]) == 0
+
+
+def test_a_large_image_is_enlarged_where_its_half_is_refused():
+    """Thirds of a side of 129 are whole, halves are not."""
+
+    class Thirds(Mixed):
+        def forward(self, x):
+            if x.shape[2] % 3:
+                raise ValueError("the image has no thirds")
+            return super().forward(x)
+
+    model = Thirds(MIXED["positions as channels"])
+    network = ps.trace(model, torch.zeros(1, 3, 129, 129, **DOUBLE))
+    assert network.num_classes == 1
 
 
 def test_a_model_of_one_size_keeps_the_classes_of_that_size():

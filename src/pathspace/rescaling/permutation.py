@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.eager import uncompiled
 from pathspace.network.trace.drawn import EvaluationForm
 from pathspace.network.trace.shadow import evaluation_form_of
-from pathspace.network.trace.tracer import of_other_sizes
+from pathspace.network.trace.tracer import with_other_sizes
 from pathspace.rescaling.axes import Axis, Dim, fix, places_of, resolved
 from pathspace.rescaling.axis_rules import AxisReader
 from pathspace.squared.precision import wide_copy
@@ -140,14 +140,13 @@ def groups_of(network: Network) -> list[Group]:
         groups = trial.those_that_hold(groups)
     if not any(group.axis.root.divided for group in groups):
         return groups
+
+    def trial_of(example: Any) -> _Trial:
+        return _Trial(network, reading.model, values, _drawn(example))
+
     # a reshape of units and positions may fit by chance
-    for other in of_other_sizes(network.call.arguments, network.call.batch_dim):
-        trial = None
-        # most models take inputs of their own size only, and say so in their own ways
-        with suppress(Exception):
-            trial = _Trial(network, reading.model, values, _drawn(other))
-        if trial is not None:
-            groups = trial.those_that_hold(groups)
+    for trial in with_other_sizes(trial_of, network.call.arguments, network.call.batch_dim):
+        groups = trial.those_that_hold(groups)
     return groups
 
 

@@ -7,11 +7,11 @@ import random
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -378,13 +378,11 @@ class _Plan:
     def _depends_on_sizes(self, network: Network) -> bool:
         """Return whether one example of another size that the model takes has other unit classes."""
         batch_dim = network.call.batch_dim
-        for example in of_other_sizes(self.example_input, batch_dim):
-            other = None
-            # most models take inputs of their own size only, and say so in their own ways
-            with suppress(Exception):
-                other = replace(self, example_input=example).of_one(batch_dim)
-            if other is None:
-                continue
+
+        def traced(example: Any) -> Network:
+            return replace(self, example_input=example).of_one(batch_dim)
+
+        for other in with_other_sizes(traced, self.example_input, batch_dim):
             try:
                 _check_edges(network, other)
             except MixedExamples:
@@ -603,21 +601,49 @@ def _shared_names(model: nn.Module) -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
-def of_other_sizes(example_input: Any, batch_dim: int | None) -> Iterator[Any]:
-    """Return example inputs that are three times as large in one dimension each, and in the last two of them."""
+Result = TypeVar("Result")
+_LARGE = 128
+
+
+def with_other_sizes(
+    function: Callable[[Any], Result], example_input: Any, batch_dim: int | None
+) -> Iterator[Result]:
+    """Yield what a function makes of examples of other sizes in one dimension each, and in the last two of them.
+
+    They are three times as large. Where all of these dimensions are large, half the size is tried
+    first, which costs less. Sizes with which the function fails are passed over: most models take
+    inputs of their own size only, and say so in their own ways.
+    """
     first = next(t for t in pytree.tree_leaves(example_input) if isinstance(t, Tensor))
     single = [(d,) for d in range(first.dim()) if d != batch_dim]
     both = [(first.dim() - 2, first.dim() - 1)] if len(single) > 2 else []
     for dims in (*both, *single):
+        factors = [0.5, 3] if all(first.shape[d] >= _LARGE for d in dims) else [3]
+        examples = [_resized(example_input, first.shape, dims, factor) for factor in factors]
+        result = _first_result(function, examples)
+        if result is not None:
+            yield result
 
-        def larger(t: Tensor, dims: tuple[int, ...] = dims) -> Tensor:
-            grows = [
-                d in dims and d < first.dim() and n == first.shape[d] for d, n in enumerate(t.shape)
-            ]
-            shape = [3 * n if grow else n for n, grow in zip(t.shape, grows, strict=True)]
-            return torch.empty(shape, dtype=t.dtype, device="meta")
 
-        yield pytree.tree_map_only(Tensor, larger, example_input)
+def _first_result(function: Callable[[Any], Result], examples: Iterable[Any]) -> Result | None:
+    """Return what a function makes of the first example with which it does not fail; None if it does with all."""
+    for example in examples:
+        with suppress(Exception):
+            return function(example)
+    return None
+
+
+def _resized(example_input: Any, shape: torch.Size, dims: Sequence[int], factor: float) -> Any:
+    """Return an example without values whose tensors have some dimensions of the first tensor in another size."""
+
+    def resized(t: Tensor) -> Tensor:
+        sizes = [
+            int(factor * n) if d in dims and d < len(shape) and n == shape[d] else n
+            for d, n in enumerate(t.shape)
+        ]
+        return torch.empty(sizes, dtype=t.dtype, device="meta")
+
+    return pytree.tree_map_only(Tensor, resized, example_input)
 
 
 def _check_steps(one: _Pass, several: _Pass) -> None:
