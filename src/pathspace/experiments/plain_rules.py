@@ -34,7 +34,8 @@ class SGD(Optimizer):
                 loss = closure()
         self._prepare()
         for group in self.param_groups:
-            lr, momentum = group["lr"], group["momentum"]
+            lr = group["lr"]
+            momentum = group["momentum"]
             for p in group["params"]:
                 if p.grad is None:
                     continue

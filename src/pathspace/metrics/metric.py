@@ -645,19 +645,15 @@ class Metric:
             self.state[name]["exponent"] = self._exponent(name)
         values = {name: kappa.values[name] for name in names}
         shifts = {name: self._shifts(name) for name in names}
-        on_gpu = {
-            name: value
-            for name, value in values.items()
-            if isinstance(value, Tensor) and recording.is_launched(value)
-        }
-        if len(on_gpu) == len(values) and len({value.device for value in on_gpu.values()}) == 1:
-            decisions = (
-                tuple(self.state[name]["zeros"] for name in values),
-                tuple(self._exponent(name) for name in values),
-            )
-            gauges = tuple(self.gauge(name) for name in values)
-            return self._finish.finish(self._finished, on_gpu, shifts, decisions, gauges)
-        return self._finished(values, shifts)
+        on_gpu = _on_one_gpu(values)
+        if on_gpu is None:
+            return self._finished(values, shifts)
+        decisions = (
+            tuple(self.state[name]["zeros"] for name in names),
+            tuple(self._exponent(name) for name in names),
+        )
+        gauges = tuple(self.gauge(name) for name in names)
+        return self._finish.finish(self._finished, on_gpu, shifts, decisions, gauges)
 
     def _finished(
         self, values: Mapping[str, Tensor | Outer], shifts: Mapping[str, Sequence[Shift]]
@@ -671,10 +667,10 @@ class Metric:
         powers: dict[str, Tensor] = {}
         for name, value in values.items():
             shift = shifts[name][0]
-            is_plain = not self._blocks(name) and not (self.damping and shift.is_empty)
+            is_plain = self._is_plain(name, shift)
             if is_plain and isinstance(value, Tensor):
                 together[name] = value
-            elif is_plain and isinstance(value, Outer) and self.damping and self.power == 1:
+            elif is_plain and isinstance(value, Outer) and self._damps_first_power:
                 k = _FACTORS[self._forms[name]]
                 factor = self._power_of(name).factor_of_outer(value, shift, k)
                 in_one_pass[name] = self._shaped(name, factor)
@@ -687,6 +683,15 @@ class Metric:
             if self.state[name]["zeros"]:
                 power.masked_fill_(power.isinf(), 0)
         return self._as_factors(powers) | in_one_pass
+
+    def _is_plain(self, name: str, shift: Shift) -> bool:
+        """Return whether a parameter is one block, whose kappa' is not all zero where it is damped."""
+        return not self._blocks(name) and not (self.damping and shift.is_empty)
+
+    @property
+    def _damps_first_power(self) -> bool:
+        """True if kappa' is damped and taken to the power 1."""
+        return bool(self.damping) and self.power == 1
 
     def _power_of(self, name: str) -> Power:
         """Return the power that kappa' of a parameter is raised to."""
@@ -743,6 +748,17 @@ class Metric:
 
     def _warn_of_unreached(self, kappa: RangeReport) -> None:
         """Tell of gradients where kappa is zero because the trace knows no path; values of your own may be zero."""
+
+
+def _on_one_gpu(values: Mapping[str, Tensor | Outer]) -> dict[str, Tensor] | None:
+    """Return the values if all are tensors on one GPU; None otherwise."""
+    tensors = {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, Tensor) and recording.is_launched(value)
+    }
+    devices = {value.device for value in tensors.values()}
+    return tensors if len(tensors) == len(values) and len(devices) == 1 else None
 
 
 def _of_all(numbers: list[Any]) -> Any:

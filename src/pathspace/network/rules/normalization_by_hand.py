@@ -175,8 +175,7 @@ def _next_step(
     statistic: Statistic, name: str, args: Sequence[Any], kwargs: Any
 ) -> Statistic | None:
     """Return the statistic after one more operation on it; None if that is no step to a divisor."""
-    is_bounded = name in _SUMS and _is_constant(args)
-    if name in movement.CASTS or is_bounded or _bounds_from_below(name, args, kwargs):
+    if _keeps_statistic(name, args, kwargs):
         return statistic
     if name in _MEANS and not statistic.over and statistic.power == 2:
         over = _kept_dimensions(statistic.of, args, kwargs, place=1)
@@ -186,6 +185,12 @@ def _next_step(
     if power is None or not statistic.over:
         return None
     return replace(statistic, power=statistic.power * power)
+
+
+def _keeps_statistic(name: str, args: Sequence[Any], kwargs: Any) -> bool:
+    """Return whether an operation casts a statistic, or keeps it away from zero by a summand or a bound."""
+    adds_constant = name in _SUMS and _is_constant(args)
+    return name in movement.CASTS or adds_constant or _bounds_from_below(name, args, kwargs)
 
 
 def _power(name: str, args: Sequence[Any], kwargs: Any) -> float | None:

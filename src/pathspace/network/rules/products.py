@@ -84,19 +84,32 @@ def _by_value(recorder: Recorder, operands: tuple[Any, Any], a: Value, b: Value)
         recorder.no_rule(*OF_PARAMETERS)
     if "buffer" in kinds:
         buffer, other = _ordered(a, b, first="buffer")
-        combine = torch.div if "div" in recorder.name else torch.mul
-        labels = other.labels.expand(torch.broadcast_shapes(a.shape, b.shape))
-        kind = "parameter" if other.kind == "parameter" else None
-        return finish(recorder, combine, operands, (other, buffer), labels, kind=kind)
+        return _by_buffer(recorder, operands, other, buffer)
     if "parameter" in kinds:
         weight, other = _ordered(a, b, first="parameter")
         return learned_scale(recorder, operands, other, weight)
     if "input" in kinds:
         factor, activation = _ordered(a, b, first="input")
         return _by_input(recorder, operands, activation, factor)
-    computed_gain = a.batch is None or b.batch is None
-    scales = computed_gain or _has_scale(recorder, a) or _has_scale(recorder, b)
-    if recorder.strict or not scales:
+    return _of_activations(recorder, operands, a, b)
+
+
+def _by_buffer(
+    recorder: Recorder, operands: tuple[Any, Any], value: Value, buffer: Value
+) -> Tensor:
+    """Trace a product with a buffer, or a quotient by one: a fixed weight."""
+    combine = torch.div if "div" in recorder.name else torch.mul
+    labels = value.labels.expand(torch.broadcast_shapes(value.shape, buffer.shape))
+    kind = "parameter" if value.kind == "parameter" else None
+    return finish(recorder, combine, operands, (value, buffer), labels, kind=kind)
+
+
+def _of_activations(recorder: Recorder, operands: tuple[Any, Any], a: Value, b: Value) -> Tensor:
+    """Trace a product of two activations, one of which may be a gain that is computed from parameters."""
+    # what is computed from parameters alone is the same for all examples
+    has_gain = a.batch is None or b.batch is None
+    has_scale = _has_scale(recorder, a) or _has_scale(recorder, b)
+    if recorder.strict or not (has_gain or has_scale):
         recorder.no_rule(GATED)
     labels = recorder.scales.product(a.labels, b.labels, recorder.where())
     return finish(recorder, torch.mul, operands, (a, b), labels, form="product")

@@ -48,18 +48,24 @@ class SharedConstants:
         self._owners: dict[int, Tensor] = {}  # by the id of another tensor there
 
     def note(self, views: Views, *, writes: bool) -> None:
-        """Remember what a function of constants returned; if it writes, that is what it wrote into."""
-        given = {id(t) for t in tensors_in(views.args, views.kwargs)}
+        """Remember what a function of constants returned, if that lies in the memory of others.
+
+        Args:
+            views: the call.
+            writes: whether the function wrote into its first argument, and returned that.
+        """
         in_memory = [t for t in views.made if t._is_view() or views.name in _ALIASES]
-        if not in_memory or (not writes and any(id(t) in given for t in views.made)):
+        if not in_memory:
             return
         first = in_memory[0]
         owner = self.owner(first if first._is_view() else views.args[0])
         known = self._views.setdefault(id(owner), [])
-        if writes:
-            return
-        known.append(views)
-        self._owners.update((id(t), owner) for t in in_memory)
+        # a function such as contiguous() may return its argument, which is known already
+        given = {id(t) for t in tensors_in(views.args, views.kwargs)}
+        is_new = not writes and all(id(t) not in given for t in views.made)
+        if is_new:
+            known.append(views)
+            self._owners.update((id(t), owner) for t in in_memory)
 
     def owner(self, constant: Tensor) -> Tensor:
         """Return the constant that owns the memory of a constant."""

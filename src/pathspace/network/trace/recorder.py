@@ -498,15 +498,20 @@ class Recorder:
         before = self.lookup(target)
         try:
             result = self.as_inputs(func, args, kwargs, batch)
-            if isinstance(target, Tensor) and isinstance(result, Tensor) and result is not target:
-                return self.write(target, result)  # into a constant, which has values of its own
-            if before is not None and isinstance(target, Tensor):
-                self._note_write(target, before)
-            return result
+            return self._written(target, before, result) if isinstance(target, Tensor) else result
         except (NotImplementedError, TypeError) as error:
             if not says_meta(error) and "__format__" not in str(error):
                 raise  # the model's own
             return self.refuse(INPUTS_READ, OF_INPUTS, operation=short_name(func))
+
+    def _written(self, target: Tensor, before: Value | None, result: Any) -> Any:
+        """Note that a function of inputs wrote into its first argument, and return the function's result."""
+        # into a constant, which has values of its own
+        if isinstance(result, Tensor) and result is not target:
+            return self.write(target, result)
+        if before is not None:
+            self._note_write(target, before)
+        return result
 
     def as_inputs(
         self,
