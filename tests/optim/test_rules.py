@@ -115,6 +115,18 @@ def test_rules_resume_exactly(rule):
     assert_close(list(model.parameters()), list(other.parameters()), rtol=0, atol=0)
 
 
+def assert_trains_as(rule, torchs, **options):
+    """Train copies of a network by both rules; both move all parameters, and by the same."""
+    model, inputs = network()
+    one, other = (
+        trained(model, inputs, lambda m, kind=kind: kind(m.parameters(), 0.01, **options))
+        for kind in (rule, torchs)
+    )
+    for p, q, start in zip(one, other, model.parameters(), strict=True):
+        assert_close(p, q, rtol=1e-12, atol=1e-12)
+        assert not torch.allclose(p, start)
+
+
 @pytest.mark.parametrize("maximize", [False, True])
 @pytest.mark.parametrize(
     "options",
@@ -130,18 +142,7 @@ def test_rules_resume_exactly(rule):
 )
 @pytest.mark.sample(6)
 def test_rmsprop_is_torchs(options, maximize):
-    model, inputs = network()
-    one, other = (
-        trained(
-            model,
-            inputs,
-            lambda m, kind=kind: kind(m.parameters(), 0.01, maximize=maximize, **options),
-        )
-        for kind in (RMSprop, torch.optim.RMSprop)
-    )
-    for p, q, start in zip(one, other, model.parameters(), strict=True):
-        assert_close(p, q, rtol=1e-12, atol=1e-12)
-        assert not torch.allclose(p, start)
+    assert_trains_as(RMSprop, torch.optim.RMSprop, maximize=maximize, **options)
 
 
 @pytest.mark.parametrize("maximize", [False, True])
@@ -191,18 +192,7 @@ def test_adafactor_is_torchs(options, maximize):
 )
 @pytest.mark.sample(6)
 def test_nadam_is_torchs(options, maximize):
-    model, inputs = network()
-    one, other = (
-        trained(
-            model,
-            inputs,
-            lambda m, kind=kind: kind(m.parameters(), 0.01, maximize=maximize, **options),
-        )
-        for kind in (NAdam, torch.optim.NAdam)
-    )
-    for p, q, start in zip(one, other, model.parameters(), strict=True):
-        assert_close(p, q, rtol=1e-12, atol=1e-12)
-        assert not torch.allclose(p, start)
+    assert_trains_as(NAdam, torch.optim.NAdam, maximize=maximize, **options)
 
 
 def test_nadam_counts_the_steps_of_each_parameter():

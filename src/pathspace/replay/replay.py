@@ -29,6 +29,7 @@ from pathspace.network.errors import (
 )
 from pathspace.network.exported import expect_evaluation_form
 from pathspace.network.network import Network, current_values
+from pathspace.network.program import Operation
 from pathspace.network.trace.functions import PLAIN
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.shadow import evaluation_form_of
@@ -451,9 +452,12 @@ def _slots_of(network: Network, other: Network) -> dict[int, int]:
     _check_same_names(network, other)
     slots: dict[int, int] = {}
     for traced, now in zip(network.program.operations, other.program.operations, strict=True):
-        count_now, count_traced = (len(o.shapes) - 1 + len(o.results) for o in (now, traced))
-        masked = now.name == _MAY_BE_MASKED and abs(count_now - count_traced) == 1
-        if (count_now != count_traced and not masked) or len(now.results) != len(traced.results):
+        count_now = _count_of_tensors(now)
+        count_traced = _count_of_tensors(traced)
+        # a mask may be there or not
+        more = 1 if now.name == _MAY_BE_MASKED else 0
+        takes_others = abs(count_now - count_traced) > more
+        if takes_others or len(now.results) != len(traced.results):
             raise UnmatchedForwardError(
                 f"'{now.name}' in '{now.module}' takes and returns {count_now} tensors, and {count_traced} when it was "
                 "traced: the number of steps must be the traced one; trace the model with such an input"
@@ -463,6 +467,11 @@ def _slots_of(network: Network, other: Network) -> dict[int, int]:
     if list(network.program.outputs) != outputs:
         raise UnmatchedForwardError(f"{_ANOTHER_WAY}: it returns other tensors")
     return slots
+
+
+def _count_of_tensors(operation: Operation) -> int:
+    """Return how many tensors an operation takes and returns; the last of its shapes is that of a result."""
+    return len(operation.shapes) - 1 + len(operation.results)
 
 
 def _check_same_names(network: Network, other: Network) -> None:

@@ -385,9 +385,11 @@ class _Trial:
         return next((groups for groups in others if self._hold_apart(groups)), [])
 
     def _hold_apart(self, groups: Sequence[Group]) -> bool:
-        """Return whether all groups may be shuffled, and groups of one axis without one another.
+        """Return whether groups may be shuffled all at once, and those of one axis without one another.
 
-        Any two of these are told apart by a digit of their binary numbers.
+        Groups of one axis, such as the features of each head, are numbered. For each binary digit
+        those are shuffled alone whose number has it. Any two numbers differ in some digit, so two
+        groups that have to move together are found out.
         """
         numbers = [0 if group.within is None else group.within[1] for group in groups]
         digits = max(numbers, default=0).bit_length()
